@@ -21,7 +21,7 @@ from splitup.graph.manifest import (
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.net.links import Link
-from splitup.protocol.planning.selection import Contest, Index, rank
+from splitup.protocol.planning.selection import CandidatePool, Index, rank
 
 PRICE_MICRO_USDC = 10
 
@@ -128,8 +128,8 @@ NO_TERMS = TaskTerms(task_id=task_id(0), flops=0, weights_bytes=0, input_bytes=0
 def rank_all(seed: str, task: int, role: int, snapshot: Snapshot) -> list[str]:
     """Every node of a snapshot by its clock, for a task that costs nothing."""
     index = snapshot.once(Index)
-    contest = Contest(task, NO_TERMS, np.arange(len(snapshot.entries)))
-    return [snapshot.entries[row].node for row in rank(seed, role, [contest], index)[0]]
+    pool = CandidatePool(task, NO_TERMS, np.arange(len(snapshot.entries)))
+    return [snapshot.entries[row].node for row in rank(seed, role, [pool], index)[0]]
 
 
 def make_request(steps: int = 4) -> Request:

@@ -1,7 +1,7 @@
 """A market of honest and cheating nodes over hundreds of thousands of tasks, seeded.
 
 It uses the protocol's own functions: ``is_sampled`` decides for every task whether it is verified,
-``count_wanted`` how many judges are heard, and ``judge`` every verdict. Judges and money are
+``count_needed`` how many judges are heard, and ``judge`` every verdict. Judges and money are
 computed for all tasks at once, because the real functions take milliseconds each; the tests show on
 samples that ``order_judges`` equals ``rank_validators`` and that ``settle`` equals
 ``compute_settlement``, to the micro-USDC.
@@ -27,7 +27,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     UNPAID,
     Economics,
     Outcome,
-    count_wanted,
+    count_needed,
     find_usable,
     is_disputed,
     is_sampled,
@@ -247,7 +247,7 @@ def judge_pattern(
         for name, answer in zip(names, answers, strict=True)
     ]
     usable = find_usable(commitment, results)
-    if more and len(usable) < count_wanted(commitment, usable):
+    if more and len(usable) < count_needed(commitment, usable):
         return None
     ruling = Ruling(
         task=0, inputs=inputs, outputs=(digest_of(RIGHT),), state=EMPTY_DIGEST, error=""

@@ -12,7 +12,7 @@ import numpy as np
 
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.planning.sampling_clocks import EXECUTOR, compute_weight
-from splitup.protocol.planning.selection import Contest, Index, rank
+from splitup.protocol.planning.selection import CandidatePool, Index, rank
 from splitup.protocol.snapshots.fairness import compute_credits
 from tests.builders import NO_TERMS, make_snapshot
 
@@ -47,8 +47,8 @@ def make_seed(number: int) -> str:
 def count_wins(snapshot: Snapshot, seed: int, draws: int) -> list[int]:
     """Return how often each node is first, in as many tasks of one seed."""
     rows = np.arange(len(snapshot.entries))
-    contests = [Contest(task, NO_TERMS, rows) for task in range(draws)]
-    orders = rank(make_seed(seed), EXECUTOR, contests, snapshot.once(Index), 1)
+    pools = [CandidatePool(task, NO_TERMS, rows) for task in range(draws)]
+    orders = rank(make_seed(seed), EXECUTOR, pools, snapshot.once(Index), 1)
     wins = Counter(order[0] for order in orders)
     return [wins[row] for row in range(len(rows))]
 

@@ -1,4 +1,4 @@
-"""``oracle.toml`` and ``gateway.toml``: what members and gateways are told; secrets by path."""
+"""The settings of members and gateways, ``oracle.toml`` and ``gateway.toml``; secrets by path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Port = Annotated[int, Field(ge=0, le=65_535)]
 class OracleConfig(BaseModel):
     """One committee member. Relative paths are relative to the file.
 
-    Where the others reach this member is on chain (Committee.members), not here.
+    The endpoint at which others reach this member is on chain (Committee.members), not here.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -47,13 +47,13 @@ class GatewayConfig(BaseModel):
 
     rpc_url: RpcUrlField
     deployment: Path
-    s3_endpoint: EndpointField  # as everybody reaches it: it is part of every URL
+    s3_endpoint: EndpointField  # reachable for everybody: it is part of every URL
     bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
     credentials: Path  # 0600 JSON with access_key and secret_key
     listen_host: str = "127.0.0.1"
     listen_port: _Port
-    # as everybody's configuration spells this gateway: requests are signed for it, and a token for
-    # one gateway is worth nothing at another; "" where it is where it listens
+    # this gateway's URL as in everybody's configuration: requests are signed for it, and a gateway
+    # accepts no token for another; "" if it is the URL at which it listens
     public_url: EndpointField | Annotated[str, Field(max_length=0)] = ""
     data_dir: Path  # holds audit.jsonl
     open_models: bool = False  # whether keys that no active node holds may read models

@@ -20,6 +20,7 @@ from splitup.core.errors import BadSignature
 from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, compute_quorum_size
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.member import CommitteeMember
@@ -220,9 +221,9 @@ class Board:
         if life.machine is None:
             return
         for command in life.machine.handle(event, float(self.block)):
-            if isinstance(command, ev.Fault):
+            if isinstance(command, cmd.Fault):
                 self._check_fault(command.peer)
-            if not isinstance(command, ev.PostDealing | ev.PostComplaint | ev.ConfirmGroupKey):
+            if not isinstance(command, cmd.PostDealing | cmd.PostComplaint | cmd.ConfirmGroupKey):
                 continue
             if self._dies(life):
                 return
@@ -230,7 +231,7 @@ class Board:
             if self._dies(life):
                 return
         if life.number in self.scenario.liars and isinstance(event, ev.DealingPosted):
-            lie = ev.PostComplaint(event.dealer, b"{}")
+            lie = cmd.PostComplaint(event.dealer, b"{}")
             self._send(partial(self._complain, life, lie))
 
     def _dies(self, life: Life) -> bool:
@@ -246,9 +247,9 @@ class Board:
         life.up_at = self.block + self.random.randint(1, _DOWN_BLOCKS)
         return True
 
-    def _carry_out(self, life: Life, command: ev.Command) -> None:
+    def _carry_out(self, life: Life, command: cmd.Command) -> None:
         match command:
-            case ev.PostDealing():
+            case cmd.PostDealing():
                 dealing = command.dealing
                 if life.number in self.scenario.liars:
                     assert life.machine is not None
@@ -260,9 +261,9 @@ class Board:
                     if self._said.setdefault(key, dealing) != dealing:
                         raise Broken(f"{life.number} dealt twice")
                 self._send(partial(self._deal, life, dealing, self.target))
-            case ev.PostComplaint():
+            case cmd.PostComplaint():
                 self._send(partial(self._complain, life, command))
-            case ev.ConfirmGroupKey():
+            case cmd.ConfirmGroupKey():
                 life.votes[command.configuration] = command.public_key
                 self._send(partial(self._confirm, life, command.configuration, command.public_key))
 
@@ -306,7 +307,7 @@ class Board:
                 ev.DealingPosted(account, dealing, self.block, self.views[target].configuration)
             )
 
-    def _complain(self, life: Life, command: ev.PostComplaint) -> None:
+    def _complain(self, life: Life, command: cmd.PostComplaint) -> None:
         account = life.identity.address
         if self._is_open() and self._sits(account, self.target):
             number = self.views[self.target].configuration

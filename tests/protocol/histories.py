@@ -25,6 +25,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import Message
 from splitup.messages.plans import Plan, Request
 from splitup.messages.snapshots import Heartbeat, Snapshot
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SIGNED, SNAPSHOT
 from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
@@ -40,7 +41,7 @@ from splitup.protocol.planning import plan_agreement, selection
 from splitup.protocol.settlement import proof_of_sampling
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
-from splitup.protocol.snapshots.snapshot_agreement import compute_snapshot
+from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
 from tests.builders import make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
@@ -52,7 +53,7 @@ MANIFEST = make_chain_manifest(2)
 NODES = tuple(make_identity(2000 + number) for number in range(3))
 CHEAP = CheapScheme()
 TICK_S = 0.5
-_RECORDS = (ev.Persist, ev.Forget)
+_RECORDS = (cmd.Persist, cmd.Forget)
 _VOTES = (SnapshotVote, PlanVote)
 END_S = 300.0  # by then everything that can be decided must be: two turns of the longest back-off
 
@@ -240,7 +241,7 @@ class History:
         if commands:
             self._carry_out(life, commands)
 
-    def _carry_out(self, life: Life, commands: Sequence[ev.Command]) -> None:
+    def _carry_out(self, life: Life, commands: Sequence[cmd.Command]) -> None:
         """As the process does: one transaction, then the sends; and it may die between any two."""
         records = [c for c in commands if isinstance(c, _RECORDS)]
         others = [one for c in commands for one in self._split(life, c)]
@@ -248,7 +249,7 @@ class History:
         if last == -1:
             return self._crash(life, "before persisting")
         for record in records:
-            if isinstance(record, ev.Persist):
+            if isinstance(record, cmd.Persist):
                 life.journal[record.kind, record.key] = dict(record.value)
             else:
                 life.journal.pop((record.kind, record.key), None)
@@ -258,14 +259,14 @@ class History:
             self._crash(life, f"after {last} of {len(others)} sends")
         return None
 
-    def _split(self, life: Life, command: ev.Command) -> list[ev.Command]:
+    def _split(self, life: Life, command: cmd.Command) -> list[cmd.Command]:
         """A broadcast is one send to each member."""
         match command:
-            case ev.Persist() | ev.Forget():
+            case cmd.Persist() | cmd.Forget():
                 return []
-            case ev.Gossip(to=None, message=message):
+            case cmd.Gossip(to=None, message=message):
                 others = [account for account in self.accounts if account != life.account]
-                return [ev.Gossip(account, message) for account in others]
+                return [cmd.Gossip(account, message) for account in others]
         return [command]
 
     def _find_death(self, life: Life, persists: bool, sends: int) -> int | None:
@@ -289,23 +290,23 @@ class History:
         life.crashes += 1
         self.after(self.random.uniform(0.05, 5), partial(self._start, life))
 
-    def _send_out(self, life: Life, command: ev.Command) -> None:
+    def _send_out(self, life: Life, command: cmd.Command) -> None:
         match command:
-            case ev.Gossip():
+            case cmd.Gossip():
                 assert command.to is not None
                 self._gossip(life, command.to, command.message)
-            case ev.PushPlan():
+            case cmd.PushPlan():
                 execution_id = command.certificate.plan.request.execution_id
                 self.after(0.01, partial(self.feed, life, ev.PlanPushed(execution_id, ())))
-            case ev.SubmitSnapshot() | ev.SubmitPlan():
+            case cmd.SubmitSnapshot() | cmd.SubmitPlan():
                 self._pending.append(partial(self._execute, command))
-            case ev.SubmitEvidence():
+            case cmd.SubmitEvidence():
                 self.checker.note_accused(command.evidence.first.member)
                 self.accused.add(command.evidence.first.member)
                 self.note(f"{life.place} has evidence")
-            case ev.FetchSnapshot():
+            case cmd.FetchSnapshot():
                 self.after(0.02, partial(self._fetch, life, command.root))
-            case ev.Log() | ev.Fault():
+            case cmd.Log() | cmd.Fault():
                 self.note(f"{life.place}: {command.message}")
 
     # ---- messages ---------------------------------------------------------------------------
@@ -476,7 +477,7 @@ class History:
                 case ev.PlanAccepted():
                     del self.plans[event.execution_id]
             for life in self.lives:
-                self.feed(life, ev.RequestReverted(event))  # type: ignore[arg-type]
+                self.feed(life, ev.EventReverted(event))  # type: ignore[arg-type]
         for mined in dropped:
             if isinstance(mined.event, ev.RequestSeen):
                 self.moved.add(mined.event.request.execution_id)
@@ -492,7 +493,7 @@ class History:
             return
         self._emit(ev.RequestSeen(make_request(number, self.block, self._sequence, self._root)))
 
-    def _execute(self, command: ev.SubmitSnapshot | ev.SubmitPlan) -> None:
+    def _execute(self, command: cmd.SubmitSnapshot | cmd.SubmitPlan) -> None:
         signers = [
             self.scheme.recover_signer(
                 self.view.domain,
@@ -501,7 +502,7 @@ class History:
             )
             for i in range(0, len(command.signatures), SIGNATURE_BYTES)
         ]
-        if isinstance(command, ev.SubmitSnapshot):
+        if isinstance(command, cmd.SubmitSnapshot):
             if command.sequence != self._sequence + 1:
                 return
             self.checker.note_quorum(f"snapshot {command.sequence}", signers, self.accounts)
@@ -570,9 +571,9 @@ def make_request(number: int, block: int, sequence: int, root: str) -> Request:
     )
 
 
-def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan, scheme: Scheme) -> bytes:
+def _get_struct_hash(command: cmd.SubmitSnapshot | cmd.SubmitPlan, scheme: Scheme) -> bytes:
     unsigned = {"member": CLIENT, "signature": "0x" + "00" * 65}
-    if isinstance(command, ev.SubmitPlan):
+    if isinstance(command, cmd.SubmitPlan):
         return compute_vote_hash(
             PlanVote(
                 execution_id=command.execution_id,

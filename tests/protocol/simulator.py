@@ -41,6 +41,7 @@ from splitup.messages.verification import (
     VerificationOrder,
     VerificationResult,
 )
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import (
     CommitteeView,
@@ -53,7 +54,7 @@ from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import sign_takeover
-from splitup.protocol.planning.signed_requests import OPENING, sign_request
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
 from tests.builders import address, make_chain_manifest
@@ -184,7 +185,7 @@ class Simulation:
         self.nodes = [Node(make_identity(2000 + i)) for i in range(nodes)]
         self.by_node = {node.address: node for node in self.nodes}
         self.down: set[str] = set()
-        self.faults: list[ev.Fault] = []
+        self.faults: list[cmd.Fault] = []
         self.logs: list[str] = []
         self.evidence: list[Equivocation] = []
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
@@ -253,7 +254,9 @@ class Simulation:
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
             signed_requests=[
-                SignedRequest.from_value(v) for (kind, _), v in journal.items() if kind == OPENING
+                SignedRequest.from_value(v)
+                for (kind, _), v in journal.items()
+                if kind == SIGNED_REQUEST
             ],
             snapshots=[
                 Snapshot.from_value(v) for (kind, _), v in journal.items() if kind == "snapshot"
@@ -277,7 +280,7 @@ class Simulation:
             commands = self.members[account].handle(event, self.now)
         except PeerFault as error:
             sender = event.sender if isinstance(event, ev.GossipReceived) else error.peer
-            self.faults.append(ev.Fault(sender, str(error)))
+            self.faults.append(cmd.Fault(sender, str(error)))
             return
         except Unavailable:
             return
@@ -291,9 +294,9 @@ class Simulation:
         if certificate is not None:
             self.certificates.setdefault(execution_id, {})[account] = certificate
 
-    def _carry_out(self, account: str, command: ev.Command) -> None:
+    def _carry_out(self, account: str, command: cmd.Command) -> None:
         match command:
-            case ev.Gossip():
+            case cmd.Gossip():
                 others = [a for a in self.members if a != account]
                 message = command.message
                 if isinstance(message, DrawPartial):
@@ -304,34 +307,34 @@ class Simulation:
                 for to in [command.to] if command.to else others:
                     event = ev.GossipReceived(account, message)
                     self._send(partial(self.feed, to, event))
-            case ev.Persist():
+            case cmd.Persist():
                 self.journals[account][command.kind, command.key] = dict(command.value)
-            case ev.Forget():
+            case cmd.Forget():
                 self.journals[account].pop((command.kind, command.key), None)
-            case ev.PushPlan():
+            case cmd.PushPlan():
                 self._push(account, command)
-            case ev.PushVerification():
+            case cmd.PushVerification():
                 self._order(command)
-            case ev.RecomputeTask():
+            case cmd.RecomputeTask():
                 self.after(0.2, partial(self._recompute, account, command))
             case (
-                ev.SubmitSnapshot()
-                | ev.SubmitPlan()
-                | ev.SubmitCommitments()
-                | ev.SubmitSettlement()
+                cmd.SubmitSnapshot()
+                | cmd.SubmitPlan()
+                | cmd.SubmitCommitments()
+                | cmd.SubmitSettlement()
             ):
                 self._pending.append(partial(self._execute, command))
-            case ev.FetchSnapshot():
+            case cmd.FetchSnapshot():
                 self.after(0.01, partial(self._fetch_snapshot, account, command.root))
-            case ev.AnnouncePlan():
+            case cmd.AnnouncePlan():
                 self._note_certificate(account, command.execution_id)
-            case ev.Fault():
+            case cmd.Fault():
                 self.faults.append(command)
-            case ev.Log():
+            case cmd.Log():
                 self.logs.append(command.message)
-            case ev.SubmitEvidence():
+            case cmd.SubmitEvidence():
                 self.evidence.append(command.evidence)
-            case ev.FetchManifest():
+            case cmd.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
     def _send(self, deliver: Callable[[], None]) -> bool:
@@ -379,11 +382,11 @@ class Simulation:
         for account in self.members:
             self.after(0.002, partial(self.feed, account, event))
 
-    def _execute(self, command: ev.Command) -> None:
+    def _execute(self, command: cmd.Command) -> None:
         accounts = [member.account for member in self.view.members]
         domain = self.view.domain
         match command:
-            case ev.SubmitSnapshot():
+            case cmd.SubmitSnapshot():
                 struct = quorum.snapshot_struct_hash(
                     1, command.sequence, command.epoch, command.root
                 )
@@ -394,7 +397,7 @@ class Simulation:
                 self.chain.sequence, self.chain.root = command.sequence, command.root
                 self.chain.snapshots.append(command.root)
                 self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
-            case ev.SubmitPlan():
+            case cmd.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id,
                     command.plan_root,
@@ -415,7 +418,7 @@ class Simulation:
                     self.emit(ev.RequestSeen(command.request.model_copy(update=block)))
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
-            case ev.SubmitCommitments():
+            case cmd.SubmitCommitments():
                 execution_id = command.execution_id
                 exposures_hash = quorum.hash_exposures(command.exposures)
                 struct = quorum.commitments_struct_hash(execution_id, command.root, exposures_hash)
@@ -432,7 +435,7 @@ class Simulation:
                 self.chain.agreed[execution_id] = command.root
                 self.chain.covered.add(execution_id)
                 self.emit(ev.ExecutionCommitted(execution_id, command.root, f"0x{self.block:064x}"))
-            case ev.SubmitSettlement():
+            case cmd.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
                 struct = quorum.settlement_struct_hash(command.execution_id, digest)
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
@@ -559,7 +562,7 @@ class Simulation:
         else:
             self._send(partial(self._hear, account, node, beat, again=True))
 
-    def _push(self, account: str, command: ev.PushPlan) -> None:
+    def _push(self, account: str, command: cmd.PushPlan) -> None:
         """Post the plan to its nodes; a request or an answer that is lost ends in a timeout."""
         certificate, network = command.certificate, self.network
         execution_id = certificate.plan.request.execution_id
@@ -793,7 +796,7 @@ class Simulation:
 
         ask()
 
-    def _recompute(self, account: str, command: ev.RecomputeTask) -> None:
+    def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
         order = command.order
         execution_id, task = order.draw.execution_id, order.task
         self.recomputed[execution_id, task] += 1
@@ -820,7 +823,7 @@ class Simulation:
             )
         self.feed(account, ev.TaskRecomputed(execution_id, ruling))
 
-    def _order(self, command: ev.PushVerification) -> None:
+    def _order(self, command: cmd.PushVerification) -> None:
         self.ordered.append((command.order.draw.execution_id, command.node))
         self._send(partial(self._verify, self.by_node[command.node], command.order))
 

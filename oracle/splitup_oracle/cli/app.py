@@ -1,8 +1,8 @@
 """``splitup-oracle``: a committee member, or the storage gateway.
 
 Exit codes: 0 after a clean stop (SIGTERM, SIGINT), 1 when the chain, the store or a peer failed,
-2 when a flag, a file or a key is wrong; one sentence on stderr says what, and the way out. Logs go
-to stderr, one line each.
+2 when a flag, a file or a key is wrong. One sentence on stderr states the error and the remedy.
+Logs go to stderr, one line each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path,
     typer.Option(
-        "--config", metavar="FILE", help="TOML file; 'run' and 'gateway' list what is in it."
+        "--config",
+        metavar="FILE",
+        help="TOML file; the help of 'run' and 'gateway' lists its settings.",
     ),
 ]
 
@@ -51,8 +53,8 @@ ConfigOption = Annotated[
 def run(config: ConfigOption = Path("oracle.toml")) -> None:
     """Serve as a committee member until SIGTERM or Ctrl-C.
 
-    In the file: rpc_url, deployment (file with the contracts' addresses), keystore,
-    passphrase_file, data_dir, listen_port, gateway_urls; and, unless the default will do,
+    Required settings: rpc_url, deployment (file with the contracts' addresses), keystore,
+    passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
     listen_host (127.0.0.1), confirmations (0 blocks), allow_loopback (false).
     """
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
@@ -62,30 +64,31 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
 def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     """Serve as the storage gateway until SIGTERM or Ctrl-C.
 
-    In the file: rpc_url, deployment (file with the contracts' addresses), s3_endpoint, bucket,
-    credentials (JSON with access_key and secret_key), listen_port, data_dir; and, unless the
-    default will do, listen_host (127.0.0.1), public_url (where it listens), open_models (false),
-    open_uploads (false), upload_deposit_micro_usdc, upload_bytes_per_day.
+    Required settings: rpc_url, deployment (file with the contracts' addresses), s3_endpoint,
+    bucket, credentials (JSON with access_key and secret_key), listen_port, data_dir. Optional
+    settings with their defaults: listen_host (127.0.0.1), public_url (where it listens),
+    open_models (false), open_uploads (false), upload_deposit_micro_usdc, upload_bytes_per_day.
     """
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
-@app.command(short_help="Show this member's bond, add to it, or take it back.")
+@app.command(short_help="Show this member's bond, add to it, or withdraw it.")
 def bond(
     config: ConfigOption = Path("oracle.toml"),
     amount: Annotated[
         str,
-        typer.Option("--amount", metavar="USDC", help="USDC to add out of the member's wallet."),
+        typer.Option("--amount", metavar="USDC", help="USDC to add from the member's wallet."),
     ] = "0",
     release: Annotated[
         bool,
-        typer.Option("--release", help="Ask for it back; when the wait is over, take it back."),
+        typer.Option("--release", help="Request the bond back; after the wait, withdraw it."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the bond that answers for what this member signs; add to it or take it back.
+    """Show this member's bond, which is slashed if it signs two different things; change it.
 
-    A former member asks first and takes it after the wait; a member's bond stays.
+    Only a former member can withdraw its bond: it requests that first, and withdraws after a
+    waiting time.
     """
 
     async def act(_stop: asyncio.Event) -> None:

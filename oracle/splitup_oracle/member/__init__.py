@@ -1,1 +1,1 @@
-"""A committee member as a process: the protocol's machine, fed and obeyed."""
+"""A committee member as a process: the shell around the protocol's state machine."""

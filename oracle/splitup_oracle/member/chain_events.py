@@ -1,4 +1,4 @@
-"""The contracts' events in the machines' words."""
+"""Translates events of the contracts into events of the protocol's machines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from splitup.chain.event_stream import ChainEvent
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import CommitteeMember
 from splitup.protocol.committee.events import (
+    BoardFact,
     ComplaintPosted,
     CompletionCommitted,
     ConfigurationSeen,
@@ -19,12 +20,13 @@ from splitup.protocol.committee.events import (
     NodeRecord,
     PlanAccepted,
     RequestSeen,
+    RevertibleEvent,
     SnapshotAccepted,
 )
 
 
 def make_request(event: ChainEvent, deployment: Deployment) -> Request:
-    """Return an execution as its event RequestNodeSelections states it."""
+    """Return the request that an event RequestNodeSelections states."""
     args = event.args
     return Request(
         chain_id=deployment.chain_id,
@@ -44,21 +46,12 @@ def make_request(event: ChainEvent, deployment: Deployment) -> Request:
     )
 
 
-ChainFact = (
-    RequestSeen
-    | PlanAccepted
-    | CompletionCommitted
-    | ExecutionCommitted
-    | SnapshotAccepted
-    | ExecutionEnded
-)
-BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted
+def make_event(
+    event: ChainEvent, deployment: Deployment, configuration: int
+) -> RevertibleEvent | None:
+    """Return the machines' form of an event, None for events that they do not use.
 
-
-def make_event(event: ChainEvent, deployment: Deployment, configuration: int) -> ChainFact | None:
-    """Return what the machines should know of an event, or None.
-
-    ``configuration`` is the committee's at the event's place on the chain.
+    ``configuration`` is the committee's at the event's position on the chain.
     """
     args = event.args
     match event.name:
@@ -85,7 +78,7 @@ def make_event(event: ChainEvent, deployment: Deployment, configuration: int) ->
 
 
 def make_board_event(event: ChainEvent) -> BoardFact | None:
-    """Return an event about the committee's members and their keys, or None."""
+    """Return the machines' form of an event about members and their keys, or None."""
     args, number = event.args, event.block_number
     match event.name:
         case "MembersSet" | "HandoverBegun":
@@ -114,7 +107,7 @@ def make_board_event(event: ChainEvent) -> BoardFact | None:
 
 
 def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
-    """Return a node of the registry's page."""
+    """Return a node from a page of the registry."""
     return NodeRecord(
         node=node["account"],
         signing_key=node["signingKey"],

@@ -36,7 +36,8 @@ from splitup.protocol.committee.events import (
     VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import parse_gossip
-from splitup_oracle.member.shell import CHUNKED_MESSAGE_KIND, Member
+from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
+from splitup_oracle.member.shell import Member
 
 _MAX_WAITERS: Final = 1_024  # long-polls at once; each costs a connection and a task
 
@@ -98,7 +99,7 @@ class MemberServer:
         digest, index = request.match_info["digest"], request.match_info["index"]
         chunk = None
         if index.isascii() and index.isdigit() and len(index) <= 4:
-            chunk = self._member.chunked_messages.find_chunk(digest, int(index))
+            chunk = self._member.gossip.chunked_messages.find_chunk(digest, int(index))
         if chunk is None:
             return error_reply(404, "this member does not offer that message any more")
         return web.Response(body=chunk, content_type="application/octet-stream")
@@ -142,7 +143,7 @@ class MemberServer:
         received = await read_message(
             request, api.REACH_REQUEST, audience=self._member.audience, replays=self._replays
         )
-        problem = await self._member.try_reach(received.message, received.issuer)
+        problem = await self._member.nodes.try_reach(received.message, received.issuer)
         return web.json_response({"problem": problem})
 
     async def _signed_request(self, request: web.Request) -> web.Response:
@@ -156,7 +157,7 @@ class MemberServer:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
         if claims.body.get("kind") == CHUNKED_MESSAGE_KIND:
             chunked_message = ChunkedMessage.from_value(claims.body.get("message"))
-            self._member.receive_chunked_message(sender, chunked_message)
+            self._member.gossip.receive_chunked_message(sender.account, chunked_message)
             return web.json_response({})
         message, configuration = parse_gossip(claims.body)
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))

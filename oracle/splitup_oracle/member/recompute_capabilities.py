@@ -1,4 +1,4 @@
-"""In which determinism classes this member can recompute a disputed task, asked once per class."""
+"""The determinism classes in which this member can recompute tasks, tested once per class."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup_oracle.member import sandbox
 
-_log = logging.getLogger("splitup.oracle.abilities")
+_log = logging.getLogger("splitup.oracle.recompute_capabilities")
 
 
 class RecomputeCapabilities:
-    """Tries classes as nodes name them, one after the other, each in a process of its own."""
+    """Tests the classes that nodes name, one after the other, each in a process of its own."""
 
     def __init__(self) -> None:
-        self._known: dict[str, bool | None] = {}  # None: being tried, or waiting for it
+        self._known: dict[str, bool | None] = {}  # None: not tested yet
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def can_recompute(self, determinism: str) -> bool:
-        """Return whether this machine computes in a class; what is not known yet counts as so.
+        """Return whether this machine computes in a class; True while the test is not over.
 
-        Of more names than a network has classes, the last ones count as unable.
+        Classes beyond ``tuning.MAX_CLASSES`` are not tested and give False.
         """
         if determinism not in self._known:
             if len(self._known) >= tuning.MAX_CLASSES:
@@ -35,7 +35,7 @@ class RecomputeCapabilities:
         return self._known[determinism] is not False
 
     async def close(self) -> None:
-        """Stop trying."""
+        """Cancel all tests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,26 +1,22 @@
-"""A process that replays one task from stored inputs and zero state, and prints the digests.
+"""A process that recomputes one task from stored inputs and zero state, and prints the digests.
 
 ``python -m splitup_oracle.member.recompute_process JOB`` reads a JSON file:
 
-    task, weights    paths; weights "" for a task without any
-    inputs           per input port the path of its tensors of all steps, each after its length
-    steps            how many
-    gate             the input whose zeros shut the task (splitup.graph.gates), or null
-    determinism      the class to compute in; another one ends it before it computes
-    claimed          per output port a path like an input's, to be compared with what comes out;
-                     or none
-    tolerances       those of the task, for that
-    logits           the output that holds them, or null
-    memory_bytes     of address space; 0 for no bound (a GPU maps far more than it uses)
-    cpu_s            of processor time
+    task, weights    paths; weights "" for a task without any inputs           per input port the
+    path of its tensors of all steps, each preceded by its length steps            the number of
+    steps gate             the input that shuts the task when it is zero (splitup.graph.gates), or
+    null determinism      the class to compute in; in another class the process ends with an error
+    claimed          per output port a path like an input's, to be compared with the result; or []
+    tolerances       the task's tolerances, for this comparison logits           the index of the
+    output that holds logits, or null memory_bytes     limit of the address space; 0 for none (a GPU
+    maps far more than it uses) cpu_s            limit of the processor time
 
-and prints ``{"inputs": […], "outputs": […], "state": …}``, with something claimed also whether it
-is ``accepted``, or ends with status 1 and a sentence on
-stderr. The caller gives it an empty environment and a time limit
-(``splitup_oracle.member.sandbox``).
+It prints ``{"inputs": […], "outputs": […], "state": …}``, and ``accepted`` if ``claimed`` is not
+empty, or ends with status 1 and a sentence on stderr. The caller gives it a minimal environment and
+a time limit (``splitup_oracle.member.sandbox``).
 
-``python -m splitup_oracle.member.recompute_process`` alone prints ``{"determinism": …}``: the class
-it computes in.
+``python -m splitup_oracle.member.recompute_process`` without JOB prints ``{"determinism": …}``, the
+class it computes in.
 """
 
 from __future__ import annotations
@@ -48,12 +44,12 @@ def write_tensor(file: BinaryIO, data: bytes | memoryview) -> None:
 
 
 def read_tensor(file: BinaryIO) -> bytes:
-    """Return the next step's tensor; whether its length is right, the task's program checks."""
+    """Return the next step's tensor; the task's program checks its length."""
     return file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
 
 
-def replay(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the digests of a job; raise InvalidInput, InvalidModel, or whatever tinygrad does."""
+def recompute(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the digests of a job; raise InvalidInput, InvalidModel, or tinygrad's errors."""
     from splitup.backend import runtime  # after the limits: it opens the device
     from splitup.graph import gates
 
@@ -68,7 +64,7 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
     files = [Path(path).open("rb") for path in job["inputs"]]
-    rival = _Rival(job, program.outputs)
+    comparison = _ClaimComparison(job, program.outputs)
     for _ in range(job["steps"]):
         tensors = [read_tensor(file) for file in files]
         zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
@@ -80,18 +76,18 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
             digest.add_tensor(tensor)
         for digest, tensor in zip(outputs, results, strict=True):
             digest.add_tensor(tensor)
-        rival.compare(results)
+        comparison.compare(results)
     has_state = program.states and job["steps"]
     return {
         "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
-        **rival.get_result(),
+        **comparison.get_result(),
     }
 
 
-class _Rival:
-    """What another class claims to have computed, step by step beside our own."""
+class _ClaimComparison:
+    """Compares the outputs that a node of another class claims with our own, step by step."""
 
     def __init__(self, job: dict[str, Any], ports: Sequence[TensorSpec]) -> None:
         self._ports = ports
@@ -113,7 +109,7 @@ class _Rival:
             self._accepted = self._accepted and found.is_accepted
 
     def get_result(self) -> dict[str, Any]:
-        """Return whether what is claimed stands; nothing when nothing is."""
+        """Return whether the claimed outputs are accepted; nothing if there are none."""
         return {"accepted": self._accepted} if self._files else {}
 
 
@@ -132,7 +128,7 @@ def main() -> int:
     for bound, value in bounds.items():
         resource.setrlimit(bound, (value, value))
     try:
-        print(json.dumps(replay(job)))
+        print(json.dumps(recompute(job)))
     except SplitUpError as error:
         print(error, file=sys.stderr)
         return 1

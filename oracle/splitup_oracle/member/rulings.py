@@ -1,4 +1,4 @@
-"""A member's own recomputation of a disputed task: the last word of a verification."""
+"""A member's own recomputation of a disputed task, which decides its verification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splitup.messages.storage import Grants
 from splitup.messages.verification import Ruling
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
-from splitup.protocol.committee.events import RecomputeTask
+from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
@@ -35,7 +35,7 @@ _log = logging.getLogger("splitup.oracle.rulings")
 
 
 class Rulings:
-    """Recomputes one task at a time; a member is no compute node."""
+    """Recomputes disputed tasks, one at a time."""
 
     def __init__(self, http: SignedClient, gateway: GatewayClient, directory: Path) -> None:
         self._http = http
@@ -43,10 +43,10 @@ class Rulings:
         self._directory = directory
         self._turn = asyncio.Lock()
         self._classes: dict[str, str] = {}
-        shutil.rmtree(directory, ignore_errors=True)  # of a member that was killed
+        shutil.rmtree(directory, ignore_errors=True)  # left by a member that was killed
 
     async def recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
-        """Return what this machine gets for the task, or a ruling that says why it cannot."""
+        """Return this machine's result for the task, or a ruling that states why there is none."""
         order = command.order
         try:
             async with self._turn:
@@ -93,14 +93,14 @@ class Rulings:
     async def _compare(
         self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
     ) -> Ruling:
-        """Compare what the executor logged with what this machine gets, in its own class."""
+        """Compare the outputs that the executor stored with this machine's, of another class."""
         order, claim = command.order, command.claim
         task = manifest.tasks[order.task]
         outputs = [(order.task, port) for port in range(len(task.outputs))]
         specs = [port.spec for port in task.outputs]
         logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
         if missing or tuple(digest for _, digest in logs) != claim.outputs:
-            return _miss(order.task, (order.task,))  # it stored others than it committed to
+            return _miss(order.task, (order.task,))  # its stored outputs are not the committed ones
         logits = [
             port.port
             for port in manifest.outputs
@@ -132,7 +132,7 @@ class Rulings:
             return False
 
     async def _find_class(self, determinism: str) -> str:
-        """Return in which class this machine computes when asked for another, or for its own."""
+        """Return the class in which this machine computes if asked for this one ("": its own)."""
         if determinism not in self._classes:
             if len(self._classes) >= tuning.MAX_CLASSES:
                 self._classes.clear()
@@ -142,7 +142,7 @@ class Rulings:
     async def _store(
         self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
     ) -> None:
-        """Fetch an object into a file; the graph's digest is the name it is stored under."""
+        """Fetch an object into a file; without ``digest`` it must match the digest in its key."""
         expected = digest or key.rpartition("/")[2].partition(".")[0]
         data = await get_object(
             self._http.session,
@@ -161,10 +161,10 @@ class Rulings:
         directory: Path,
         prefix: str,
     ) -> tuple[list[tuple[Path, str]], tuple[int, ...]]:
-        """Read the logs of ports into files; return those with the digests of all their tensors,
-        and the tasks whose logs are broken.
+        """Read the logs of ports into files; return (file, digest) of each.
 
-        Raises LogIncomplete when it is the client's, whom nobody accuses.
+        Also returns the tasks whose logs are broken. Raises LogIncomplete for a broken log of the
+        client, which no ruling accuses.
         """
         order = command.order
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)

@@ -1,6 +1,6 @@
-"""Replays a task in a process of its own: no environment, bounded memory, processor and time.
+"""Recomputes a task in a process of its own: minimal environment, limited memory, CPU and time.
 
-What a task makes tinygrad do is a stranger's choice; the worst is that this process dies.
+Strangers choose what a task makes tinygrad do; the worst result is that this process dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
 
-_PASSED: Final = (  # how compilers and drivers are found; no configuration, no secret
+_PASSED: Final = (  # needed to find compilers and drivers; nothing secret
     "PATH",
     "LANG",
     "CC",
@@ -39,27 +39,27 @@ _DEVICE: Final = re.compile(r"[^/]+/(?P<device>[A-Z0-9]+:[A-Z0-9]+)(?:/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One task to be replayed from files in ``directory``, which also holds what it writes."""
+    """One task to recompute from files in ``directory``, which also takes its output files."""
 
     directory: Path
     task: Path
     weights: Path | None
-    inputs: Sequence[Path]  # per port, all steps as ``recompute.write_tensor`` writes them
+    inputs: Sequence[Path]  # per port, all steps as ``recompute_process.write_tensor`` writes them
     steps: int
-    gate: int | None  # the manifest's
+    gate: int | None  # as in the manifest
     determinism: str
-    memory_bytes: int  # of tensors: weights, states and values
-    claimed: Sequence[Path] = ()  # per output, to be compared within ``tolerances``
+    memory_bytes: int  # of all tensors: weights, states and values
+    claimed: Sequence[Path] = ()  # per output, to compare within ``tolerances``
     tolerances: Sequence[Tolerance] = ()
-    logits: int | None = None  # the output that holds them
+    logits: int | None = None  # index of the output that holds them
 
 
 async def replay(job: Replay) -> dict[str, Any]:
-    """Return the digests ``inputs``, ``outputs`` and ``state`` of a replay.
+    """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
 
-    If something is ``claimed`` also whether it is ``accepted``.
-    Raises Unavailable when it cannot be done here: another determinism class, no memory, no time,
-    a crash. The message ends with the process's own last words.
+    With ``claimed`` outputs also whether they are ``accepted``. Raises Unavailable if it failed:
+    another determinism class, not enough memory or time, a crash. The message ends with the last
+    line that the process wrote to stderr.
     """
     device = _find_device(job.determinism)
     on_cpu = device.startswith("CPU:")
@@ -83,9 +83,9 @@ async def replay(job: Replay) -> dict[str, Any]:
 
 
 async def find_class(determinism: str) -> str:
-    """Return the class in which this machine computes when it tries to in the one given.
+    """Return the class in which this machine computes on the device of the given class.
 
-    Raises Unavailable when its device does not open here.
+    Raises Unavailable when that device cannot be opened here.
     """
     with tempfile.TemporaryDirectory() as name:
         found = await _run(Path(name), _find_device(determinism), limits.RULING_S)
@@ -98,7 +98,7 @@ def _find_device(determinism: str) -> str:
 
 
 async def _run(directory: Path, device: str, time_s: float, *arguments: str) -> dict[str, Any]:
-    """Run the replay's process and return what it prints. Raises Unavailable."""
+    """Run the process and return the JSON that it prints; raise Unavailable."""
     environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
     environment["HOME"] = environment["TMPDIR"] = str(directory)
     environment["CACHEDB"] = str(directory / "kernels.db")
@@ -117,13 +117,15 @@ async def _run(directory: Path, device: str, time_s: float, *arguments: str) -> 
         async with asyncio.timeout(time_s):
             output, words = await process.communicate()
     except TimeoutError:
-        raise Unavailable(f"the replay took more than {time_s:g} s") from None
+        raise Unavailable(f"the recomputation took more than {time_s:g} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # a compiler it started goes with it
+        with contextlib.suppress(ProcessLookupError):  # also kills a compiler that it started
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     if process.returncode != 0:
         last = words.decode(errors="replace").strip().rpartition("\n")[2]
-        raise Unavailable(f"the replay ended with {process.returncode}: {last[-300:]}")
+        raise Unavailable(
+            f"the recomputation ended with status {process.returncode}: {last[-300:]}"
+        )
     found: dict[str, Any] = parse_json(output)
     return found

@@ -1,4 +1,4 @@
-"""Runs one committee member until told to stop: start, the loops that feed it, an orderly end."""
+"""Runs one committee member: start, the loops that give it events, an orderly end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.net.http import SignedClient, serve_app
+from splitup.protocol.committee.commands import FetchManifest
 from splitup.protocol.committee.events import (
     BlockSeen,
     BoardRead,
-    FetchManifest,
+    EventReverted,
     NodesSeen,
-    RequestReverted,
     RequestSeen,
     SnapshotAccepted,
     Tick,
@@ -36,17 +36,17 @@ from splitup_oracle.member.chain_events import make_board_event, make_event, mak
 from splitup_oracle.member.http_server import MemberServer
 from splitup_oracle.member.shell import Member
 
-_TICK_S: Final = 0.05  # a third of the shortest stage
-_POLL_S: Final = 0.05  # the first member to see a request wakes the others
-_HEAD_S: Final = 0.25  # epochs and deadlines need no more
+_TICK_S: Final = 0.05  # a third of the shortest stage delay
+_POLL_S: Final = 0.05  # between polls; a member that sees a request first wakes the others
+_HEAD_S: Final = 0.25  # precise enough for epochs and deadlines
 _CURSOR_S: Final = 10.0
-_STAKES_S: Final = 10.0  # a snapshot is up to three times as old
-_RETRY_S: Final = 5.0  # what failed to reach the chain or the gateway is tried again
+_STAKES_S: Final = 10.0  # a snapshot may be three times as old
+_RETRY_S: Final = 5.0  # before a failed request to the chain or the gateway is repeated
 _PAGE: Final = 100  # nodes per call
 _PROBES: Final = 32  # at once
 
 _CURSOR: Final = "cursor"
-_MODEL: Final = "model"  # journal kind: models that were registered before the cursor
+_MODEL: Final = "model"  # journal kind: models registered before the cursor
 _RETIRED: Final = "retired"  # journal kind: retired models, and where on the chain they were
 
 log = logging.getLogger("splitup.oracle")
@@ -84,19 +84,19 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             grace_s=parameters["settlementGraceS"],
         )
         stack.push_async_callback(member.close)
-        feeder = Feeder(member, config)
-        await feeder.start()
+        source = EventSource(member, config)
+        await source.start()
         interface = MemberServer(member)
         server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
         stack.push_async_callback(server.close)
         stack.push_async_callback(interface.relay.close)
         log.info("member %s serves on %s", member.account, server.url)
-        await feeder.run(stop)
+        await source.run(stop)
         log.info("member %s stops", member.account)
 
 
-class Feeder:
-    """The loops that tell a member what happens: chain, clock, key generation, probes."""
+class EventSource:
+    """The loops that give a member its events: chain, clock, key generation, probes."""
 
     def __init__(self, member: Member, config: OracleConfig) -> None:
         self._member = member
@@ -104,14 +104,14 @@ class Feeder:
         self._chain = member.chain
         self._journal = member.journal
         self._changes: list[tuple[int, int, int]] = []  # (block, log index, configuration)
-        self._board_block = 0  # the board is read below it
-        self._open: dict[str, int] = {}  # unsettled executions and their blocks
-        self._seen_block = -1  # everything below it has been fed
+        self._board_block = 0  # the board was read below this block
+        self._open: dict[str, int] = {}  # unsettled executions -> block of the request
+        self._seen_block = -1  # all events below this block were given
         self._nodes_changed = asyncio.Event()
         self._models_changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Feed what a member must know before it hears anybody."""
+        """Give the member what it must know before it processes peers' messages."""
         head = await self._chain.fetch_head()
         self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
         self._member.feed(SnapshotAccepted(0, 0, "0x" + "00" * 32))  # until the chain has one
@@ -119,7 +119,7 @@ class Feeder:
         if not self._member.machine.is_member:
             raise InvalidInput(
                 f"account {self._member.account} is no member of committee configuration "
-                f"{self._member.machine.current}, nor of one to come; use a member's keystore"
+                f"{self._member.machine.current}, nor of an announced one; use a member's keystore"
             )
         await self._feed_nodes()
 
@@ -175,13 +175,13 @@ class Feeder:
         translated = make_event(event, self._chain.deployment, configuration)
         if event.removed:
             log.warning(
-                "the chain was reorganised: %s in block %d is undone; more confirmations would "
-                "have waited for it",
+                "the chain was reorganised: %s in block %d is reverted; a higher setting of "
+                "confirmations avoids that",
                 event.name,
                 event.block_number,
             )
             if translated is not None:
-                self._member.feed(RequestReverted(translated))
+                self._member.feed(EventReverted(translated))
             return
         if translated is not None:
             if isinstance(translated, RequestSeen):
@@ -208,7 +208,7 @@ class Feeder:
         return replace(seen, refusal=explain_retirement(model_id))
 
     def _find_configuration(self, event: ChainEvent) -> int:
-        """Return which configuration was current where the chain holds an event."""
+        """Return the configuration that was current at an event's position on the chain."""
         if event.name == "MembersSet":
             self._note_change(event)
         place = (event.block_number, event.log_index)
@@ -229,14 +229,14 @@ class Feeder:
                 log.warning("%s", error)
                 await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
                 continue
-            if head.hash != seen:  # also of a reorganisation to the same height
+            if head.hash != seen:  # the hash also changes in a reorganisation to the same height
                 seen = head.hash
                 self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
             await asyncio.sleep(_HEAD_S)
 
     async def _follow_nodes(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # what is locked changes without an event
+            with contextlib.suppress(TimeoutError):  # locked stakes change without an event
                 await asyncio.wait_for(self._nodes_changed.wait(), _STAKES_S)
             self._nodes_changed.clear()
             try:
@@ -255,7 +255,7 @@ class Feeder:
         self._member.feed(NodesSeen(tuple(records)))
 
     async def _follow_models(self) -> None:
-        """Fetch the manifests of all registered models, again while the gateway lacks one."""
+        """Fetch the manifests of all registered models; retry while the gateway lacks one."""
         while True:
             self._models_changed.clear()
             for model_id, _ in self._journal.items(_MODEL):
@@ -270,7 +270,7 @@ class Feeder:
             self._store_cursor()
 
     def _store_cursor(self) -> None:
-        """Remember from where a restart must read: the oldest block of an open execution."""
+        """Store the block from which a restart must read: the oldest one of an open execution."""
         if self._seen_block < 0:
             return
         self._open = {
@@ -290,7 +290,7 @@ class Feeder:
             await asyncio.sleep(_TICK_S)
 
     async def _probe(self) -> None:
-        """Probe every node that beats: at its first beat, and every few seconds."""
+        """Probe every node that sends heartbeats: at the first one, then every few seconds."""
         due: dict[str, float] = {}
         gate = asyncio.Semaphore(_PROBES)
 
@@ -316,17 +316,17 @@ class Feeder:
     # ---- members and their keys -------------------------------------------------------------
 
     async def _follow_board(self) -> None:
-        """Tell the machine who the members are, and what they post to make or hand over a key."""
+        """Give the machine configurations and what members post to generate or hand over a key."""
         while True:
             try:
                 await self._read_board()
             except ChainUnavailable as error:
-                log.warning("the members' board waits for the chain: %s", error)
+                log.warning("the committee's events cannot be read: %s", error)
                 await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
             await asyncio.sleep(_HEAD_S)
 
     async def _read_board(self) -> None:
-        # the head first: the events up to it are then surely among those fetched
+        # read the head first, so that the events fetched after include all up to it
         head = await self._chain.fetch_head()
         last = head.number - self._config.confirmations
         if last < self._board_block:

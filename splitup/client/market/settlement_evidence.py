@@ -11,8 +11,8 @@ from splitup.messages import api
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
-from splitup.protocol.settlement.settlement_state import compute_evidence_root
 
 PATIENCE_S: Final = 5.0  # a member looks at its chain many times in this time
 _PAUSE_S: Final = 0.1

@@ -1,7 +1,7 @@
-"""What the committee attests, and how anybody checks it: certificates, draws, their randomness.
+"""Checks of what the committee signs: plan certificates, draws, and their randomness.
 
-Every check is against one ``CommitteeView``, read from the chain, and nothing else: a certificate
-is as good from a stranger as from a member. Cheap checks come first, the pairing comes last.
+Every check needs only one ``CommitteeView``, read from the chain, so a certificate may come from
+anybody. Cheap checks come first, the pairing comes last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CommitteeMember:
 
 @dataclass(frozen=True, slots=True)
 class CommitteeView:
-    """The committee as the chain states it. ``group_key`` is "" until the members agreed on one."""
+    """The committee as the chain states it. ``group_key`` is "" before key generation has ended."""
 
     configuration: int
     members: tuple[CommitteeMember, ...]  # sorted by account
@@ -62,10 +62,11 @@ class CommitteeView:
 
 
 def plan_alpha(request: Request) -> bytes:
-    """Return what the committee signs to make the seed of a plan, as the Market puts it together.
+    """Return what the committee signs to make the seed of a plan, encoded as by the Market.
 
-    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot): whom a plan can
-    name is fixed by these, and the id by client and nonce. A member signs for one request per id.
+    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot). These determine
+    the nodes that a plan can name; client and nonce determine the id. A member signs one request
+    per id.
     """
     return b"".join(
         (
@@ -86,8 +87,8 @@ def draw_alpha(
 ) -> bytes:
     """Return what the committee signs to draw verifications.
 
-    ``commitments`` are (node, root) sorted by node; ``block_hash`` is that of the last one's block.
-    ``executors`` answer for the tasks; empty when they are the plan's.
+    ``commitments`` are (node, root) sorted by node; ``block_hash`` is of the block with the last
+    one. ``executors`` answer for the tasks; empty when they are the plan's.
     """
     return _DRAW_TAG + encode_canonical(
         {
@@ -110,8 +111,8 @@ def check_certificate(
 ) -> None:
     """Check that 2f+1 members attest the plan and that its seed is the committee's.
 
-    Raises PeerFault for a malformed plan, BadSignature for a signature, seed or quorum that fails.
-    Whether the plan follows from seed and snapshot is what the members' signatures attest.
+    Raises PeerFault for a malformed plan, BadSignature for a wrong signature, seed or quorum. That
+    the plan follows from seed and snapshot is not checked: the members' signatures attest it.
     """
     plan = certificate.plan
     if plan.request.chain_id != committee.domain.chain_id:
@@ -125,9 +126,9 @@ def check_certificate(
 
 
 def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> None:
-    """Check that a draw's randomness is the committee's, over exactly these commitments.
+    """Check that a draw's randomness is the committee's, over exactly its commitments.
 
-    Raises PeerFault when they are not sorted by distinct node, BadSignature otherwise.
+    Raises PeerFault when they are not sorted by distinct node, BadSignature for a wrong signature.
     """
     nodes = [node for node, _ in draw.commitments]
     if not nodes or any(a >= b for a, b in pairwise(nodes)):
@@ -165,7 +166,9 @@ def _check_quorum(
     accounts = {member.account for member in committee.members}
     signers = check_quorum(committee.domain, struct_hash, packed, accounts, scheme.recover_signer)
     if list(signers) != sorted(entry.member for entry in signatures):
-        raise BadSignature("a certificate's signature is not by the member it is listed under")
+        raise BadSignature(
+            "a signature of a certificate was not made by the member it is listed under"
+        )
 
 
 def _check_seed(

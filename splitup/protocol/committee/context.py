@@ -1,6 +1,6 @@
-"""What a member's machines share: who we are, what we signed, the contents behind digests.
+"""What a member's machines share: its identity, what it signed, and contents known by digest.
 
-Also the collector of threshold signatures, which makes the seed of a plan and of a draw alike.
+Also the collector of threshold signatures, which makes the seeds of plans and draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
-from splitup.protocol.committee.events import Command, FetchManifest, FetchSnapshot, Forget, Persist
+from splitup.protocol.committee.commands import (
+    Command,
+    FetchManifest,
+    FetchSnapshot,
+    Forget,
+    Persist,
+)
 
 SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it
 SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
@@ -28,16 +34,16 @@ SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
 
 @dataclass(slots=True)
 class MemberContext:
-    """Our place in the committee. The threshold key arrives when key generation ends."""
+    """Our identity in one committee configuration; the threshold key follows key generation."""
 
     identity: Identity
     view: CommitteeView
     group: GroupKey | None = None
     share: bytes = field(default=b"", repr=False)
     scheme: Scheme = REAL
-    can_recompute: Callable[[str], bool] = lambda determinism: True  # in a determinism class
+    can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
     is_active: bool = True  # our configuration is the current one
-    heard: dict[str, float] = field(default_factory=dict)  # when each other member last spoke
+    heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
 
     @property
     def account(self) -> str:
@@ -49,7 +55,7 @@ class MemberContext:
         return (len(self.view.members) - 1) // 3
 
     def accounts(self) -> list[str]:
-        """Return all members' accounts; the place in this list is a member's threshold index."""
+        """Return all members' accounts; the position in the list is a member's threshold index."""
         return [member.account for member in self.view.members]
 
     def index_of(self, account: str) -> int:
@@ -75,20 +81,20 @@ class MemberContext:
         self.heard[account] = now
 
     def note_lost(self, account: str) -> None:
-        """Take a member for silent at once: its process does not accept connections."""
+        """Count a member as silent at once: its process accepts no connections."""
         self.heard.pop(account, None)
 
     def is_silent(self, account: str, now: float) -> bool:
-        """Return whether a member has said nothing lately, as far as we can tell."""
+        """Return whether we received nothing from a member for ``MEMBER_SILENCE_S``."""
         if account == self.account:
             return False
         return now - self.heard.get(account, -math.inf) > limits.MEMBER_SILENCE_S
 
     def compute_order(self, seed: str, now: float) -> list[str]:
-        """Return who acts for a seed, first to last: the seed's order, silent members behind.
+        """Return in which order members act for a seed: the seed's order, silent members last.
 
         Members may disagree about who is silent. Then two send the same thing, and the second is
-        refused or ignored: the order saves work, nothing rests on it.
+        refused or ignored: the order only saves work.
         """
         order = compute_member_order(seed, self.accounts())
         return sorted(order, key=lambda account: self.is_silent(account, now))
@@ -99,13 +105,13 @@ class MemberContext:
 
 
 class SigningGuard:
-    """One signature per slot, for ever: no restart may sign two different things for one slot."""
+    """At most one signature per slot, across restarts: a slot is bound to the first digest."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         self._entries = dict(entries)
 
     def claim(self, slot: str, digest: str) -> list[Command] | None:
-        """Return what must be persisted before the signature leaves, or None when it must not."""
+        """Return what to persist before signing, or None if another digest was signed."""
         known = self._entries.get(slot)
         if known is None:
             self._entries[slot] = digest
@@ -116,7 +122,7 @@ class SigningGuard:
         return list(self._entries)
 
     def forget(self, prefix: str) -> list[Command]:
-        """Drop the slots of something that can never be signed for again."""
+        """Drop the slots of something that can never be signed again."""
         slots = [slot for slot in self._entries if slot.startswith(prefix)]
         for slot in slots:
             del self._entries[slot]
@@ -124,7 +130,7 @@ class SigningGuard:
 
 
 class ContentStore:
-    """Contents known by digest: snapshots and manifests. Asks for what is missing, now and then."""
+    """Snapshots and manifests by digest. Missing ones are requested at most once a second."""
 
     def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
@@ -163,14 +169,14 @@ class ContentStore:
         return self._manifests.get(model_id)
 
     def ask(self, model_id: str, root: str, now: float) -> list[Command]:
-        """Return commands that fetch whichever of the two is missing, at most once a second."""
+        """Return commands that fetch the missing ones of the two, at most once a second."""
         commands: list[Command] = []
         if model_id not in self._manifests and self._may_ask(model_id, now):
             commands.append(FetchManifest(model_id))
         return commands + self.ask_snapshot(root, now)
 
     def ask_snapshot(self, root: str, now: float) -> list[Command]:
-        """Return the command that fetches a snapshot that is missing, at most once a second."""
+        """Return the command that fetches a missing snapshot, at most once a second."""
         if root not in self._snapshots and self._may_ask(root, now):
             return [FetchSnapshot(root)]
         return []
@@ -188,8 +194,8 @@ class ContentStore:
 class ThresholdSignatureCollector:
     """Collects partial signatures over one message until 2f+1 of them combine.
 
-    The combination is checked as a whole first; only when that fails are the partials checked one
-    by one, and the liars named.
+    The combination is checked first as a whole. Only if that fails the partials are checked one by
+    one, and the senders of false ones named.
     """
 
     alpha: bytes
@@ -205,12 +211,12 @@ class ThresholdSignatureCollector:
         return partial
 
     def add(self, index: int, partial: str) -> None:
-        """Keep a member's first partial; a signature is unique, so a second adds nothing."""
+        """Keep a member's first partial; the valid one is unique, so others are not needed."""
         if index not in self.liars and not self.signature:
             self.partials.setdefault(index, partial)
 
     def combine(self, group: GroupKey, scheme: Scheme = REAL) -> list[int]:
-        """Set ``signature`` and ``seed`` when there are enough; return members caught lying."""
+        """Set ``signature`` and ``seed`` from enough partials; return the senders of false ones."""
         caught: list[int] = []
         while not self.signature and len(self.partials) >= group.threshold:
             chosen = dict(sorted(self.partials.items())[: group.threshold])
@@ -224,7 +230,7 @@ class ThresholdSignatureCollector:
                 self.liars.update(liars)
                 caught += liars
                 if not liars:
-                    return caught  # cannot be: valid shares of one polynomial combine
+                    return caught  # impossible: valid shares of one polynomial combine
             else:
                 self.signature, self.seed = signature, scheme.compute_seed(signature)
         return caught
@@ -239,7 +245,7 @@ class ThresholdSignatureCollector:
 
 
 def compute_member_order(seed: str, accounts: Sequence[str]) -> list[str]:
-    """Return the members in the order in which they act for a seed; the others wait their turn."""
+    """Return the members in the order in which they act for a seed."""
 
     def key(account: str) -> bytes:
         return hashlib.sha256(

@@ -1,7 +1,7 @@
-"""Two signatures of one member for one slot: found, kept, told to all, brought to the chain.
+"""Equivocation: one member signs two different things for one slot. Detected, kept and reported.
 
-A conflict can be found only by who holds both signatures. So votes go to all members, and a vote
-that differs from our own is passed on once.
+Only a party that holds both signatures can detect it. Therefore votes go to all members, and a vote
+that differs from our own is passed on once. Evidence goes to all members and to the chain.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import lru_cache
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
-from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
     Fault,
     Forget,
@@ -22,6 +21,7 @@ from splitup.protocol.committee.events import (
     Persist,
     SubmitEvidence,
 )
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
 
 EVIDENCE = "evidence"  # journal kind: slot and member -> two signatures
@@ -30,7 +30,7 @@ Vote = SnapshotVote | PlanVote
 
 
 def get_slot(vote: Vote) -> str:
-    """Return what a member signs once at most."""
+    """Return the slot of a vote, for which a member may sign only one thing."""
     if isinstance(vote, SnapshotVote):
         return f"snapshot/{vote.configuration}/{vote.sequence}/{vote.epoch}"
     return f"plan/{vote.execution_id}"
@@ -43,16 +43,16 @@ def compute_vote_hash(vote: Vote) -> bytes:
     return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.executors)
 
 
-# all members' votes for one thing have one hash: it is computed once
+# equal votes of different members have the same hash, which is computed once
 _hash_snapshot = lru_cache(maxsize=256)(snapshot_struct_hash)
 _hash_plan = lru_cache(maxsize=4_096)(plan_struct_hash)
 
 
 class EquivocationDetector:
-    """The verified votes that were seen lately, one per slot and member, and the conflicts."""
+    """The recent verified votes, one per slot and member, and the equivocations found."""
 
     def __init__(self, context: MemberContext, evidence: Sequence[Equivocation] = ()) -> None:
-        """Start with the ``evidence`` of an earlier life, which may not have reached the chain."""
+        """Start with the ``evidence`` from before a restart; it may not have reached the chain."""
         self._context = context
         self._votes: OrderedDict[tuple[str, str], Vote] = OrderedDict()
         members = {member.account for member in context.view.members}
@@ -64,11 +64,11 @@ class EquivocationDetector:
         self._unsent = list(self._known.values())
 
     def list_evidence(self) -> list[Equivocation]:
-        """Return the conflicts found, oldest first."""
+        """Return the equivocations found, oldest first."""
         return list(self._known.values())
 
     def process_tick(self) -> list[Command]:
-        """Bring what an earlier life found to the chain again, once; it takes each only once."""
+        """Submit evidence found before a restart again, once; the chain accepts each only once."""
         if not self._unsent or not self._context.is_active:
             return []
         commands: list[Command] = [SubmitEvidence(evidence) for evidence in self._unsent]
@@ -76,18 +76,18 @@ class EquivocationDetector:
         return commands
 
     def check(self, vote: Vote) -> list[Command]:
-        """Verify a vote's signature and note it; raise PeerFault, BadSignature."""
+        """Verify a vote's signature and record it; raise PeerFault, BadSignature."""
         self._context.view.member_of(vote.member)
         self._context.check(vote.member, compute_vote_hash(vote), vote.signature)
         return self.note(vote)
 
     def process_vote(self, vote: Vote) -> list[Command]:
-        """Take a vote that another member passed on, once."""
+        """Check and record a vote unless it is known already."""
         known = self._votes.get((get_slot(vote), vote.member))
         return [] if vote == known else self.check(vote)
 
     def note(self, vote: Vote) -> list[Command]:
-        """Remember a vote whose signature holds; two different ones of a slot are evidence."""
+        """Record a vote whose signature was verified; two different ones of a slot are evidence."""
         key = (get_slot(vote), vote.member)
         first = self._votes.setdefault(key, vote)
         while len(self._votes) > tuning.MAX_TRACKED_VOTES:
@@ -97,7 +97,7 @@ class EquivocationDetector:
         return self._report(key, Equivocation(first=first, second=vote), tell=True)
 
     def process_evidence(self, evidence: Equivocation) -> list[Command]:
-        """Take evidence from a peer; raise PeerFault, BadSignature when it proves nothing."""
+        """Check and keep evidence from a peer; raise PeerFault, BadSignature for false ones."""
         first, second = evidence.first, evidence.second
         key = (get_slot(first), first.member)
         if key in self._known:

@@ -1,37 +1,32 @@
-"""What goes into a committee member's machine and what comes out of it.
+"""The events that go into a committee member's machine.
 
-Events are facts (from the chain, from peers that the shell has authenticated, from the clock).
-Commands are to be carried out in order: a ``Persist`` stands before the sends that it guards.
+Events are facts: from the chain, from peers whose signature the shell has checked, from the clock.
+``commands`` holds what comes out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from splitup.crypto.dkg import GroupKey
-from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
-from splitup.messages.base import Message
-from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers, TaskCommitment
-from splitup.messages.plans import PlanCertificate, PlanNode, Request, SignedRequest
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
+from splitup.messages.plans import Request, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
     ValidatorCommitment,
-    VerificationOrder,
     VerificationResult,
 )
 from splitup.protocol.committee.certificates import CommitteeMember
-from splitup.protocol.committee.peer_messages import Equivocation
+from splitup.protocol.committee.peer_messages import GossipMessage
 
 # ---- from the chain ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSeen:
-    """The chain's head: what it is now, whatever was its head before."""
+    """The current head of the chain; an earlier head may have been reverted."""
 
     number: int
     timestamp_s: int
@@ -40,14 +35,14 @@ class BlockSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as the NodeRegistry states it."""
+    """A node as in the NodeRegistry."""
 
     node: str
     signing_key: str
     endpoint: str
     stake_micro_usdc: int
-    operator: str = ""  # who runs it; "" means its own account
-    locked_micro_usdc: int = 0  # of the stake, by executions under way
+    operator: str = ""  # its operator; "" for its own account
+    locked_micro_usdc: int = 0  # of its stake, by open executions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class SnapshotAccepted:
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     request: Request
-    configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
+    configuration: int = 0  # current at its position on the chain; 0: the current one
     refusal: str = ""  # why the committee must not plan it: its model was retired before
 
 
@@ -89,7 +84,7 @@ class CompletionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionCommitted:
-    """The chain took the root that the members agreed on, over all executors' pledges."""
+    """The chain took the root that the members agreed on, over all executors' commitments."""
 
     execution_id: str
     root: str
@@ -103,23 +98,26 @@ class ExecutionEnded:
     execution_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReverted:
-    """A reorganisation dropped the block of this event. Undone events come latest first."""
+RevertibleEvent = (
+    RequestSeen
+    | PlanAccepted
+    | CompletionCommitted
+    | ExecutionCommitted
+    | SnapshotAccepted
+    | ExecutionEnded
+)
 
-    event: (
-        RequestSeen
-        | PlanAccepted
-        | CompletionCommitted
-        | ExecutionCommitted
-        | SnapshotAccepted
-        | ExecutionEnded
-    )
+
+@dataclass(frozen=True, slots=True)
+class EventReverted:
+    """A reorganisation removed the block of this event. The latest reverted event comes first."""
+
+    event: RevertibleEvent
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
-    """The chain announced members (``is_handover``: they take over the key), or changed to them."""
+    """The chain announced a configuration (``is_handover``: same key), or made it current."""
 
     configuration: int
     members: tuple[CommitteeMember, ...]
@@ -147,7 +145,7 @@ class ComplaintPosted:
 
 @dataclass(frozen=True, slots=True)
 class BoardRead:
-    """Every configuration, dealing and complaint up to this block has been told."""
+    """All configurations, dealings and complaints up to this block were given before."""
 
     block_number: int
 
@@ -158,7 +156,7 @@ class BoardRead:
 @dataclass(frozen=True, slots=True)
 class GossipReceived:
     sender: str  # the member's account
-    message: Message
+    message: GossipMessage
     configuration: int = 0
 
 
@@ -170,7 +168,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequestReceived:
-    """A client's signed request, and what the chain says of the client. The rest was checked."""
+    """A client's signed request, which the shell checked, with the client's balance on chain."""
 
     signed: SignedRequest
     balance_micro_usdc: int
@@ -191,7 +189,7 @@ class ExecutorCommitmentReceived:
 
 @dataclass(frozen=True, slots=True)
 class TakeoversReceived:
-    """A node's proof that it runs tasks of another; ``signing_key`` signed the message."""
+    """A node's proof that it runs tasks of another node; ``signing_key`` signed the message."""
 
     takeovers: Takeovers
     signing_key: str
@@ -217,7 +215,7 @@ class VerificationResultReceived:
 
 @dataclass(frozen=True, slots=True)
 class KeyReady:
-    """Key generation ended: the group's key, and our share of its secret."""
+    """Key generation ended: the group key, and our share of its secret."""
 
     group: GroupKey
     share: bytes
@@ -243,7 +241,7 @@ class SnapshotFetched:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecomputed:
-    """A RecomputeTask was carried out, or cannot be: then the ruling says why."""
+    """The result of a RecomputeTask; if it failed the ruling states why."""
 
     execution_id: str
     ruling: Ruling
@@ -259,7 +257,7 @@ class PlanPushed:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member's process accepts no connection."""
+    """A member's process accepts no connections."""
 
     account: str
 
@@ -269,205 +267,27 @@ class Tick:
     pass
 
 
-Event = (
-    BlockSeen
-    | NodesSeen
-    | SnapshotAccepted
-    | RequestSeen
-    | PlanAccepted
-    | CompletionCommitted
-    | ExecutionCommitted
-    | ExecutionEnded
-    | RequestReverted
-    | ConfigurationSeen
-    | DealingPosted
-    | ComplaintPosted
-    | BoardRead
-    | GossipReceived
+ChainFact = BlockSeen | NodesSeen | RevertibleEvent | EventReverted
+BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted | BoardRead
+PeerEvent = (
+    GossipReceived
     | HeartbeatReceived
     | SignedRequestReceived
     | CompletionReceived
     | ExecutorCommitmentReceived
-    | ValidatorCommitmentReceived
     | TakeoversReceived
+    | ValidatorCommitmentReceived
     | VerificationResultReceived
-    | TaskRecomputed
-    | KeyReady
+)
+LocalEvent = (
+    KeyReady
     | RttMeasured
     | ManifestFetched
     | SnapshotFetched
+    | TaskRecomputed
     | PlanPushed
     | MemberLost
     | Tick
 )
-
-
-# ---- commands ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Gossip:
-    """Send to one member, or (``to`` None) to all others of the configuration."""
-
-    to: str | None
-    message: Message
-    configuration: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Write to the journal, durably, before the next command."""
-
-    kind: str
-    key: str
-    value: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    kind: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitSnapshot:
-    sequence: int
-    epoch: int
-    root: str
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitPlan:
-    execution_id: str
-    request: Request
-    plan_root: str
-    seed_signature: str
-    executors: int  # how many nodes it gives work to
-    signatures: bytes
-    client_signature: str = ""  # when the request is to be opened with it
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitCommitments:
-    """Bring the agreed root over all executors' pledges to the chain, and have them locked."""
-
-    execution_id: str
-    root: str
-    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitSettlement:
-    execution_id: str
-    settlement: Settlement
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitEvidence:
-    """Bring a member's two signatures to the chain."""
-
-    evidence: Equivocation
-
-
-@dataclass(frozen=True, slots=True)
-class PostDealing:
-    dealing: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PostComplaint:
-    dealer: str
-    evidence: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmGroupKey:
-    public_key: str
-    configuration: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PushPlan:
-    """Post the certificate to these nodes of its plan, all at once; report with PlanPushed."""
-
-    certificate: PlanCertificate
-    nodes: tuple[PlanNode, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PushVerification:
-    """Post the order to the validator drawn for it."""
-
-    node: str
-    endpoint: str
-    order: VerificationOrder
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeTask:
-    """Recompute a disputed task here; report TaskRecomputed.
-
-    ``determinism`` is the executor's class; where this machine computes in another one and the task
-    has a tolerance, ``claim`` is compared instead.
-    """
-
-    order: VerificationOrder
-    determinism: str
-    claim: TaskCommitment
-
-
-@dataclass(frozen=True, slots=True)
-class FetchManifest:
-    model_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSnapshot:
-    root: str
-
-
-@dataclass(frozen=True, slots=True)
-class AnnouncePlan:
-    """A plan, or the reason why there is none, is known now: answer whoever waits for it."""
-
-    execution_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Another party broke the protocol; what it sent was dropped."""
-
-    peer: str
-    message: str
-
-
-Command = (
-    Gossip
-    | Persist
-    | Forget
-    | SubmitSnapshot
-    | SubmitPlan
-    | SubmitCommitments
-    | SubmitSettlement
-    | SubmitEvidence
-    | PostDealing
-    | PostComplaint
-    | ConfirmGroupKey
-    | PushPlan
-    | PushVerification
-    | RecomputeTask
-    | FetchManifest
-    | FetchSnapshot
-    | AnnouncePlan
-    | KeyReady
-    | Log
-    | Fault
-)
+MemberEvent = ChainFact | PeerEvent | LocalEvent  # for the machine of one configuration
+Event = MemberEvent | BoardFact

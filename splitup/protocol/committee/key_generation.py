@@ -1,13 +1,13 @@
 """Distributed key generation with the chain as bulletin board.
 
-Everything is decided from what the chain ordered, so that all members decide the same: which
-dealings count (all of them, or those there are when the time for the last ones is over), which
-complaints do, hence the group key. A member that lost its journal finds its share again in the
-posted dealings.
+All decisions use only what the chain ordered, so all members decide the same: which dealings count
+(all, or those posted before a timeout), which complaints count, and hence the group key. A member
+that lost its journal recovers its share from the posted dealings.
 
-A *handover* to another configuration keeps the group key: its dealers are the members before, who
-deal their shares anew, its complainers and holders the members to come. Whoever is neither can
-follow a generation from its public part, and must, to judge the handover that builds on it.
+A *handover* to another configuration keeps the group key. Its dealers are the old members, who
+reshare their shares; the new members receive and check the new shares, and may complain. A party
+that is neither follows the generation from its public part, which it needs to check a later
+handover.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto import dkg
 from splitup.crypto.keys import Identity
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
-    ComplaintPosted,
     ConfirmGroupKey,
-    DealingPosted,
     Fault,
-    KeyReady,
     Log,
     PostComplaint,
     PostDealing,
 )
+from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, KeyReady
 
 
 @dataclass(frozen=True, slots=True)
-class _Dealt:
+class _PostedDealing:
     dealing: dkg.Dealing
     block: int
 
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """The configuration that hands over: its members, its key, our share of it (or b"")."""
+    """The configuration that hands over: its members, its key, and our share or b""."""
 
     view: CommitteeView
     group: dkg.GroupKey
@@ -50,7 +48,7 @@ class Predecessor:
 
 
 def make_ceremony(view: CommitteeView, previous: dkg.GroupKey | None = None) -> dkg.Ceremony:
-    """Return the ceremony of a configuration: its id names the chain and the contract too."""
+    """Return the ceremony of a configuration; its id binds the chain and the contract."""
     value = {
         "chain_id": view.domain.chain_id,
         "committee": view.domain.committee,
@@ -62,10 +60,10 @@ def make_ceremony(view: CommitteeView, previous: dkg.GroupKey | None = None) -> 
 
 
 class KeyGeneration:
-    """One party's part in the key generation of one configuration, with or without a part in it.
+    """The key generation of one configuration, as a dealer, a receiver, both or an observer.
 
-    ``entropy`` (32 secret bytes) must be in the journal before: the same entropy gives the same
-    dealing after a restart.
+    ``entropy`` (32 secret bytes) must be in the journal first, because the same entropy gives the
+    same dealing after a restart.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class KeyGeneration:
         self._place = _find(identity.address, _list_accounts(view))
         self._dealer = _find(identity.address, self._dealers)
         self._entropy = entropy
-        self._dealt: dict[int, _Dealt] = {}
+        self._dealt: dict[int, _PostedDealing] = {}
         self._first_block: int | None = None
         self._block = 0
         self._shares: dict[int, bytes] = {}
@@ -92,7 +90,7 @@ class KeyGeneration:
 
     @property
     def group(self) -> dkg.GroupKey | None:
-        """The key, once the board has decided it."""
+        """The group key, once the posted dealings determine it."""
         return self._group
 
     @property
@@ -100,7 +98,7 @@ class KeyGeneration:
         return self._done
 
     def process_start(self) -> list[Command]:
-        """Post our dealing, unless the events replayed so far hold it already."""
+        """Post our dealing unless the chain holds it already."""
         if self._dealer is None or self._dealer in self._dealt or self._done:
             return []
         if self._predecessor is None:
@@ -110,7 +108,7 @@ class KeyGeneration:
                 self._ceremony, self._dealer, self._predecessor.share, self._entropy
             )
         else:
-            return []  # a member that never got its share has none to hand over
+            return []  # without a share of the old key we cannot reshare it
         return [PostDealing(dealing.to_bytes())]
 
     def process_dealing(self, event: DealingPosted) -> list[Command]:
@@ -124,11 +122,11 @@ class KeyGeneration:
             dealing = dkg.Dealing.from_bytes(event.dealing, self._ceremony)
             if dealing.dealer != dealer:
                 raise PeerFault("posted a dealing under another member's number")
-        except PeerFault as error:  # everybody sees the same bytes: as if it had not been posted
+        except PeerFault as error:  # all members reject the same bytes
             return [Fault(event.dealer, f"posted a malformed dealing: {error}")]
         if dealer in self._dealt:
             return []
-        self._dealt[dealer] = _Dealt(dealing, event.block_number)
+        self._dealt[dealer] = _PostedDealing(dealing, event.block_number)
         if self._place is None:
             return []
         try:
@@ -144,7 +142,7 @@ class KeyGeneration:
         return []
 
     def process_complaint(self, event: ComplaintPosted) -> list[Command]:
-        """Judge a complaint from public bytes; a true one excludes its dealer."""
+        """Check a complaint from public bytes; a true one excludes its dealer."""
         dealer = _find(event.dealer, self._dealers)
         if self._done or dealer is None:
             return []
@@ -160,7 +158,7 @@ class KeyGeneration:
         self._complaints.setdefault(dealer, event.block_number)
         return [Log(f"dealer {event.dealer} is excluded from key generation by a complaint")]
 
-    def process_block(self, number: int) -> list[Command]:
+    def process_block(self, number: int) -> list[Command | KeyReady]:
         """Compute the key when dealings and complaints are final at this block."""
         self._block = max(self._block, number)
         closed_at = self._get_closing_block()

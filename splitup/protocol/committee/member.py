@@ -1,15 +1,15 @@
-"""One committee member as a machine: events in, commands out, no clock and no network of its own.
+"""One committee member as a state machine: events in, commands out, no clock, no network.
 
-It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat,
-a ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
-Unavailable for what a peer sent, always before anything has changed; what is found wrong later
-comes out as a ``Fault``.
+It consists of three smaller machines, for snapshots, plans and settlements, that share a
+``MemberContext``, a ``SigningGuard`` and a ``ContentStore``. ``handle`` raises PeerFault,
+BadSignature or Unavailable for a peer's event before anything has changed. A fault that is found
+later becomes a ``Fault`` command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.keys import Identity
@@ -19,28 +19,29 @@ from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.commands import AnnouncePlan, Command, Log
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import EquivocationDetector
 from splitup.protocol.committee.events import (
-    AnnouncePlan,
     BlockSeen,
-    Command,
+    ChainFact,
     CompletionCommitted,
     CompletionReceived,
-    Event,
+    EventReverted,
     ExecutionCommitted,
     ExecutionEnded,
     ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
     KeyReady,
-    Log,
+    LocalEvent,
     ManifestFetched,
+    MemberEvent,
     MemberLost,
     NodesSeen,
+    PeerEvent,
     PlanAccepted,
     PlanPushed,
-    RequestReverted,
     RequestSeen,
     RttMeasured,
     SignedRequestReceived,
@@ -53,39 +54,24 @@ from splitup.protocol.committee.events import (
     VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import (
-    EpochTimeoutVote,
     Equivocation,
-    ObservationWanted,
-    PlanCertified,
-    PlanDelivered,
-    PlanPartial,
-    PlanVote,
-    PlanWanted,
-    SnapshotVote,
+    PlanMessage,
+    SettlementMessage,
+    SnapshotMessage,
 )
 from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_agreement import ResultReader, SettlementAgreement
 from splitup.protocol.snapshots.demand import compute_demand
-from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
-
-_SNAPSHOT_MESSAGES = (
-    EpochTimeoutVote,
-    ObservationWanted,
-    ObservationShare,
-    SnapshotProposal,
-    SnapshotVote,
-)
-_PLAN_MESSAGES = (PlanPartial, PlanVote, PlanCertified, PlanDelivered, PlanWanted)
 
 
 class CommitteeMember:
-    """One member. ``signed``, ``snapshots``, ``evidence``: what the journal kept of earlier lives.
+    """One member. ``signed``, ``snapshots``, ``evidence``, ``signed_requests``: from its journal.
 
-    ``read_result`` verifies a validator's token as evidence, however old, and returns result and
-    key. ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    ``read_result`` verifies a validator's token of any age as evidence and returns result and key.
+    ``grace_s`` is the Market's time between an execution's deadline and its refund.
     """
 
     def __init__(
@@ -125,9 +111,9 @@ class CommitteeMember:
             self.context, signing_guard, self._content_store, economics, read_result
         )
         self._signed_requests = SignedRequests(signed_requests)
-        for opening in signed_requests:  # nothing leaves before the key is known
-            self._settlements.process_request(opening.request)
-            self._plans.process_request(opening.request, 0.0, opening.signature)
+        for kept in signed_requests:  # these return no commands: the threshold key is not known yet
+            self._settlements.process_request(kept.request)
+            self._plans.process_request(kept.request, 0.0, kept.signature)
 
     # ---- questions --------------------------------------------------------------------------
 
@@ -135,15 +121,15 @@ class CommitteeMember:
         return self._plans.find_certificate(execution_id)
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
-        """Return what the settlement of an execution closed lately rested on."""
+        """Return what the settlement of a recently ended execution rests on, or None."""
         return self._settlements.find_evidence(execution_id)
 
     def find_attestation(self, execution_id: str) -> SignedAttestation | None:
-        """Return what this member testifies about an execution's verification, or None."""
+        """Return this member's latest attestation about an execution's verification, or None."""
         return self._settlements.find_attestation(execution_id)
 
     def is_over(self, execution_id: str) -> bool:
-        """Return whether an execution was settled or refunded lately."""
+        """Return whether an execution was settled or refunded recently."""
         return self._settlements.is_over(execution_id)
 
     def find_refusal(self, execution_id: str) -> str:
@@ -151,22 +137,22 @@ class CommitteeMember:
         return self._plans.find_refusal(execution_id)
 
     def list_evidence(self) -> list[Equivocation]:
-        """Return the equivocations that this member has found or been shown."""
+        """Return the equivocations that this member detected or received."""
         return self._detector.list_evidence()
 
     def find_snapshot(self, root: str) -> Snapshot | None:
         return self._content_store.find_snapshot(root)
 
     def is_unprobed(self, node: str) -> bool:
-        """Return whether a node was heard whose round trip nobody has measured yet."""
+        """Return whether a node sent a heartbeat and its round trip was not measured yet."""
         return self._snapshots.nodes.is_unprobed(node)
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
-        """Return (node, endpoint) of all nodes to be probed."""
+        """Return (node, endpoint) of all nodes to probe."""
         return self._snapshots.nodes.list_heard(now)
 
     def get_head(self) -> str:
-        """Return the hash of the chain's head, which nodes are to name."""
+        """Return the hash of the chain's head, which heartbeats are to name."""
         return self._snapshots.nodes.heads.head
 
     def is_recent(self, block_hash: str, now: float) -> bool:
@@ -207,12 +193,12 @@ class CommitteeMember:
 
     # ---- the machine ------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event at monotonic time ``now`` (seconds) and return what to do, in order."""
+    def handle(self, event: MemberEvent, now: float) -> list[Command]:
+        """Process one event at monotonic time ``now`` (seconds); return commands in order."""
         commands = self._dispatch(event, now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
-                if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
+                if self._plans.find_refusal(command.execution_id):  # it will never be opened
                     commands += self._signed_requests.process_closed(command.execution_id)
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
@@ -222,25 +208,22 @@ class CommitteeMember:
                         self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
 
-    def _dispatch(self, event: Event, now: float) -> list[Command]:
+    def _dispatch(self, event: MemberEvent, now: float) -> list[Command]:
+        if isinstance(event, ChainFact):
+            return self._process_chain(event, now)
+        if isinstance(event, PeerEvent):
+            return self._process_peer(event, now)
+        return self._process_local(event, now)
+
+    def _process_chain(self, event: ChainFact, now: float) -> list[Command]:
         match event:
-            case GossipReceived():
-                return self._process_gossip(event, now)
-            case HeartbeatReceived():
-                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
-            case Tick():
-                return [
-                    *self._snapshots.process_tick(now),
-                    *self._plans.process_tick(now),
-                    *self._settlements.process_tick(now),
-                    *self._detector.process_tick(),
-                ]
             case BlockSeen():
                 return self._process_block(event, now)
+            case NodesSeen():
+                self._snapshots.nodes.process_nodes(event.nodes)
+                return []
             case RequestSeen():
                 return self._process_request(event, now)
-            case SignedRequestReceived():
-                return self._process_signed(event, now)
             case PlanAccepted():
                 self._settlements.process_accepted(event.execution_id, is_planned=True)
                 return self._plans.process_accepted(event.execution_id, event.plan_root)
@@ -251,72 +234,92 @@ class CommitteeMember:
                 return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id)
-            case CompletionReceived():
-                return self._settlements.process_completion(
-                    event.completion, event.signing_key, now
-                )
-            case ExecutorCommitmentReceived():
-                return self._settlements.process_commitment(
-                    event.commitment, event.signing_key, now
-                )
-            case ValidatorCommitmentReceived():
-                return self._settlements.process_validator_commitment(
-                    event.validator_commitment, event.signing_key, now
-                )
-            case TakeoversReceived():
-                return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
-            case TaskRecomputed():
-                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
-            case VerificationResultReceived():
-                return self._settlements.process_result(
-                    event.result, event.signing_key, event.token, now
-                )
-            case NodesSeen():
-                self._snapshots.nodes.process_nodes(event.nodes)
-            case RttMeasured():
-                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
-            case MemberLost():
-                self.context.note_lost(event.account)
             case SnapshotAccepted():
                 return self._snapshots.process_accepted(
                     event.configuration, event.sequence, event.root, now
                 )
-            case RequestReverted():
-                return self._undo(event, now)
+            case EventReverted():
+                return self._revert(event, now)
+            case _ as never:
+                assert_never(never)
+
+    def _process_peer(self, event: PeerEvent, now: float) -> list[Command]:
+        settlements = self._settlements
+        match event:
+            case GossipReceived():
+                return self._process_gossip(event, now)
+            case HeartbeatReceived():
+                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
+                return []
+            case SignedRequestReceived():
+                return self._process_signed(event, now)
+            case CompletionReceived():
+                return settlements.process_completion(event.completion, event.signing_key, now)
+            case ExecutorCommitmentReceived():
+                return settlements.process_commitment(event.commitment, event.signing_key, now)
+            case ValidatorCommitmentReceived():
+                return settlements.process_validator_commitment(
+                    event.validator_commitment, event.signing_key, now
+                )
+            case TakeoversReceived():
+                return settlements.process_takeovers(event.takeovers, event.signing_key, now)
+            case VerificationResultReceived():
+                return settlements.process_result(event.result, event.signing_key, event.token, now)
+            case _ as never:
+                assert_never(never)
+
+    def _process_local(self, event: LocalEvent, now: float) -> list[Command]:
+        match event:
+            case Tick():
+                return [
+                    *self._snapshots.process_tick(now),
+                    *self._plans.process_tick(now),
+                    *self._settlements.process_tick(now),
+                    *self._detector.process_tick(),
+                ]
+            case KeyReady():
+                self.context.set_key(event.group, event.share)
+                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+            case RttMeasured():
+                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
+                return []
             case ManifestFetched():
                 self._content_store.add_manifest(event.manifest)
                 return self._plans.process_contents(now)
             case SnapshotFetched():
                 commands = self._content_store.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case PlanPushed():
                 return self._plans.process_pushed(event.execution_id, event.unreached, now)
-            case KeyReady():
-                self.context.set_key(event.group, event.share)
-                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
-        return []
+            case MemberLost():
+                self.context.note_lost(event.account)
+                return []
+            case _ as never:
+                assert_never(never)
 
     def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
         message, sender = event.message, event.sender
-        self.context.view.member_of(sender)  # raises for strangers
+        self.context.view.member_of(sender)  # raises PeerFault for non-members
         if sender == self.context.account:
             raise PeerFault("our own message came back to us", peer=sender)
         self.context.note_heard(sender, now)
-        if isinstance(message, _SNAPSHOT_MESSAGES):
+        if isinstance(message, SnapshotMessage):
             return self._snapshots.process_gossip(sender, message, now)
-        if isinstance(message, _PLAN_MESSAGES):
+        if isinstance(message, PlanMessage):
             return self._plans.process_gossip(sender, message, now)
-        if isinstance(message, Equivocation):
-            return self._detector.process_evidence(message)
-        return self._settlements.process_gossip(sender, message, now)
+        if isinstance(message, SettlementMessage):
+            return self._settlements.process_gossip(sender, message, now)
+        return self._detector.process_evidence(message)
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
         if self._timestamp_s > request.deadline + self._grace_s:
-            return []  # an old event, replayed at start
+            return []  # an old event, read again at start
         commands: list[Command] = []
         signed = self._signed_requests.find(request.execution_id)
-        if signed is not None:  # the chain holds it, or another one that took its number
+        if signed is not None:  # the chain holds it, or another with its nonce
             commands += self._signed_requests.process_closed(request.execution_id)
             if is_same(signed.request, request):
                 return commands
@@ -324,13 +327,13 @@ class CommitteeMember:
         return commands + self._begin(request, now, refusal=event.refusal)
 
     def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
-        """Plan a request that is not on chain; raise what speaks against it."""
+        """Plan a request that is not on chain; raise PeerFault, Unavailable if it is refused."""
         signed, execution_id = event.signed, event.signed.request.execution_id
         known = self._plans.find_request(execution_id)
         if known is not None:
             if is_same(known, signed.request):
                 return []
-            raise PeerFault(f"the number of request {execution_id} is taken")
+            raise PeerFault(f"the nonce of request {execution_id} is used by another request")
         commands = self._signed_requests.process_signed(event, self._timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
@@ -349,7 +352,9 @@ class CommitteeMember:
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
         commands: list[Command] = []
         for execution_id in self._signed_requests.list_expired(self._timestamp_s):
-            commands.append(Log(f"the signed request {execution_id} was never opened"))
+            commands.append(
+                Log(f"the signed request {execution_id} was not opened before its deadline")
+            )
             commands += self._signed_requests.process_closed(execution_id)
             commands += self._end(execution_id)
         for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
@@ -357,8 +362,8 @@ class CommitteeMember:
             commands += self._end(execution_id)
         return commands
 
-    def _undo(self, reverted: RequestReverted, now: float) -> list[Command]:
-        """Take back what a reorganised chain no longer holds; what follows is told anew."""
+    def _revert(self, reverted: EventReverted, now: float) -> list[Command]:
+        """Take back an event that the chain no longer holds; events of the new branch follow."""
         match reverted.event:
             case RequestSeen(request=request):
                 signed = self._plans.find_signed(request.execution_id)
@@ -372,13 +377,18 @@ class CommitteeMember:
                 return self._plans.process_reverted_plan(execution_id, now)
             case CompletionCommitted() as committed:
                 self._settlements.process_reverted_commitment(committed)
+                return []
             case ExecutionCommitted() as agreed:
                 self._settlements.process_reverted_agreement(agreed)
+                return []
             case SnapshotAccepted(sequence=sequence):
                 return self._snapshots.process_reverted(sequence)
             case ExecutionEnded(execution_id=execution_id):
-                return [Log(f"the end of {execution_id} was undone; its transaction is sent again")]
-        return []
+                return [
+                    Log(f"the end of {execution_id} was reverted; its transaction is sent again")
+                ]
+            case _ as never:
+                assert_never(never)
 
     def _end(self, execution_id: str) -> list[Command]:
         commands = self._settlements.process_end(execution_id)

@@ -1,8 +1,8 @@
-"""One account across the committee's configurations: one machine for each that it sits in.
+"""One account across committee configurations: one ``CommitteeMember`` machine for each of them.
 
-A handover is announced, its key dealt anew on the board, and then the chain changes over. Requests
-belong to the configuration that was current at their place on the chain, and stay with it to their
-end, so two machines may work side by side for a while. The process never restarts for it.
+A handover is announced on chain, the key is reshared there, and then the chain changes to the new
+configuration. A request belongs to the configuration that was current at its position on the chain,
+and stays with it to its end, so two machines may run side by side. No restart is needed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeMember as MemberView
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
 from splitup.protocol.committee.events import (
     BlockSeen,
     BoardRead,
-    Command,
     ComplaintPosted,
     ConfigurationSeen,
-    ConfirmGroupKey,
     DealingPosted,
     Event,
-    Gossip,
     GossipReceived,
     KeyReady,
-    Log,
     ManifestFetched,
+    MemberEvent,
     NodesSeen,
     PlanPushed,
     RequestSeen,
@@ -51,7 +49,7 @@ _ENTROPY = b"splitup/dkg/entropy/v1"
 
 
 class Membership:
-    """The machines of one account. ``secret`` (32 bytes) is in the journal before anything is sent.
+    """The machines of one account. ``secret`` (32 bytes) must be in the journal already.
 
     ``make_member`` makes the machine of a configuration from what the journal holds by then.
     """
@@ -71,7 +69,7 @@ class Membership:
         self._generations: dict[int, KeyGeneration] = {}
         self._keys: dict[int, KeyReady] = {}  # with our share, where we have one
         self._machines: dict[int, CommitteeMember] = {}
-        self._latest: dict[type[Event], Event] = {}  # what a new machine must be told
+        self._latest: dict[type[MemberEvent], MemberEvent] = {}  # what a new machine must know
         self._post_at = 0.0
         self.current = 0
 
@@ -79,7 +77,7 @@ class Membership:
 
     @property
     def is_member(self) -> bool:
-        """Return whether we sit in the current configuration, or are about to."""
+        """Return whether we are a member of the current configuration or of a later one."""
         return any(c >= self.current for c in self._machines)
 
     def find_certificate(self, execution_id: str) -> PlanCertificate | None:
@@ -101,11 +99,11 @@ class Membership:
         return self._find(lambda m: m.find_snapshot(root))
 
     def find_member(self, signing_key: str) -> MemberView | None:
-        """Return the member of any configuration we sit in that signs with this key."""
+        """Return the member with this signing key in any of our configurations, or None."""
         return self._find(lambda m: m.context.view.member_with_key(signing_key))
 
     def list_peers(self) -> list[MemberView]:
-        """Return the other members of all configurations we sit in, as the latest states them."""
+        """Return the other members of all our configurations, as the latest one states them."""
         peers = {
             peer.account: peer
             for _, machine in sorted(self._machines.items())
@@ -115,7 +113,7 @@ class Membership:
         return list(peers.values())
 
     def list_accounts(self, configuration: int) -> list[str]:
-        """Return who the messages of a configuration go to."""
+        """Return the accounts that messages of a configuration go to."""
         machine = self._machines.get(configuration)
         accounts = machine.context.accounts() if machine else []
         return [account for account in accounts if account != self._identity.address]
@@ -156,7 +154,7 @@ class Membership:
     # ---- the machine ------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event and give it to whom it concerns; raise what every machine raises."""
+        """Give one event to the machines it concerns; raise the error if all of them raise one."""
         match event:
             case ConfigurationSeen():
                 return self._process_configuration(event, now)
@@ -186,26 +184,28 @@ class Membership:
                     raise Unavailable("we are no committee member now; ask the others")
                 return self._tag(self.current, machine.handle(event, now))
             case PlanPushed():
-                return self._give(event, now, lambda m: m.is_open(event.execution_id))
-        if isinstance(event, NodesSeen | SnapshotAccepted | BlockSeen):
-            self._latest[type(event)] = event
-        return self._give(event, now, lambda _: True)
+                return self._forward(event, now, lambda m: m.is_open(event.execution_id))
+            case NodesSeen() | SnapshotAccepted() | BlockSeen():
+                self._latest[type(event)] = event
+                return self._forward(event, now, lambda _: True)
+            case _:  # for all machines; mypy checks that no board fact gets here
+                return self._forward(event, now, lambda _: True)
 
-    def _give(
-        self, event: Event, now: float, concerns: Callable[[CommitteeMember], bool]
+    def _forward(
+        self, event: MemberEvent, now: float, concerns: Callable[[CommitteeMember], bool]
     ) -> list[Command]:
         commands: list[Command] = []
         errors: list[SplitUpError] = []
-        told = 0
+        asked = 0
         for number, machine in sorted(self._machines.items(), reverse=True):
             if not concerns(machine):
                 continue
-            told += 1
+            asked += 1
             try:
                 commands += self._tag(number, machine.handle(event, now))
             except (PeerFault, Unavailable) as error:
                 errors.append(error)
-        if errors and len(errors) == told:
+        if errors and len(errors) == asked:
             raise errors[0]
         return commands
 
@@ -229,10 +229,10 @@ class Membership:
         return commands
 
     def _announce(self, event: ConfigurationSeen, now: float) -> list[Command]:
-        """Follow the key generation of a configuration, and take our seat in it."""
+        """Follow the key generation of a new configuration; start our machine in it."""
         number, predecessor = event.configuration, None
         if event.is_handover:
-            # the key that is handed over was on the chain before, so its board is complete
+            # the old key was complete on the chain before the handover began
             self._read_keys(event.block_number, now)
             key = self._keys.get(self.current)
             if key is None:
@@ -262,7 +262,7 @@ class Membership:
         return [Log(f"we are a member of committee configuration {number}"), *commands]
 
     def _change_over(self, number: int) -> list[Command]:
-        """The chain has changed over: from here on requests are the new machine's."""
+        """The chain changed to this configuration: new requests belong to its machine."""
         self.current = number
         for configuration, machine in list(self._machines.items()):
             machine.context.is_active = configuration == number
@@ -271,18 +271,18 @@ class Membership:
         ours = number in self._machines
         return [
             Log(
-                f"committee configuration {number} counts from now on; "
-                + ("we sit in it" if ours else "we do not, and finish what is open")
+                f"committee configuration {number} is current now; we are "
+                + ("a member" if ours else "no member and finish the open executions")
             )
         ]
 
     def _process_board(self, block_number: int, now: float) -> list[Command]:
-        """All that the board holds up to this block was told: judge it, and deal when it is due."""
+        """Evaluate the board up to this block; post our dealing while the chain lacks it."""
         commands = self._read_keys(block_number, now)
         target = max(self._generations, default=0)
         generation = self._generations.get(target)
         if generation is not None and not generation.is_done and now >= self._post_at:
-            self._post_at = now + tuning.BOARD_RETRY_S  # again, until the chain holds it
+            self._post_at = now + tuning.BOARD_RETRY_S  # post again until the chain holds it
             commands += generation.process_start()
         for number in [
             n for n, m in self._machines.items() if n < self.current and not m.count_open()
@@ -310,7 +310,7 @@ class Membership:
         return commands
 
     def _find(self, ask: Callable[[CommitteeMember], T | None]) -> T | None:
-        """Return the first answer that is one, the current machine asked first."""
+        """Return the first non-empty answer, asking the current machine first."""
         order = sorted(self._machines, key=lambda number: (number != self.current, -number))
         for number in order:
             answer = ask(self._machines[number])

@@ -1,4 +1,4 @@
-"""What committee members say to each other. The transport proves the sender, and no more.
+"""Messages between committee members. The transport proves only the sender.
 
 ``encode_gossip`` and ``parse_gossip`` wrap a message with its kind. A message that must convince a
 third party (an observation, a quorum signature) carries its own signature.
@@ -30,21 +30,21 @@ TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
 
 
 class EpochTimeoutVote(Message):
-    """The epoch that a member is in or wants. Repeated: it is the members' sign of life, too."""
+    """A vote for an epoch. Repeated every second, so it is also the members' heartbeat."""
 
     configuration: Count
     epoch: Count
 
 
-class ObservationWanted(Message):
-    """A leader asks for observations towards the snapshot of this sequence number."""
+class ObservationRequest(Message):
+    """A leader asks for observations for the snapshot of this sequence number."""
 
     epoch: Count
     sequence: Count
 
 
 class SnapshotVote(Message):
-    """A member's signature under a snapshot's root; goes to all, convinces by itself."""
+    """A member's signature under a snapshot's root; sent to all members, proves itself."""
 
     configuration: Count
     sequence: Count
@@ -62,59 +62,61 @@ class PlanPartial(Message):
 
 
 class PlanVote(Message):
-    """A member's signature under a plan; goes to all, convinces by itself."""
+    """A member's signature under a plan; sent to all members, proves itself."""
 
     execution_id: Bytes32Field
     root: Bytes32Field
     seed: Bytes32Field
-    executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # how many nodes it gives work to
+    executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # the number of distinct executors
     member: AddressField
     signature: QuorumSignatureField
 
 
 class Equivocation(Message):
-    """Two votes of one member for one slot that say different things."""
+    """Two different votes of one member for one slot."""
 
     first: SnapshotVote | PlanVote
     second: SnapshotVote | PlanVote
 
 
 class PlanCertified(Message):
-    """Answers a member that is behind; convinces by itself."""
+    """The answer to a member that lacks the certificate; proves itself."""
 
     certificate: PlanCertificate
 
 
 class PlanDelivered(Message):
-    """The nodes of the plan have it, but for those ``unreached``: the others need not send it."""
+    """The nodes of the plan have it, except those ``unreached``; others need not send it."""
 
     execution_id: Bytes32Field
     unreached: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
 
 
-class PlanWanted(Message):
+class PlanRequest(Message):
+    """Asks a member for the certificate of an execution."""
+
     execution_id: Bytes32Field
 
 
 class CommitmentsVote(Message):
-    """A member's signature under the root over all executors' pledges, and what is to be locked."""
+    """A member's signature under the root over all executors' commitments, and their exposures."""
 
     execution_id: Bytes32Field
     root: Bytes32Field
-    exposures_hash: Bytes32Field  # of what the executors stand to lose
+    exposures_hash: Bytes32Field  # of the executors' exposures
     signature: QuorumSignatureField
 
 
-class CommitmentsWanted(Message):
-    """Asks for what the agreed root of an execution is over."""
+class CommitmentsRequest(Message):
+    """Asks for the content of an execution's agreed root."""
 
     execution_id: Bytes32Field
 
 
-class CommitmentsTold(Message):
-    """Answers a member that is behind; the root on chain proves it.
+class CommitmentsReply(Message):
+    """The content of an agreed root, for a member that lacks it; the root on chain proves it.
 
-    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    ``executors`` answer for the tasks, by task; empty for the plan's.
     """
 
     execution_id: Bytes32Field
@@ -123,7 +125,7 @@ class CommitmentsTold(Message):
 
 
 class DrawPartial(Message):
-    """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
+    """A share of the draw's seed, with the takeovers that it rests on, which others may lack."""
 
     execution_id: Bytes32Field
     partial: PartialField
@@ -131,22 +133,21 @@ class DrawPartial(Message):
 
 
 class DrawMade(Message):
-    """Answers a member that is behind; convinces by itself."""
+    """The answer to a member that lacks the draw; proves itself."""
 
     draw: Draw
 
 
 class Attested(Message):
-    """What a member knows of a verification; convinces by itself."""
+    """A member's attestation about a verification; proves itself."""
 
     attestation: SignedAttestation
 
 
 class SettlementProposal(Message):
-    """All evidence of an execution; whoever holds it computes the same settlement.
+    """All evidence of an execution, from which every member computes the same settlement.
 
-    ``results`` are the validators' own tokens. ``settlement_hash`` is what the proposer makes of
-    it.
+    ``results`` are the validators' own tokens; ``settlement_hash`` is of the proposer's settlement.
     """
 
     execution_id: Bytes32Field
@@ -159,15 +160,33 @@ class SettlementProposal(Message):
 
 
 class SettlementSignature(Message):
+    """A member's signature under a proposed settlement, for its proposer."""
+
     execution_id: Bytes32Field
     round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
     settlement_hash: Bytes32Field
     signature: QuorumSignatureField
 
 
-_KINDS: Final[dict[str, type[Message]]] = {
+SnapshotMessage = (
+    EpochTimeoutVote | ObservationRequest | ObservationShare | SnapshotProposal | SnapshotVote
+)
+PlanMessage = PlanPartial | PlanVote | PlanCertified | PlanDelivered | PlanRequest
+SettlementMessage = (
+    CommitmentsVote
+    | CommitmentsRequest
+    | CommitmentsReply
+    | DrawPartial
+    | DrawMade
+    | Attested
+    | SettlementProposal
+    | SettlementSignature
+)
+GossipMessage = SnapshotMessage | PlanMessage | Equivocation | SettlementMessage
+
+_KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "epoch-timeout-vote": EpochTimeoutVote,
-    "observation-wanted": ObservationWanted,
+    "observation-request": ObservationRequest,
     "observation": ObservationShare,
     "snapshot-proposal": PackedProposal,
     "snapshot-vote": SnapshotVote,
@@ -175,11 +194,11 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-vote": PlanVote,
     "plan-certified": PlanCertified,
     "plan-delivered": PlanDelivered,
-    "plan-wanted": PlanWanted,
+    "plan-request": PlanRequest,
     "equivocation": Equivocation,
     "commitments-vote": CommitmentsVote,
-    "commitments-wanted": CommitmentsWanted,
-    "commitments-told": CommitmentsTold,
+    "commitments-request": CommitmentsRequest,
+    "commitments-reply": CommitmentsReply,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,
@@ -189,33 +208,33 @@ _KINDS: Final[dict[str, type[Message]]] = {
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
 
 
-def count_nodes(message: Message) -> int:
-    """Return how many nodes a message lists, with every repetition: what its size grows with."""
+def count_nodes(message: GossipMessage) -> int:
+    """Return how many nodes a message lists, each repetition counted: its size grows with that."""
     match message:
         case ObservationShare():
             return len(message.observation.views)
         case SnapshotProposal():
             return sum(len(share.observation.views) for share in message.observations)
-    return 0
+        case _:  # does not grow with the nodes
+            return 0
 
 
-def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
+def encode_gossip(message: GossipMessage, configuration: int) -> dict[str, Any]:
     """Return the JSON body that carries a message between members of a configuration."""
-    if isinstance(message, SnapshotProposal):
-        message = pack_proposal(message)
+    packed = pack_proposal(message) if isinstance(message, SnapshotProposal) else message
     return {
         "configuration": configuration,
-        "kind": _NAMES[type(message)],
-        "message": message.model_dump(mode="json"),
+        "kind": _NAMES[type(packed)],
+        "message": packed.model_dump(mode="json"),
     }
 
 
-def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
+def parse_gossip(body: dict[str, Any]) -> tuple[GossipMessage, int]:
     """Parse the body of a gossip request into message and configuration; raise PeerFault."""
     kind, configuration = body.get("kind"), body.get("configuration")
     message_type = _KINDS.get(kind) if isinstance(kind, str) else None
     if message_type is None or body.keys() != {"configuration", "kind", "message"}:
-        raise PeerFault("a gossip message is of no known kind; the member runs another version")
+        raise PeerFault("a gossip message is of an unknown kind; the member runs another version")
     if type(configuration) is not int or not 0 <= configuration < 2**53:
         raise PeerFault("a gossip message names no committee configuration")
     message = message_type.from_value(body["message"])

@@ -1,8 +1,8 @@
-"""Two parties disagree about a task: find the first operation they disagree about, and who lied.
+"""A dispute between two parties about a task: find the first operation whose result differs.
 
 Both have committed to a value trace (``splitup.graph.value_trace``). In every turn both open the
-node of their tree in which the first difference lies, so after log2 of its leaves they stand at one
-value, whose operands both agree about:
+node of their tree that contains the first difference. After log2 of the number of leaves they reach
+one value, about whose operands they agree:
 
     turn    what a party shows                    what follows
     SPLIT   the two children of the node          the left one if they differ there, else the right
@@ -10,10 +10,10 @@ value, whose operands both agree about:
     OPEN    the root of the operation trace       unless both are of one determinism class; equal
                                                   roots end it, others are split like the first tree
 
-``Dispute`` only finds the place; it is sans-I/O, moves and time in, questions out. What is there is
-for ``splitup.protocol.disputes.judging`` to decide. A party that is silent at a deadline, or whose
-signed move contradicts its own commitment, has lost. Moves are signed over the dispute's digest and
-the turn: none can be used anywhere else.
+``Dispute`` only finds the place; it does no I/O: moves and time in, questions out.
+``splitup.protocol.disputes.judging`` decides who lied there. A party that is silent at a deadline,
+or whose signed move contradicts its own commitment, has lost. Moves are signed over the dispute's
+digest and the turn, so they cannot be replayed elsewhere.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ PARTIES: Final[tuple[Party, Party]] = (0, 1)
 
 
 class DisputeContext(Message):
-    """What is disputed; party 0 executed the task, party 1 recomputed it. Roots as committed."""
+    """The disputed task; party 0 executed it, party 1 recomputed it. Roots as committed."""
 
     execution_id: Bytes32Field
     index: Count  # of the task in its model
     task_id: DigestField
-    # per step the rows of each of the task's symbols: so many have the committed inputs
+    # per step, the number of rows of each of the task's symbols in the committed inputs
     rows: tuple[
         Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=limits.MAX_SYMBOLS)],
         ...,
@@ -70,7 +70,7 @@ class DisputeContext(Message):
 
 
 class LeafProof(Message):
-    """That a party's tree holds ``value`` at ``leaf``."""
+    """Proof that a party's tree holds ``value`` at ``leaf``."""
 
     leaf: Count
     value: DigestField
@@ -78,7 +78,7 @@ class LeafProof(Message):
 
 
 class Move(Message):
-    """A party's answer to one question; ``hashes`` are those of the turn's table above."""
+    """A party's answer to one question; ``hashes`` as in the table of turns above."""
 
     dispute: Bytes32Field
     party: Party
@@ -95,13 +95,13 @@ class SignedMove(Message):
 
 
 class Transcript(Message):
-    """Everything that was said, in the order it was taken."""
+    """All moves of a dispute, in the order in which they were accepted."""
 
     context: DisputeContext
     moves: tuple[SignedMove, ...] = Field(max_length=limits.MAX_DISPUTE_MOVES)
 
 
-# ---- what the machine says ---------------------------------------------------------------------
+# ---- output of the machine ---------------------------------------------------------------------
 
 
 class Turn(Enum):
@@ -112,7 +112,7 @@ class Turn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What both parties are to answer until ``deadline_s``: about the leaves start … end - 1.
+    """A question to both parties, due at ``deadline_s``, about the leaves start … end - 1.
 
     ``is_operation`` says which of the two trees; ``proofs`` are the leaves to prove; ``step`` and
     ``root`` name the value once it is found.
@@ -130,18 +130,18 @@ class Question:
 
 
 class Place(Enum):
-    INPUT = "input"  # the parties computed from other inputs: compare both with what was committed
-    KERNEL = "kernel"  # one class: ``node`` is the value that one kernel writes
-    OPERATION = "operation"  # what the reference gives for ``node``
-    VALUE = "value"  # the kernel's output; both agree about the reference
-    TOO_LARGE = "too large"  # for the reference, and the parties are of two classes
+    INPUT = "input"  # the parties used different inputs: compare both with the committed ones
+    KERNEL = "kernel"  # same class: ``node`` is the value that one kernel writes
+    OPERATION = "operation"  # the reference results for ``node`` differ
+    VALUE = "value"  # the kernel's outputs differ; the reference results do not
+    TOO_LARGE = "too large"  # for the reference; the parties are of different classes
     BROKEN = "broken"  # a move contradicts what its party committed to
     SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Where the parties part: ``claims`` are their digests, ``operands`` what both agree about.
+    """The first difference: ``claims`` are the parties' digests, ``operands`` the agreed digests.
 
     ``root`` is the value in memory; ``node`` the operation within its region, else the same.
     ``operands`` are those of ``node``. BROKEN and SILENT name ``liars`` at once.
@@ -163,11 +163,11 @@ class Dispute:
     """The referee's side. ``question`` is open until ``finding`` is there."""
 
     def __init__(self, context: DisputeContext, graph: CheckedGraph, now_s: float) -> None:
-        """Begin; raises InvalidInput unless graph and rows are the task's and the roots differ."""
+        """Begin; raise InvalidInput unless graph and rows are the task's and the roots differ."""
         if compute_task_id(graph) != context.task_id:
             raise InvalidInput(f"the graph is not that of task {context.task_id}")
         if context.roots[0] == context.roots[1]:
-            raise InvalidInput("the parties committed to one root: there is nothing to dispute")
+            raise InvalidInput("the parties committed to the same root; nothing is disputed")
         self.context = context
         self.layout = ValueLayout(graph, context.rows)
         self.moves: list[SignedMove] = []
@@ -190,8 +190,8 @@ class Dispute:
     def receive(self, signed: SignedMove, now_s: float) -> Question | None:
         """Take a move; return the next question when both parties have answered.
 
-        A move that came before changes nothing. Raises PeerFault or BadSignature for what is no
-        move of this dispute; a signed one that contradicts its party's commitment ends it.
+        A repeated move changes nothing. Raises PeerFault or BadSignature for a move that is not of
+        this dispute. A signed move that contradicts its party's commitment ends the dispute.
         """
         move = signed.move
         if move.dispute != self._id:
@@ -216,23 +216,23 @@ class Dispute:
         return None if self.finding else self.question
 
     def tick(self, now_s: float) -> None:
-        """Let whoever has not answered by the deadline lose."""
+        """After the deadline end the dispute against the parties that did not answer."""
         if self.finding is None and now_s >= self.question.deadline_s:
             silent = tuple(party for party in PARTIES if party not in self._answers)
             self._end(Finding(Place.SILENT, self._step, self._root, liars=silent))
 
     def list_missing(self) -> tuple[Party, ...]:
-        """Return who is to move."""
+        """Return the parties that have to move."""
         if self.finding is not None:
             return ()
         return tuple(party for party in PARTIES if party not in self._answers)
 
     def make_transcript(self) -> Transcript:
-        """Return what ``check_transcript`` takes."""
+        """Return the transcript for ``check_transcript``."""
         return Transcript(context=self.context, moves=tuple(self.moves))
 
     def _is_consistent(self, move: Move) -> bool:
-        """Return whether a move fits what its party has committed to."""
+        """Return whether a move is consistent with its party's commitment."""
         question, own = self.question, self._hashes[move.party]
         hashes = [bytes.fromhex(text) for text in move.hashes]
         if tuple(proof.leaf for proof in move.proofs) != question.proofs:
@@ -257,7 +257,7 @@ class Dispute:
     def _advance(self, first: Move, second: Move, now_s: float) -> None:
         question = self.question
         if question.turn is Turn.SPLIT:
-            # the nodes differ, so one of their children does; what lies left of it is agreed
+            # the nodes differ, so one of their children does; all leaves left of it are equal
             side = 0 if first.hashes[0] != second.hashes[0] else 1
             self._hashes = (bytes.fromhex(first.hashes[side]), bytes.fromhex(second.hashes[side]))
             middle = split_range(question.start, question.end)

@@ -1,15 +1,16 @@
-"""Who lied: one operation, one kernel or one value of a dispute, recomputed.
+"""Decide who lied in a dispute by recomputing one operation, one kernel or one value.
 
-The place that a dispute ends at (``splitup.protocol.disputes.bisection``) decides what is compared:
+The place at which a dispute ends (``splitup.protocol.disputes.bisection``) decides what is
+compared:
 
-    kernel      both parties are of one class: a third node of it runs the one kernel; equal bytes
-    operation   the parties differ about what the reference gives, which is exact on every machine:
-                the single operation is run on it; equal bytes
-    value       they agree about the reference and not about the kernel's output: a claim further
+    kernel      both parties are of one class: a third node of it runs this kernel; equal bytes
+    operation   their reference results differ; the reference is exact on every machine, so the
+                single operation is recomputed on it; equal bytes
+    value       their reference results are equal, their kernels' outputs are not: a claim further
                 from the reference than any order of rounding allows is a lie; two claims within it
                 are honest, and nobody is punished (docs/adr/0013-what-a-dispute-decides.md)
 
-``check_transcript`` lets anybody repeat all of it, but for silence, which the referee alone saw.
+``check_transcript`` lets anybody repeat all of it, except silence, which only the referee observed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RunKernel = Callable[[CheckedGraph, list[bytes]], bytes]  # on a device of the p
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Who lied. ``is_decided`` is false when what is known does not tell; then nobody did."""
+    """The parties that lied. ``is_decided`` is false if that is unknown; then there are none."""
 
     finding: Finding
     liars: tuple[Party, ...]
@@ -46,16 +47,16 @@ def judge(
     get_bytes: GetBytes,
     run_kernel: RunKernel | None = None,
 ) -> Judgement:
-    """Return who lied, from one operation, one kernel or one value, recomputed.
+    """Return who lied, by recomputing one operation, one kernel or one value.
 
-    Seconds of CPU. ``get_bytes`` may give anything: what has another digest counts as missing.
+    Takes seconds of CPU. ``get_bytes`` is not trusted: bytes with another digest count as missing.
     """
     if finding.place in (Place.BROKEN, Place.SILENT):
         return Judgement(
             finding, finding.liars, True, f"{_name(finding.liars)}: {finding.place.value}"
         )
     if finding.place is Place.INPUT:
-        return Judgement(finding, (), False, "the parties computed from other inputs")
+        return Judgement(finding, (), False, "the parties used different inputs")
     if finding.place is Place.TOO_LARGE:
         return Judgement(finding, (), False, f"node {finding.root} is too large for the reference")
     operands: dict[int, bytes] = {}
@@ -64,7 +65,9 @@ def judge(
         if data is None:
             return Judgement(finding, (), False, f"nobody has operand {digest} of {finding.node}")
         if len(data) != layout.get_spec(finding.step, index).nbytes:
-            return Judgement(finding, PARTIES, True, f"both agree about an impossible {digest}")
+            return Judgement(
+                finding, PARTIES, True, f"both parties agree about {digest}, which has a wrong size"
+            )
         operands[index] = data
     if finding.place is Place.VALUE:
         return _judge_value(finding, layout, operands, get_bytes)
@@ -72,7 +75,7 @@ def judge(
     where = f"node {finding.node} ({graph.nodes[finding.node].op}) in step {finding.step}"
     if finding.place is Place.KERNEL:
         if run_kernel is None:
-            return Judgement(finding, (), False, f"{where}: a node of their class has to run it")
+            return Judgement(finding, (), False, f"{where}: a node of their class is needed")
         region = cut_region(layout.graph, finding.root)
         result = run_kernel(region, list_region_inputs(region, layout, finding.step, operands))
     else:
@@ -93,8 +96,8 @@ def check_transcript(
 ) -> Judgement:
     """Repeat a dispute from its transcript and return who lied.
 
-    Raises InvalidInput, PeerFault or BadSignature for a transcript that is none. One that ends
-    early shows whose turn it was and does not prove that they were silent.
+    Raises InvalidInput, PeerFault or BadSignature for an invalid transcript. One that ends early
+    shows whose turn it was, but does not prove that they were silent.
     """
     dispute = Dispute(transcript.context, load_graph(graph_bytes), 0.0)
     for signed in transcript.moves:
@@ -105,7 +108,7 @@ def check_transcript(
     if dispute.finding is None:
         missing = dispute.list_missing()
         finding = Finding(Place.SILENT, liars=missing)
-        reason = f"{_name(missing)} did not answer, if the referee says so"
+        reason = f"{_name(missing)} did not answer, according to the referee"
         return Judgement(finding, missing, False, reason)
     return judge(dispute.finding, dispute.layout, get_bytes, run_kernel)
 
@@ -119,12 +122,12 @@ def _judge_value(
     spec, liars = layout.get_spec(finding.step, finding.root), []
     for party in PARTIES:
         data = _get_checked(get_bytes, finding.claims[party])
-        if data is None or len(data) != spec.nbytes:  # it has to show what it claims
+        if data is None or len(data) != spec.nbytes:  # it must reveal its claim
             liars.append(party)
         elif not is_within(decode_array(spec, data), values[finding.root], bounds[finding.root]):
             liars.append(party)
     if not liars:
-        return Judgement(finding, (), False, "both claims are within what rounding may do")
+        return Judgement(finding, (), False, "both claims are within the error bound of rounding")
     reason = f"{_name(tuple(liars))}: no order of rounding gives this value"
     return Judgement(finding, tuple(liars), True, reason)
 

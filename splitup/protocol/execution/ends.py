@@ -1,8 +1,7 @@
-"""What the client sent, in its own signed words: the end of an execution.
+"""The client's signed end message: the number of steps and the digests of the inputs it sent.
 
-Executors keep it and show it with their completions, so that one which commits to other inputs than
-the client sent is told from the honest (``splitup.protocol.settlement.edge_faults``). Pure
-functions.
+Executors keep it and reveal it with their completions. It identifies an executor that commits to
+other inputs than the client sent (``splitup.protocol.settlement.edge_faults``). Pure functions.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def sign_end(identity: Identity, end: End) -> SignedEnd:
 
 
 def check_end(signed: SignedEnd, plan: Plan, manifest: Manifest) -> None:
-    """Raise PeerFault or BadSignature unless the plan's client ended its execution so."""
+    """Raise PeerFault or BadSignature unless the plan's client signed this end message."""
     end, request = signed.end, plan.request
     if end.execution_id != request.execution_id:
-        raise PeerFault("an end is for another execution")
+        raise PeerFault("an end message is for another execution")
     if end.steps > request.steps:
         raise PeerFault(f"{request.execution_id} ends after more steps than were paid for")
     if end.inputs and len(end.inputs) != len(manifest.inputs):

@@ -1,9 +1,9 @@
-"""Which node is to blame when an execution stands still, and who takes its place. No I/O, no clock.
+"""Failure detection by the client: which node stalls an execution, and which candidate replaces it.
 
-The client alone suffers, so the client decides. It sees three things: a connection that is gone, a
-node's own word that it failed, and steps that do not come back. For the last it asks all nodes how
-far they are: who does not answer is gone; of those who answer, the earliest task that has all it
-needs and does not move is stuck.
+No I/O, no clock. The client decides, because only the client is harmed by a stall. It observes lost
+connections, failures that a node reports itself, and steps whose outputs do not come back. When
+outputs do not come back it asks all nodes for their progress: a node that does not answer has
+failed; if all answer, the earliest task that has all its inputs and makes no progress is stuck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitup.protocol.execution.routes import get_sources
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask these nodes how far they are."""
+    """Ask these nodes for their progress."""
 
     nodes: tuple[str, ...]
 
@@ -52,7 +52,7 @@ Command = Probe | Replace | GiveUp
 
 
 class Failover:
-    """Blames nodes of one execution. Times are seconds on any one clock.
+    """Detects failed nodes of one execution. Times are seconds on any one clock.
 
     Every method that takes ``now`` returns what to do; call ``tick`` at ``next_time``.
     """
@@ -61,17 +61,17 @@ class Failover:
         self._plan = plan
         self._candidates = list(plan.places or (0,) * len(plan.tasks))
         self._inputs = tuple(get_sources(manifest, task) for task in range(len(plan.tasks)))
-        # connections that do not stand, and when that becomes somebody's fault
+        # nodes that are not connected, and when that counts as a failure
         self._down = {node: now + tuning.CONNECT_S for node in plan.executors()}
         self._gone: dict[str, str] = {}  # replaced nodes, and why
         self._submitted = 0
         self._done: set[int] = set()  # above ``first_missing``
         self.first_missing = 0
         self._moved_at = now
-        self._usual_s = 0.0  # between two steps that come back; 0 until one has
+        self._usual_s = 0.0  # mean time between two finished steps; 0 before the first
         self._probed_at: float | None = None
         self._answers: dict[str, Progress] = {}
-        self._still: dict[int, tuple[int, float]] = {}  # task -> steps, since when so many
+        self._still: dict[int, tuple[int, float]] = {}  # task -> steps, time of the last progress
         self._over = False
 
     @property
@@ -82,7 +82,7 @@ class Failover:
 
     @property
     def stall_s(self) -> float:
-        """Return how long no step may come back before somebody is asked."""
+        """Return after how long without a finished step the nodes are asked for their progress."""
         if not self._usual_s:
             return tuning.STALL_FIRST_S
         return max(tuning.STALL_S, tuning.STALL_STEPS * self._usual_s)
@@ -94,16 +94,16 @@ class Failover:
                 return task, node
         return None
 
-    # ---- what happens --------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
     def process_submitted(self, step: int, now: float) -> None:
-        """Note a step that is on its way."""
+        """Record a step that was sent."""
         if self.first_missing >= self._submitted:
             self._move(now)
         self._submitted = max(self._submitted, step + 1)
 
     def process_done(self, step: int, now: float) -> None:
-        """Note a step whose outputs are all here."""
+        """Record a step whose outputs are all here."""
         took_s = now - self._moved_at
         self._usual_s = took_s if not self._usual_s else 0.8 * self._usual_s + 0.2 * took_s
         self._done.add(step)
@@ -113,30 +113,30 @@ class Failover:
         self._move(now)
 
     def process_end(self) -> None:
-        """Blame nobody any more."""
+        """Stop: the execution is over."""
         self._over = True
 
     def process_down(self, node: str, now: float) -> None:
-        """Note that a connection broke; it has a moment to come back."""
+        """Record that a connection broke; the node may reconnect for a short time."""
         self._down.setdefault(node, now + tuning.RECONNECT_S)
 
     def process_up(self, node: str) -> None:
-        """Note that a connection stands."""
+        """Record that a connection was established."""
         self._down.pop(node, None)
 
     def process_failure(self, node: str, reason: str, now: float) -> list[Command]:
-        """Take a node's own word, or evidence, that it cannot go on."""
+        """Replace a node that reported its own failure, or that evidence shows to be faulty."""
         return self._replace(node, reason, now)
 
     def process_progress(self, progress: Progress, now: float) -> list[Command]:
-        """Take an answer to a probe; the last one leads to a verdict."""
+        """Record a node's answer to a probe; after the last one decide which node failed."""
         if self._probed_at is None or progress.node not in self.executors:
             return []
         self._answers[progress.node] = progress
         return self._judge(now) if set(self.executors) <= self._answers.keys() else []
 
     def next_time(self) -> float | None:
-        """Return when to call ``tick``, None while nothing can become late."""
+        """Return when to call ``tick``, None while nothing can time out."""
         if self._over:
             return None
         times = [at for node, at in self._down.items() if node in self.executors]
@@ -148,7 +148,7 @@ class Failover:
         return min(times, default=None)
 
     def tick(self, now: float) -> list[Command]:
-        """Do what has become due."""
+        """Process the timeouts that have passed."""
         if self._over:
             return []
         commands: list[Command] = []
@@ -171,7 +171,7 @@ class Failover:
         return [Probe(tuple(sorted(set(self.executors))))]
 
     def _judge(self, now: float) -> list[Command]:
-        """Blame who does not answer, else who does not move; else ask again in a while."""
+        """Replace nodes that did not answer, else a stuck one; else ask again later."""
         self._probed_at = None
         silent = sorted(set(self.executors) - self._answers.keys())
         if silent:
@@ -188,14 +188,14 @@ class Failover:
         return []
 
     def _find_stuck(self, tasks: dict[int, TaskProgress], now: float) -> int | None:
-        """Return the earliest task that has had all it needs for too long."""
+        """Return the earliest task that has had all its inputs for too long."""
         for task, progress in tasks.items():
             if self._still.get(task, (-1, 0.0))[0] != progress.steps:
                 self._still[task] = (progress.steps, now)
         moved_at = max((since for _, since in self._still.values()), default=now)
         for task, node in enumerate(self.executors):
             own = tasks.get(task)
-            if own is None:  # it answers, and does not know that the task is its own
+            if own is None:  # it answers, but does not know that it runs this task
                 if now >= moved_at + tuning.HANG_LOST_S:
                     return task
                 continue
@@ -240,7 +240,7 @@ class Failover:
         return next((index for index in later if nodes[index] not in self._gone), None)
 
     def process_opened(self, nodes: Iterable[str], now: float) -> None:
-        """Note that connections to new nodes are being opened."""
+        """Record that connections to new nodes are being opened."""
         for node in nodes:
             self._down[node] = now + tuning.CONNECT_S
 

@@ -1,11 +1,10 @@
-"""Logs: what a producer's tensors become in the store, and back. Pure; no I/O, no clock.
+"""Log segments: the form in which a producer's tensors are stored. Pure; no I/O, no clock.
 
-    segment   u32 header bytes | SegmentHeader, canonical | the tensors, one after the other, but
-              those of zeros
+    segment   u32 header bytes | SegmentHeader, canonical | the tensors in order, except zeros
 
-Segments of one port are chained by their digests and written in order, so a reader that reaches
-a step has all steps before it. What is not stored yet stays with the producer, who sends it again
-to whoever takes a consumer's place.
+Segments of one port are chained by their digests and written in order, so a reader that reaches a
+step has all steps before it. The producer keeps tensors that are not stored yet, and sends them
+again to a node that replaces a consumer.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class LogEntry:
 
     @property
     def is_zero(self) -> bool:
-        """Return whether the tensor is zeros, which nobody stores."""
+        """Return whether the tensor is all zeros; such tensors are not stored."""
         return self.data is not None and is_zero(self.digest, self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive entries that will be one object."""
+    """Consecutive entries that are stored as one object."""
 
     name: LogName
     entries: tuple[LogEntry, ...]
@@ -77,7 +76,7 @@ class Segment:
 
 
 class PortLog:
-    """One producer's log of one port: entries in, segments out, and what is not stored yet."""
+    """One producer's log of one port: entries in, segments out; keeps what is not stored yet."""
 
     def __init__(self, task: int, port: int, node: str) -> None:
         self._name = LogName(task, port, node, 0)
@@ -91,7 +90,7 @@ class PortLog:
         self.unstored_bytes = 0
 
     def resume(self, reader: LogReader) -> None:
-        """Go on behind what an earlier run of this producer stored, all of it read."""
+        """Continue after the segments of an earlier run, all of which ``reader`` has read."""
         self._next_index, self.next_step = reader.name.number, reader.next_step
         self.previous = reader.previous
 
@@ -126,14 +125,14 @@ class PortLog:
         return self._closed[0] if self._closed else None
 
     def mark_stored(self, segment: Segment, digest: str) -> None:
-        """Forget what the store has by now; ``digest`` is the segment's SHA-256."""
+        """Drop a segment that is stored now; ``digest`` is its SHA-256."""
         assert segment is self._closed[0], "segments are stored in order"
         self._closed.popleft()
         self.previous = digest
         self.unstored_bytes -= sum(len(e.data) for e in segment.entries if e.data is not None)
 
     def iter_unstored(self) -> Iterator[LogEntry]:
-        """Yield what the store may not have yet, in order of steps."""
+        """Yield the entries that may not be stored yet, in order of steps."""
         for segment in self._closed:
             yield from segment.entries
         yield from self._open
@@ -168,10 +167,10 @@ class LogReader:
         self._check(
             (header.execution_id, header.task, header.port, header.node, header.index)
             == (self._execution_id, name.task, name.port, name.node, name.number),
-            "is another one than its key says",
+            "does not match its key",
         )
-        self._check(header.first_step == self.next_step, "leaves out steps")
-        self._check(header.previous == self.previous, "does not follow on the one before")
+        self._check(header.first_step == self.next_step, "skips steps")
+        self._check(header.previous == self.previous, "does not follow the segment before it")
         self._check(all(map(self._accepts, header.lengths)), "has a tensor of impossible length")
         entries = list(self._split(header, view[start:]))
         self.previous = hashlib.sha256(view).hexdigest()

@@ -1,4 +1,4 @@
-"""Where tensors go: what a plan and a manifest mean for one node. Pure functions."""
+"""Routes: which tensors a node reads, computes and sends in an execution. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Routes:
 
     tasks: tuple[LocalTask, ...]
     targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
-    # and of those the ones that need it in some steps only: for every such node our outputs that
-    # are its tasks' gates. While all of them are zero, it needs nothing else
+    # the targets that need the output in some steps only, each with our outputs that are its tasks'
+    # gates: in a step in which all of these gates are zero, the target needs no other output
     gates: dict[PortId, dict[str, frozenset[int]]]
     to_client: frozenset[PortId]  # our outputs that are the execution's outputs
     successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
     specs: dict[PortId, TensorSpec]  # what our tasks read
 
     def find_gates(self, task: int) -> frozenset[int]:
-        """Return the outputs of a task of ours that let something else be left unsent."""
+        """Return the outputs of our task that are gates, so that zeros leave others unsent."""
         return frozenset(
             gate
             for (index, _), nodes in self.gates.items()
@@ -62,7 +62,7 @@ def compute_routes(
 ) -> Routes:
     """Return what ``node`` runs, reads and sends. Raises PeerFault when plan and model differ.
 
-    ``executors`` are the tasks' nodes of now; by default the plan's first candidates.
+    ``executors`` are the tasks' current nodes; by default the plan's.
     """
     executors = plan.executors() if executors is None else executors
     if len(executors) != len(manifest.tasks):
@@ -104,7 +104,7 @@ def compute_routes(
 def _find_gates(
     manifest: Manifest, executors: Sequence[str], index: int, port: int
 ) -> dict[str, frozenset[int]]:
-    """Return, for nodes that need an output in some steps only, the outputs that say in which."""
+    """Return, for nodes that need an output in some steps only, the outputs that gate it."""
     needed: set[str] = set()
     found: dict[str, set[int]] = {}
     for reader, position in manifest.consumers(index, port):

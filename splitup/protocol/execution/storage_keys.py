@@ -1,9 +1,9 @@
-"""Where every object of an execution's logs is stored: a pure function of who wrote what.
+"""Storage keys of an execution's logs: a pure function of task, port, writer and number.
 
 A producer does not store one object per step. It writes *log segments* of many consecutive steps
 (``splitup.protocol.execution.log_segments``). A tensor too large for a frame is an object of its
-own, so that its consumers can fetch it. Everybody writes below a prefix of its own, so that a node
-that takes a task over never meets what its predecessor wrote.
+own, so that its consumers can fetch it. Every writer has a prefix of its own, so a node that takes
+over a task never overwrites the objects of its predecessor.
 """
 
 from __future__ import annotations

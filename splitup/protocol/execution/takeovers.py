@@ -1,9 +1,8 @@
-"""Who runs a task when its executor is gone. Pure functions, and the list of who runs what now.
+"""Takeovers: another candidate runs a task whose executor failed. And the map of executors.
 
-The plan orders the candidates of every task. The client, who alone suffers from a node that is
-gone, names the next one in a message that it signs; the highest candidate named is the executor.
-Nobody else's agreement is needed: the candidates are the committee's choice, price and deadline
-stay, and the client gains nothing by it.
+The plan orders the candidates of every task. When an executor fails, the client names the next
+candidate in a signed message; the highest candidate named is the executor. No other party has to
+agree: the committee chose the candidates, price and deadline stay, and the client gains nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ def sign_takeover(identity: Identity, takeover: Takeover) -> SignedTakeover:
 
 
 def check_takeover(signed: SignedTakeover, plan: Plan) -> str:
-    """Return the node that a takeover names. Raises PeerFault, BadSignature unless it is good."""
+    """Return the node that a takeover names; raise PeerFault, BadSignature for an invalid one."""
     takeover, request = signed.takeover, plan.request
     if takeover.execution_id != request.execution_id:
         raise PeerFault("a takeover is for another execution")
     if takeover.task >= len(plan.tasks) or takeover.candidate >= len(plan.tasks[takeover.task]):
-        raise PeerFault(f"a takeover in {request.execution_id} names a candidate that is none")
+        raise PeerFault(
+            f"a takeover in {request.execution_id} names a candidate that does not exist"
+        )
     if plan.places and takeover.candidate < plan.places[takeover.task]:
         raise PeerFault(f"a takeover in {request.execution_id} names a node that was passed over")
     if takeover.first_step > request.steps:
@@ -43,7 +44,7 @@ def check_takeover(signed: SignedTakeover, plan: Plan) -> str:
 
 
 class ExecutorMap:
-    """The executors of one execution as they are now."""
+    """The current executors of one execution."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -57,7 +58,7 @@ class ExecutorMap:
         return tuple(self._executors)
 
     def apply(self, signed: SignedTakeover) -> bool:
-        """Take a takeover; return False when it says nothing new. Raises like check_takeover."""
+        """Apply a takeover; return False when it changes nothing. Raises like check_takeover."""
         takeover = signed.takeover
         known = self.takeovers.get(takeover.task)
         if known is not None and known.takeover.candidate >= takeover.candidate:
@@ -68,7 +69,7 @@ class ExecutorMap:
         return True
 
     def get_author(self, task: int) -> str:
-        """Return who writes the log of a task, or of the graph's inputs; PeerFault for no task."""
+        """Return the writer of a task's log, or of the graph inputs' (CLIENT); raise PeerFault."""
         if task == CLIENT:
             return self._plan.request.client
         if task >= len(self._executors):
@@ -76,13 +77,13 @@ class ExecutorMap:
         return self._executors[task]
 
     def get_key(self, task: int) -> str:
-        """Return the key that frames of a task are signed with; PeerFault for no task."""
+        """Return the key that signs the frames of a task; raise PeerFault for an unknown task."""
         if task == CLIENT:
             return self._plan.request.client_key
         return self._keys[self.get_author(task)]
 
     def is_replaced(self, task: int, signed_bytes: bytes, signature: bytes) -> bool:
-        """Return whether a task's earlier executor signed this: late, and no fault of its own."""
+        """Return whether an earlier executor of a task signed this: it is late, not faulty."""
         if task not in self.takeovers:
             return False
         candidates = self._plan.tasks[task][: self.takeovers[task].takeover.candidate]
@@ -96,9 +97,9 @@ class ExecutorMap:
 
 
 def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
-    """Return which candidate for ``task`` a completion's node is, as its takeovers prove.
+    """Return which candidate for ``task`` a completion's node is.
 
-    Raises PeerFault, BadSignature when they do not.
+    Raises PeerFault, BadSignature unless the completion's takeovers prove it.
     """
     if plan.executors()[task] == completion.node:
         return 0
@@ -114,15 +115,15 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
 def find_executors(
     plan: Plan, named: Iterable[tuple[int, int]], places: Mapping[str, int]
 ) -> tuple[str, ...] | None:
-    """Return who answers for every task, None while somebody's commitment lacks.
+    """Return who answers for every task, None while a commitment is missing.
 
-    ``named`` are the (task, candidate) of takeovers that were checked, ``places`` those of the
-    nodes' commitments in the order of the chain, equal ones where there is none. The first of these
-    that cover every task count, so that later ones change nothing; of several candidates for one
-    task the highest.
+    ``named`` are the (task, candidate) of checked takeovers. ``places`` are the positions of the
+    nodes' commitments on chain, all equal where the chain gives no order. The first commitments
+    that cover every task count, so later ones change nothing; of several candidates for one task
+    the highest counts.
     """
     executors, names = plan.executors(), sorted(named)
-    if not names:  # the usual case, asked for many times a second
+    if not names:  # the usual case, computed many times a second
         return executors if places.keys() >= set(executors) else None
     eligible = [[executor] for executor in executors]
     for task, candidate in names:

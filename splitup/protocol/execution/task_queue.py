@@ -1,13 +1,13 @@
-"""What a node runs next: tensors in, runs out, whatever order the network chose. No I/O, no clock.
+"""A node's scheduler: tensors in, in any order, and the next run out. No I/O, no clock.
 
-Every task of an execution runs its steps strictly in order (its state demands it); tasks and
-executions interleave. A tensor may come early, late, twice or never; the same slot with other bytes
-is a fault of the sender while the first waits, and ignored once that was used.
+Every task of an execution runs its steps strictly in order, because of its state; tasks and
+executions interleave. A tensor may come early, late, twice or never. A second tensor for a slot
+with different bytes is a fault of its sender while the first one waits, and ignored after its use.
 
-Executions share the node fairly, step by step (start-time fair queueing, Goyal et al. 1996): a run
-is due at the later of now and the end of its execution's last one, on a clock that a whole step
-of any execution moves equally far. Among runs due together long critical paths go first. Runs of
-other executions may go with the one that is due first (``take_with``), which costs it nothing.
+Executions share the node fairly (start-time fair queueing, Goyal et al. 1996): a run is due at the
+later of now and the end of its execution's last run, in virtual time, where one whole step of any
+execution takes equally long. Among runs due together those on long critical paths go first. Runs of
+other executions may be batched with the run that is due first (``take_with``) without delaying it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitup.messages.frames import Frame, Seal
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
 
-_STEP: Final = 2**20  # what one step of all local tasks of an execution takes on the queue's clock
+_STEP: Final = 2**20  # virtual time of one step of all local tasks of an execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class LocalTask:
     index: int
     inputs: tuple[PortId, ...]  # the source of every input, in order
     outputs: int
-    head_start: int  # 0 … tuning.QUEUE_HEAD_START, by the length of the path that waits for it
-    gate: PortId | None = None  # where this is zero, a step needs nothing else, and no run
+    head_start: int  # 0 … tuning.QUEUE_HEAD_START, by the length of the path behind it
+    gate: PortId | None = None  # if this is zero, a step needs no other input and is not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One step of one task with everything it needs.
+    """One step of one task with all its inputs.
 
-    With ``gate``, which is zero then, it is not to be run, and has no other inputs.
+    If ``gate`` is set, it is a zero gate: the step is not run and has no other inputs.
     """
 
     execution_id: str
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(slots=True)
 class _Lane:
-    """One task: its steps run strictly in order, and what it reads waits for it alone."""
+    """One task: its steps run strictly in order; it has input buffers of its own."""
 
     task: LocalTask
     waiting: dict[PortId, dict[int, Tensor]]  # by port and step
@@ -72,7 +72,7 @@ class _Lane:
     busy: bool = False  # in the heap or running
 
     def find_shut(self, step: int) -> Tensor | None:
-        """Return the gate of a step when it is there, and zero."""
+        """Return the gate of a step if it has arrived and is zero."""
         if self.task.gate is None:
             return None
         gate = self.waiting[self.task.gate].get(step)
@@ -83,10 +83,10 @@ class _Lane:
 class _Execution:
     max_steps: int
     lanes: dict[int, _Lane] = field(default_factory=dict)
-    renewed: set[PortId] = field(default_factory=set)  # another node produces them now
+    renewed: set[PortId] = field(default_factory=set)  # ports whose producer was replaced
     end: int | None = None
     buffered_bytes: int = 0
-    due: int = 0  # when its next run is due, see _STEP
+    due: int = 0  # virtual time of its next run, see _STEP
 
 
 class TaskQueue:
@@ -112,11 +112,11 @@ class TaskQueue:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the bytes of all tensors that wait."""
+        """Return the bytes of all buffered tensors."""
         return self._buffered_bytes
 
     def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
-        """Accept tasks of an execution, now or later; one that is here already changes nothing.
+        """Accept tasks of an execution; may be called again, known tasks are ignored.
 
         Raises Unavailable when ``tuning.QUEUE_EXECUTIONS`` are assigned already.
         """
@@ -136,9 +136,10 @@ class TaskQueue:
     ) -> bool:
         """Take one tensor for all its readers here, or for ``task`` alone.
 
-        Returns False when all of them had it. What a reader has used already it ignores, whatever
-        its bytes. Raises PeerFault for a port that no local task reads, a step that was not paid
-        for, or a second tensor with other bytes, and Unavailable when the buffers are full.
+        Returns False when all of them had it. A tensor that a reader has used already is ignored,
+        whatever its bytes. Raises PeerFault for a port that no local task reads, a step that was
+        not paid for, or a second tensor with other bytes, and Unavailable when the buffers are
+        full.
         """
         execution = self._get(execution_id)
         lanes = [
@@ -157,14 +158,14 @@ class TaskQueue:
         return any(news)
 
     def renew(self, execution_id: str, task: int) -> None:
-        """Expect a task's outputs from another node: what differs and was not used is replaced."""
+        """Expect a task's outputs from another node, whose tensors replace unused ones."""
         execution = self._executions.get(execution_id)
         if execution is not None:
             for lane in execution.lanes.values():
                 execution.renewed |= {port for port in lane.waiting if port[0] == task}
 
     def end(self, execution_id: str, steps: int) -> None:
-        """Learn the number of steps; raise PeerFault when it contradicts what was said or run."""
+        """Set the number of steps; raise PeerFault if it contradicts an earlier one or a run."""
         execution = self._get(execution_id)
         if execution.end == steps:
             return
@@ -174,7 +175,10 @@ class TaskQueue:
             for lane in execution.lanes.values()
         )
         if execution.end is not None or steps > execution.max_steps or ahead:
-            raise PeerFault(f"execution {execution_id} cannot end after {steps} steps any more")
+            raise PeerFault(
+                f"execution {execution_id} cannot end after {steps} steps: it has more steps, or "
+                "another end was stated"
+            )
         execution.end = steps
         for lane in execution.lanes.values():
             self._schedule(execution_id, execution, lane)
@@ -194,10 +198,10 @@ class TaskQueue:
         return None
 
     def take_with(self, is_wanted: Callable[[Run], bool]) -> list[Run]:
-        """Return runs that are ready, may go with the last one that ``next`` gave, and are wanted.
+        """Return ready runs that ``is_wanted`` accepts, to be batched with the last ``next`` run.
 
-        They are asked for in the order in which ``next`` would give them, and stand no further
-        back for it: the run that is due first is always what ``next`` gives.
+        They are offered in the order in which ``next`` would return them. A refused run keeps its
+        position: ``next`` always returns the run that is due first.
         """
         taken = []
         for entry in sorted(self._ready):
@@ -215,9 +219,9 @@ class TaskQueue:
         return taken
 
     def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
-        """Let go of a run's inputs and take its outputs to their local readers.
+        """Release a run's inputs and give its outputs to their local readers.
 
-        Returns False when the task was dropped while it ran: nobody wants its outputs any more.
+        Returns False when the task was dropped while it ran: its outputs are not needed any more.
         """
         execution = self._executions.get(run.execution_id)
         lane = self._find(run.execution_id, run.task)
@@ -226,7 +230,7 @@ class TaskQueue:
         lane.busy = False
         lane.next_step += 1
         for tensors in lane.waiting.values():
-            if run.step in tensors:  # what a zero gate makes needless may never come
+            if run.step in tensors:  # with a zero gate other inputs may be missing
                 self._discard(execution, tensors, run.step)
         for port, tensor in enumerate(outputs):
             for reader in execution.lanes.values():
@@ -238,7 +242,7 @@ class TaskQueue:
         return True
 
     def is_complete(self, execution_id: str) -> bool:
-        """Return whether every local task has run every step there is."""
+        """Return whether every local task has run all steps."""
         execution = self._executions.get(execution_id)
         return (
             execution is not None
@@ -253,17 +257,17 @@ class TaskQueue:
         return {index: lane.next_step for index, lane in lanes.items()}
 
     def is_ready(self, execution_id: str, task: int) -> bool:
-        """Return whether a task's next step waits for nothing but its turn, or runs."""
+        """Return whether a task's next step has all its inputs, or is running."""
         lane = self._find(execution_id, task)
         return lane is not None and lane.busy
 
     def has(self, execution_id: str, port: PortId, step: int, task: int) -> bool:
-        """Return whether a task has used a tensor, or has it waiting."""
+        """Return whether a task has used or buffered a tensor."""
         lane = self._find(execution_id, task)
         return lane is not None and (step < lane.next_step or step in lane.waiting[port])
 
     def drop(self, execution_id: str) -> None:
-        """Forget an execution and its tensors."""
+        """Drop an execution and its tensors."""
         execution = self._executions.pop(execution_id, None)
         if execution is not None:
             self._buffered_bytes -= execution.buffered_bytes
@@ -271,7 +275,7 @@ class TaskQueue:
             heapq.heapify(self._ready)
 
     def drop_task(self, execution_id: str, task: int) -> None:
-        """Forget one task, which another node runs from now on."""
+        """Drop one task, which another node runs from now on."""
         execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
         if execution is None or lane is None:
             return
@@ -316,7 +320,7 @@ class TaskQueue:
             self._discard(execution, lane.waiting[port], step)
         size = len(tensor.data)
         if self._buffered_bytes + size > self._max_bytes:
-            raise Unavailable(f"{self._buffered_bytes} bytes of tensors wait on this node already")
+            raise Unavailable(f"{self._buffered_bytes} bytes of tensors are buffered here already")
         lane.waiting[port][step] = tensor
         execution.buffered_bytes += size
         self._buffered_bytes += size
@@ -335,7 +339,7 @@ class TaskQueue:
         if step >= (execution.max_steps if execution.end is None else execution.end):
             return
         if not lane.waiting and execution.end is None:
-            return  # a task without inputs has nothing that says how often it is wanted
+            return  # the number of steps of a task without inputs is not known yet
         is_shut = lane.find_shut(step) is not None
         if not is_shut and any(step not in tensors for tensors in lane.waiting.values()):
             return
@@ -357,7 +361,7 @@ class _Early:
 
 
 class EarlyFrames:
-    """Frames that came before their plan. Bounded: the oldest execution goes first."""
+    """Frames that came before their plan; when full, the oldest execution is dropped."""
 
     def __init__(self, max_executions: int = tuning.MAX_EARLY_EXECUTIONS) -> None:
         self._max_executions = max_executions
@@ -374,11 +378,13 @@ class EarlyFrames:
         too_many = len(early.frames) >= tuning.MAX_EARLY_FRAMES
         if too_many or early.size + size > tuning.MAX_EARLY_BYTES:
             raise Unavailable(f"too many frames of {frame.execution_id} came before its plan")
-        alone = replace(frame, payload=bytes(frame.payload))  # not all that it came with
+        alone = replace(
+            frame, payload=bytes(frame.payload)
+        )  # a copy, so that the received buffer is freed
         early.frames.append((sender, alone, seal))
         early.size += size
 
     def take(self, execution_id: str) -> list[tuple[str, Frame, Seal]]:
-        """Return and forget the frames of an execution with their senders, in order of arrival."""
+        """Remove and return the frames of an execution with their senders, in order of arrival."""
         early = self._executions.pop(execution_id, None)
         return [] if early is None else early.frames

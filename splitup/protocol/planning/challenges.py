@@ -1,9 +1,9 @@
-"""What is wrong with a plan's choices, as evidence that the chain checks by itself.
+"""Evidence of a wrong choice in a plan, in the form that the chain checks by itself.
 
-Anybody who holds a plan and the snapshot that it names can look for a wrong choice and open just
-those leaves that show it; ``Bonds.sol`` recomputes the two clocks. The figures of a task and who
-may run it are taken as the plan and the snapshot state them. Arguments are plain values by the
-names of contracts/src/interfaces/IBonds.sol.
+Anybody who holds a plan and the snapshot that it names can look for a wrong choice and open only
+the Merkle leaves that prove it; ``Bonds.sol`` recomputes the two clocks. The figures of a task and
+its candidates are taken as the plan and the snapshot state them. Arguments are plain values, named
+as in contracts/src/interfaces/IBonds.sol.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitup.messages.snapshots import (
     make_snapshot_header,
 )
 from splitup.protocol.planning.sampling_clocks import EXECUTOR
-from splitup.protocol.planning.selection import Contest, Index, rank
+from splitup.protocol.planning.selection import CandidatePool, Index, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,25 @@ class Challenge:
 
 
 def find_wrong_choice(plan: Plan, snapshot: Snapshot) -> Challenge | None:
-    """Return evidence against whoever signed this plan, or None when all its choices are right.
+    """Return evidence against the signers of this plan, or None when all its choices are right.
 
-    The first place of the first task at which another node belongs, or a node that is not in the
-    snapshot. A list that ends early is no evidence; nor are tasks that nobody held.
+    Evidence is the first position of the first task at which another node belongs, or a node that
+    is not in the snapshot. A list that ends early is no evidence, nor is a task that nobody held.
     """
     index = snapshot.once(Index)
-    contests = [
-        Contest(number, terms, index.candidates[terms.task_id])
+    pools = [
+        CandidatePool(number, terms, index.candidates[terms.task_id])
         for number, terms in enumerate(plan.terms)
         if terms.task_id in index.candidates
     ]
-    orders = rank(plan.seed, EXECUTOR, contests, index)
-    for contest, order in zip(contests, orders, strict=True):
-        listed = plan.tasks[contest.task]
+    orders = rank(plan.seed, EXECUTOR, pools, index)
+    for pool, order in zip(pools, orders, strict=True):
+        listed = plan.tasks[pool.task]
         for place, (node, row) in enumerate(zip(listed, order, strict=False)):
             if node not in index.place:
-                return _show_stranger(plan, snapshot, contest.task, place)
+                return _show_stranger(plan, snapshot, pool.task, place)
             if node != snapshot.entries[row].node:
-                return _show_better(plan, snapshot, contest.task, place, row)
+                return _show_better(plan, snapshot, pool.task, place, row)
     return None
 
 

@@ -1,8 +1,9 @@
-"""From a request to a certified plan, without a leader.
+"""Agreement on a certified plan for a request, without a leader.
 
-Members sign the request with their threshold shares; any 2f+1 shares give the same seed, the seed
-and the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. Who
-tells the nodes and the chain is staged by the seed, so that one does and the others stand by.
+Members sign the request with their threshold shares. Any 2f+1 shares give the same seed, the seed
+and the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. The
+seed also gives the order in which members deliver and submit the plan, each only if those before
+did not.
 """
 
 from __future__ import annotations
@@ -11,22 +12,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.quorum import pack_signatures
-from splitup.messages.base import Message
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
 from splitup.protocol.committee.certificates import check_certificate, plan_alpha
-from splitup.protocol.committee.context import (
-    ContentStore,
-    MemberContext,
-    SigningGuard,
-    ThresholdSignatureCollector,
-)
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     AnnouncePlan,
     Command,
     Fault,
@@ -35,12 +29,20 @@ from splitup.protocol.committee.events import (
     PushPlan,
     SubmitPlan,
 )
+from splitup.protocol.committee.context import (
+    ContentStore,
+    MemberContext,
+    SigningGuard,
+    ThresholdSignatureCollector,
+)
+from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
+    PlanMessage,
     PlanPartial,
+    PlanRequest,
     PlanVote,
-    PlanWanted,
 )
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.planning.signed_requests import is_same
@@ -49,14 +51,14 @@ from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposur
 
 @dataclass(slots=True)
 class _Round:
-    """One execution on its way to a certificate."""
+    """One execution until its certificate is delivered and on chain."""
 
     request: Request
     collector: ThresholdSignatureCollector
-    client_signature: str = ""  # of a request that the plan opens
+    client_signature: str = ""  # of a signed request, which the plan opens
     partial: str = ""  # ours
     plan: Plan | None = None
-    root: str = ""  # of the plan, and what is signed of it: a large plan takes long to hash
+    root: str = ""  # of the plan; kept because a large plan takes long to hash
     refusal: str = ""
     own: PlanVote | None = None
     unchecked: dict[str, PlanVote] = field(default_factory=dict)
@@ -65,8 +67,8 @@ class _Round:
     certified_at: float = 0.0
     resend_at: float = 0.0
     push_at: float = math.inf
-    unreached: frozenset[str] | None = None  # who lacks the plan; nobody knows yet
-    pushes: int = 0  # ours
+    unreached: frozenset[str] | None = None  # nodes without the plan; None: unknown
+    pushes: int = 0  # made by us
     submit_at: float = math.inf
     accepted: bool = False
 
@@ -89,9 +91,9 @@ class PlanAgreement:
         self._content_store = content_store
         self._rounds: dict[str, _Round] = {}
         self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
-        self._early: dict[str, OrderedDict[tuple[str, type], Message]] = {}
+        self._early: dict[str, OrderedDict[tuple[str, type], PlanPartial | PlanVote]] = {}
 
-    # ---- what the rest of the member asks ---------------------------------------------------
+    # ---- questions --------------------------------------------------------------------------
 
     def find_certificate(self, execution_id: str) -> PlanCertificate | None:
         known = self._rounds.get(execution_id)
@@ -107,14 +109,14 @@ class PlanAgreement:
         return known.request if known else None
 
     def find_signed(self, execution_id: str) -> SignedRequest | None:
-        """Return the request of an execution that its plan opens or has opened, or None."""
+        """Return the signed request of an execution, None if its request was on chain first."""
         known = self._rounds.get(execution_id)
         if known is None or not known.client_signature:
             return None
         return SignedRequest(request=known.request, signature=known.client_signature)
 
     def list_expired(self, timestamp_s: int, grace_s: int) -> list[str]:
-        """Return executions whose money goes back by now."""
+        """Return the executions whose price can be refunded at this time."""
         return [
             execution_id
             for execution_id, known in self._rounds.items()
@@ -124,21 +126,21 @@ class PlanAgreement:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    # ---- facts ------------------------------------------------------------------------------
+    # ---- the chain and the shell ------------------------------------------------------------
 
     def process_request(
         self, request: Request, now: float, client_signature: str = "", refusal: str = ""
     ) -> list[Command]:
-        """Begin: persist which request this is, and give our share of its seed to all.
+        """Begin: persist the request that we sign for, and send all our share of its seed.
 
-        With a ``refusal`` the request is only remembered, and whoever asks for its plan is told why
-        there is none.
+        With a ``refusal`` the request is only remembered, and a client that asks for its plan is
+        told the reason.
         """
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
         if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
-            return [Log(f"too many open executions; {execution_id} is left to be refunded")]
+            return [Log(f"too many open executions; {execution_id} will be refunded")]
         known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
         if refusal:
@@ -153,7 +155,7 @@ class PlanAgreement:
         return commands
 
     def process_key(self, now: float) -> list[Command]:
-        """Begin what arrived before the threshold key did."""
+        """Begin the executions that were requested before key generation ended."""
         commands: list[Command] = []
         for known in self._rounds.values():
             commands += self._begin(known, now)
@@ -171,9 +173,9 @@ class PlanAgreement:
     def process_pushed(
         self, execution_id: str, unreached: Sequence[str], now: float
     ) -> list[Command]:
-        """Tell the others which nodes know, so that they need not say it too; try the rest again.
+        """Tell the others which nodes have the plan; try the unreached ones again later.
 
-        The others may reach whom we do not, so they go on with those in their turn.
+        The others may reach nodes that we do not, so they try those in their turn.
         """
         commands: list[Command] = []
         known = self._rounds.get(execution_id)
@@ -190,7 +192,7 @@ class PlanAgreement:
         return [*commands, Gossip(None, delivered)]
 
     def process_end(self, execution_id: str) -> list[Command]:
-        """Forget a settled, refunded or expired execution, but for its certificate."""
+        """Drop a settled, refunded or expired execution, except its certificate."""
         known = self._rounds.pop(execution_id, None)
         if known is None:
             return []
@@ -201,13 +203,13 @@ class PlanAgreement:
         return [AnnouncePlan(execution_id)]
 
     def process_reverted_request(self, execution_id: str) -> list[Command]:
-        """Drop an execution whose block is gone; what we signed for it stays in the ledger."""
+        """Drop an execution whose block is gone; what we signed for it stays recorded."""
         if self._rounds.pop(execution_id, None) is None:
             return []
-        return [Log(f"the request of {execution_id} was undone by a chain reorganisation")]
+        return [Log(f"the request of {execution_id} was reverted by a chain reorganisation")]
 
     def process_reverted_plan(self, execution_id: str, now: float) -> list[Command]:
-        """Bring a plan to the chain again whose block is gone."""
+        """Submit a plan again whose block is gone."""
         known = self._rounds.get(execution_id)
         if known is not None and known.accepted:
             known.accepted = False
@@ -217,7 +219,7 @@ class PlanAgreement:
         return []
 
     def process_contents(self, now: float) -> list[Command]:
-        """Go on with whatever waited for a snapshot or a manifest."""
+        """Continue the executions that waited for a snapshot or a manifest."""
         commands: list[Command] = []
         for known in list(self._rounds.values()):
             if known.collector.seed and known.plan is None and not known.refusal:
@@ -225,14 +227,14 @@ class PlanAgreement:
         return commands
 
     def process_tick(self, now: float) -> list[Command]:
-        """Say again what may have been lost, and act when it is our turn."""
+        """Repeat messages that may be lost; deliver and submit plans when it is our turn."""
         commands: list[Command] = []
         for known in self._rounds.values():
             if known.certificate is None:
                 if known.refusal or now < known.resend_at:
                     continue
                 known.resend_at = now + tuning.GOSSIP_RETRY_S
-                commands += self._say(known)
+                commands += self._repeat(known)
                 if known.collector.seed:
                     commands += self._content_store.ask(
                         known.request.model_id, known.request.snapshot_root, now
@@ -247,12 +249,7 @@ class PlanAgreement:
 
     # ---- gossip -----------------------------------------------------------------------------
 
-    def process_gossip(
-        self,
-        sender: str,
-        message: Message,
-        now: float,
-    ) -> list[Command]:
+    def process_gossip(self, sender: str, message: PlanMessage, now: float) -> list[Command]:
         """Take a member's message about a plan; raise PeerFault when it is wrong on its face."""
         match message:
             case PlanPartial() | PlanVote():
@@ -263,17 +260,20 @@ class PlanAgreement:
                 known = self._rounds.get(message.execution_id)
                 if known:
                     _note_delivered(known, message.unreached)
-            case PlanWanted():
+                return []
+            case PlanRequest():
                 certificate = self.find_certificate(message.execution_id)
-                if certificate:
-                    return [Gossip(sender, PlanCertified(certificate=certificate))]
-        return []
+                if certificate is None:
+                    return []
+                return [Gossip(sender, PlanCertified(certificate=certificate))]
+            case _ as never:
+                assert_never(never)
 
     def _process_vote(
         self, sender: str, message: PlanPartial | PlanVote, now: float
     ) -> list[Command]:
         if isinstance(message, PlanVote) and message.member != sender:
-            return self._detector.process_vote(message)  # passed on: it differs from the sender's
+            return self._detector.process_vote(message)  # passed on by a member whose plan differs
         known = self._rounds.get(message.execution_id)
         if known is None:
             finished = self._finished.get(message.execution_id)
@@ -285,7 +285,7 @@ class PlanAgreement:
                 waiting.popitem(last=False)
             return []
         if known.certificate:
-            # a vote right after the certificate only crossed it; a later one shows a member behind
+            # a share right after the certificate only crossed it; later its sender lacks the plan
             late = now - known.certified_at > tuning.GOSSIP_RETRY_S / 2
             if late and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertified(certificate=known.certificate))]
@@ -321,11 +321,11 @@ class PlanAgreement:
         )
         if commands is None:
             execution_id = known.request.execution_id
-            known.refusal = f"execution {execution_id} was moved by a chain reorganisation"
+            known.refusal = f"execution {execution_id} was changed by a chain reorganisation"
             return [Log(known.refusal), AnnouncePlan(execution_id)]
         known.partial = known.collector.sign(self._context)
         known.resend_at = now + tuning.GOSSIP_RETRY_S
-        return [*commands, *self._say(known), *self._advance(known, now)]
+        return [*commands, *self._repeat(known), *self._advance(known, now)]
 
     def _advance(self, known: _Round, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -390,7 +390,7 @@ class PlanAgreement:
                 commands.append(Fault(member, str(error)))
                 continue
             if known.own is None or compute_vote_hash(vote) != compute_vote_hash(known.own):
-                # a true signature under a false plan: who holds its other one has evidence
+                # a valid signature under another plan: a member with its other vote has evidence
                 commands.append(
                     Fault(member, f"signed another plan for {plan.request.execution_id}")
                 )
@@ -423,7 +423,7 @@ class PlanAgreement:
                 commands.append(_make_submission(known, certificate))
         return commands
 
-    def _say(self, known: _Round) -> list[Command]:
+    def _repeat(self, known: _Round) -> list[Command]:
         commands: list[Command] = []
         if known.partial:
             message = PlanPartial(execution_id=known.request.execution_id, partial=known.partial)
@@ -445,7 +445,7 @@ def _push(known: _Round, certificate: PlanCertificate) -> list[Command]:
 
 
 def _note_delivered(known: _Round, unreached: Sequence[str]) -> None:
-    """Take another member's word for who has the plan: the client tells its nodes, too."""
+    """Trust another member about who has the plan: the client delivers it to its nodes, too."""
     missing = frozenset(unreached)
     known.unreached = missing if known.unreached is None else known.unreached & missing
     if not known.unreached:

@@ -1,12 +1,12 @@
-"""The integers that decide who runs a task, one node at a time, as the chain recomputes them.
+"""Weighted random selection of nodes for a task, in integers that the chain can recompute.
 
-An exponential clock per node, ``E = -log2(u) / weight`` with ``u`` from a hash of seed, role, task
-and node: the smallest wins, with probability weight / sum of weights (Efraimidis and Spirakis,
-Information Processing Letters 97, 2006). The weight multiplies capped stake, squared relative speed
-and fairness. Every input is fixed before the seed exists.
+Each node has an exponential clock ``E = -log2(u) / weight``, with ``u`` from a hash of seed, role,
+task and node. The smallest clock wins, with probability weight / sum of weights (Efraimidis and
+Spirakis, Information Processing Letters 97, 2006). The weight is the product of capped stake,
+squared relative speed and fairness. Every input is fixed before the seed exists.
 
-Solidity's side is contracts/src/libraries/Selection.sol; ``splitup.protocol.planning.selection``
-computes the same for whole plans at once.
+The Solidity implementation is contracts/src/libraries/Selection.sol.
+``splitup.protocol.planning.selection`` computes the same for whole plans at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ VALIDATOR: Final = 1
 
 TAG: Final = b"splitup/select/v2"
 STAKE_UNIT: Final = 1_000_000  # micro-USDC in a thousandth of weight: 1000 USDC weigh 1
-MAX_STAKE_MILLI: Final = 4_000  # more stake than four units on one node buys no more work
+MAX_STAKE_MILLI: Final = 4_000  # stake above four units on one node gets no more work
 SPEED_MILLI: Final = (500, 2_000)  # relative speed counts between half and double, squared
-MAX_FAIRNESS: Final = 4  # and a quarter at the least
-MAX_ETA_MS: Final = 2**40  # 35 years: longer is as good as never, and products stay in 64 bits
+MAX_FAIRNESS: Final = 4  # the smallest factor is its inverse, 1/4
+MAX_ETA_MS: Final = 2**40  # 35 years; this bound keeps products within 64 bits
 
 
 def neglog2_q32(value: int) -> int:
@@ -52,7 +52,7 @@ def neglog2_q32(value: int) -> int:
 
 
 def derive_draw_key(seed: str, task: int, role: int) -> bytes:
-    """Return what a task's draws in a role have in common, 32 bytes."""
+    """Return the 32-byte hash key of all draws for a task and role."""
     data = TAG + bytes.fromhex(seed[2:]) + role.to_bytes(1) + task.to_bytes(4)
     return sha256(data).digest()
 
@@ -77,10 +77,10 @@ def compute_eta_ms(
     bandwidth_kbps: int,
     is_resident: bool,
 ) -> int:
-    """Return when a node would be done with a task, in ms after its inputs exist elsewhere.
+    """Return when a node would finish a task, in ms after its inputs exist elsewhere.
 
-    Queue and loading run while the tasks before it do (``ready_ms``, the critical path up to here);
-    what is unmeasured counts as the reference's, and as nothing when nobody measured it.
+    Queueing and loading overlap with the tasks before it (``ready_ms``, the critical path up to
+    this task). An unmeasured figure counts as the reference's, and as 0 when that is missing, too.
     """
     speed = speed_mflops or reference.speed_mflops
     bandwidth = bandwidth_kbps or reference.bandwidth_kbps
@@ -92,7 +92,7 @@ def compute_eta_ms(
 
 
 def compute_reference_ms(terms: TaskTerms, reference: Reference) -> int:
-    """Return the reference node's ETA: what speed is measured by."""
+    """Return the reference node's ETA, to which the speed of others is relative."""
     return compute_eta_ms(
         terms,
         reference,

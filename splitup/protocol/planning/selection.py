@@ -1,8 +1,8 @@
 """Which node runs and which node checks every task of an execution: pure functions of a seed.
 
-``splitup.protocol.planning.sampling_clocks`` says how one node is weighed; here whole plans are, a
-thousand tasks and ten thousand nodes at once. Who may run a task at all is decided before anything
-is hashed.
+``splitup.protocol.planning.sampling_clocks`` defines the weight and the clock of one node; this
+module computes them for whole plans, a thousand tasks and ten thousand nodes at once. The nodes
+that may run a task are selected before anything is hashed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """Who may have one task in one role; ``is_resident`` is whether they hold it."""
+class CandidatePool:
+    """The nodes that may get one task in one role; ``is_resident`` tells whether they hold it."""
 
     task: int
     terms: TaskTerms
@@ -57,7 +57,7 @@ class Contest:
 
 
 class Index:
-    """A snapshot as columns, and who may run what; made once per snapshot."""
+    """A snapshot as columns, and the nodes that may run each task; made once per snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         entries = snapshot.entries
@@ -102,33 +102,33 @@ class Index:
 def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
     """Assign nodes to every task at once; a pure function of its arguments.
 
-    Only nodes that hold a task are considered for it, and of those only such as can be checked,
-    while there are any; for a task that nobody holds, nodes with the memory to load it. Raises
-    InvalidInput naming the first task that nobody could run.
+    Only nodes that hold a task are considered for it, and of those only verifiable ones if there
+    are any. For a task that nobody holds, nodes with enough memory to load it are considered.
+    Raises InvalidInput naming the first task that nobody can run.
     """
     index = snapshot.once(Index)
     terms = compute_terms(manifest, index.reference)
-    contests = []
+    pools = []
     for number, task in enumerate(manifest.tasks):
         rows = index.candidates.get(task.task_id)
-        contest = Contest(number, terms[number], rows, True) if rows is not None else None
-        if contest is None:
+        pool = CandidatePool(number, terms[number], rows, True) if rows is not None else None
+        if pool is None:
             able: Rows = np.flatnonzero(index.vram_free_bytes >= max(1, task.vram_bytes))
-            contest = Contest(number, terms[number], able, False)
-        if not len(contest.rows):
+            pool = CandidatePool(number, terms[number], able, False)
+        if not len(pool.rows):
             raise InvalidInput(
                 f"no live node serves task {number} ({task.label}) of model {request.model_id}; "
                 "start a node that does, or wait for one to load it"
             )
-        contests.append(contest)
-    orders = rank(seed, EXECUTOR, contests, index, limits.MAX_FALLBACKS)
+        pools.append(pool)
+    orders = rank(seed, EXECUTOR, pools, index, limits.MAX_FALLBACKS)
     entries = index.entries
     return Plan(
         request=request,
         seed=seed,
         tasks=tuple(tuple(entries[row].node for row in order) for order in orders),
         nodes=tuple(
-            PlanNode.model_construct(  # out of a snapshot that was validated field by field
+            PlanNode.model_construct(  # from a snapshot whose fields were validated
                 node=entries[row].node,
                 signing_key=entries[row].signing_key,
                 endpoint=entries[row].endpoint,
@@ -151,7 +151,7 @@ def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, 
     for task in manifest.tasks:
         before = [p.source.task for p in task.inputs if isinstance(p.source, TaskSource)]
         ready_ms = min(MAX_ETA_MS, max((done_ms[source] for source in before), default=0))
-        found = TaskTerms.model_construct(  # out of a manifest that was validated field by field
+        found = TaskTerms.model_construct(  # from a manifest whose fields were validated
             task_id=task.task_id,
             flops=task.flops,
             weights_bytes=task.weights_bytes,
@@ -159,7 +159,7 @@ def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, 
             ready_ms=ready_ms,
         )
         terms.append(found)
-        # what waited in the queue had its time: from here on only round trip, transfer and compute
+        # queues drain while earlier tasks run, so only round trip, transfer and compute are added
         idle = Reference(reference.rtt_ms, 0, reference.speed_mflops, reference.bandwidth_kbps)
         done_ms.append(ready_ms + compute_reference_ms(found, idle))
     return tuple(terms)
@@ -173,13 +173,13 @@ def rank_validators(
     manifest: Manifest,
     executors: Sequence[str] = (),
 ) -> list[str]:
-    """Return who may recompute ``task``, best first, one node per operator.
+    """Return the nodes that may recompute ``task``, best first, one node per operator.
 
-    ``executors`` ran the tasks in the end; by default the plan's first candidates.
+    ``executors`` are the nodes that ran the tasks; by default the plan's.
 
-    Never a node of its executor's operator, and only nodes of its determinism class: bytes are
-    compared, and a node of another class computes other ones without lying. Operators of
-    neighbouring tasks come last: they gain from hiding a lie next to their own work, and are drawn
+    No node of the executor's operator is listed, and only nodes of its determinism class: bytes are
+    compared, and honest nodes of another class compute different bytes. Operators of neighbouring
+    tasks come last, because they can gain from hiding a lie next to their own work. They are drawn
     only when nobody else holds the task.
     """
     index = snapshot.once(Index)
@@ -199,22 +199,22 @@ def rank_validators(
         for row in index.holders.get(manifest.tasks[task].task_id, ())
         if may_check(index.entries[row], index.entries[executor])
     ]
-    contests = [
-        Contest(task, terms[task], np.array(rows, np.int64))
+    pools = [
+        CandidatePool(task, terms[task], np.array(rows, np.int64))
         for rows in (
             [row for row in judges if index.operators[row] not in neighbours],
             [row for row in judges if index.operators[row] in neighbours],
         )
     ]
-    first: dict[str, str] = {}  # two nodes of one operator would check each other
-    for order in rank(seed, VALIDATOR, contests, index):
+    first: dict[str, str] = {}  # one operator must not give two of the answers
+    for order in rank(seed, VALIDATOR, pools, index):
         for row in order:
             first.setdefault(index.operators[row], index.entries[row].node)
     return list(first.values())
 
 
 def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
-    """Return whether a node may recompute what another one computed, if it holds the task."""
+    """Return whether a node that holds a task may recompute it to check its executor."""
     return (
         get_operator(validator) != get_operator(executor)
         and validator.determinism == executor.determinism
@@ -225,20 +225,20 @@ def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
 
 
 def rank(
-    seed: str, role: int, contests: Sequence[Contest], index: Index, limit: int | None = None
+    seed: str, role: int, pools: Sequence[CandidatePool], index: Index, limit: int | None = None
 ) -> list[list[int]]:
-    """Return the first ``limit`` rows of every contest by their clocks, ties broken by address.
+    """Return the first ``limit`` rows of every pool by their clocks, ties broken by address.
 
-    The order is that of ``clocks.compute_clock``: quotients are compared as correctly rounded
-    floats, which never invert an order, and exactly where two of those are equal.
+    The order is that of ``sampling_clocks.compute_clock``. Quotients are compared as correctly
+    rounded floats, which never invert an order; where two floats are equal, exactly.
     """
-    lengths = [len(contest.rows) for contest in contests]
+    lengths = [len(pool.rows) for pool in pools]
     if not sum(lengths):
-        return [[] for _ in contests]
-    rows = np.concatenate([contest.rows for contest in contests])
-    owner = np.repeat(np.arange(len(contests)), lengths)
-    weights = compute_weights(contests, owner, rows, index)
-    logs = neglog2_q32_of(_draw(seed, role, contests, index))
+        return [[] for _ in pools]
+    rows = np.concatenate([pool.rows for pool in pools])
+    owner = np.repeat(np.arange(len(pools)), lengths)
+    weights = compute_weights(pools, owner, rows, index)
+    logs = neglog2_q32_of(_draw(seed, role, pools, index))
     clocks = logs / weights
     order = np.lexsort((rows, clocks, owner))  # rows ascend with the addresses
     ordered, starts = rows[order], np.cumsum([0, *lengths])
@@ -257,16 +257,16 @@ def rank(
 
 
 def compute_weights(
-    contests: Sequence[Contest], owner: _Numbers, rows: Rows, index: Index
+    pools: Sequence[CandidatePool], owner: _Numbers, rows: Rows, index: Index
 ) -> _Numbers:
-    """Return ``clocks.compute_weight`` of every row for the contest that owns it."""
+    """Return ``sampling_clocks.compute_weight`` of every row for the pool that owns it."""
 
     def spread(values: Sequence[int]) -> Any:
         return np.array(values, np.int64)[owner]
 
-    terms = [contest.terms for contest in contests]
+    terms = [pool.terms for pool in pools]
     speed, bandwidth = index.speed_mflops[rows], index.bandwidth_kbps[rows]
-    loads = [0 if c.is_resident else c.terms.weights_bytes for c in contests]
+    loads = [0 if c.is_resident else c.terms.weights_bytes for c in pools]
     waiting = (
         index.queue_ms[rows]
         + _divide(spread(loads), bandwidth)
@@ -288,7 +288,7 @@ def compute_weights(
 
 
 def neglog2_q32_of(values: _Bits) -> _Numbers:
-    """Return ``clocks.neglog2_q32`` of every value, to the last bit."""
+    """Return ``sampling_clocks.neglog2_q32`` of every value, to the last bit."""
     x = values + np.uint64(1)  # 0 stands for 2^64
     whole = np.zeros(len(x), np.uint64)
     mantissa = x.copy()
@@ -312,17 +312,17 @@ def neglog2_q32_of(values: _Bits) -> _Numbers:
     return found
 
 
-def _draw(seed: str, role: int, contests: Sequence[Contest], index: Index) -> _Bits:
+def _draw(seed: str, role: int, pools: Sequence[CandidatePool], index: Index) -> _Bits:
     raw = index.raw
     digests = []
-    for contest in contests:
-        key = derive_draw_key(seed, contest.task, role)
-        digests += [sha256(key + raw[row]).digest()[:8] for row in contest.rows.tolist()]
+    for pool in pools:
+        key = derive_draw_key(seed, pool.task, role)
+        digests += [sha256(key + raw[row]).digest()[:8] for row in pool.rows.tolist()]
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def _divide(numbers: Any, by: Any) -> Any:
-    """Return the quotients, and 0 where the divisor is: what nobody measured costs nothing."""
+    """Return the quotients, and 0 where the divisor is 0: an unmeasured figure costs nothing."""
     return np.where(by > 0, numbers // np.maximum(by, 1), 0)
 
 

@@ -1,11 +1,12 @@
-"""Requests that their client only signed: one at a time for every frozen balance.
+"""Requests that a client signed but did not send to the chain: one at a time per client.
 
-Such a request is planned before the chain knows it; plan and request then open the execution in
-one transaction. A member gives its shares and signatures to one signed request of a client until
-that is on chain, or cannot be opened any more. Two quorums share an honest member, so no two
-certified requests compete for one balance, which the freeze keeps where it is.
+Such a request is planned before the chain knows it; plan and request then open the execution in one
+transaction. A member gives its shares and signatures to only one signed request of a client until
+that request is on chain or can no longer be opened. Two quorums share an honest member, so no two
+certified requests of a client compete for its balance, and the freeze keeps the balance in place.
 
-What a member supports is in its journal before it says so, and again after a restart.
+A member writes the request that it supports to its journal before it acts, and reads it again after
+a restart.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from splitup.crypto.quorum import (
 )
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import Request, SignedRequest
-from splitup.protocol.committee.events import Command, Forget, Persist, SignedRequestReceived
+from splitup.protocol.committee.commands import Command, Forget, Persist
+from splitup.protocol.committee.events import SignedRequestReceived
 
-OPENING: Final = "opening"  # journal kind: client -> its signed request that we support
+SIGNED_REQUEST: Final = "opening"  # journal kind: client -> its signed request that we support
 
 
 def check_signed(signed: SignedRequest) -> None:
-    """Raise PeerFault, BadSignature unless a request is its client's own word, and well-formed."""
+    """Raise PeerFault, BadSignature unless a request is well-formed and signed by its client."""
     request = signed.request
     if request.block_hash != ZERO_BYTES32:
         raise PeerFault("a signed request is in no block yet; leave its block hash 0")
@@ -76,7 +78,7 @@ def request_to_abi(request: Request) -> tuple[Any, ...]:
 
 
 def is_same(first: Request, second: Request) -> bool:
-    """Return whether two requests are one but for the block that holds it."""
+    """Return whether two requests are equal except for the block that holds them."""
     return first.model_copy(update={"block_hash": second.block_hash}) == second
 
 
@@ -92,9 +94,9 @@ class SignedRequests:
         return next((s for s in live if s.request.execution_id == execution_id), None)
 
     def process_signed(self, event: SignedRequestReceived, timestamp_s: int) -> list[Command]:
-        """Support a request, or find that we do; return what to persist first.
+        """Support a request; return what to persist first.
 
-        Raises PeerFault, BadSignature for what is wrong, Unavailable while another one is open.
+        Raises PeerFault, BadSignature for a wrong request, Unavailable while another one is open.
         """
         signed, request = event.signed, event.signed.request
         if request.deadline <= timestamp_s:
@@ -121,19 +123,19 @@ class SignedRequests:
         return self.restore(live or signed)
 
     def restore(self, signed: SignedRequest) -> list[Command]:
-        """Support a request, again if its block is gone; nothing when the client has another."""
+        """Support a request, also again when its block is gone, unless the client has another."""
         client = signed.request.client
         if self._live.setdefault(client, signed) != signed:
             return []
-        return [Persist(OPENING, client, signed.model_dump(mode="json"))]
+        return [Persist(SIGNED_REQUEST, client, signed.model_dump(mode="json"))]
 
     def process_closed(self, execution_id: str) -> list[Command]:
-        """Note that a request is on chain, or can be opened no more: its client has a free hand."""
+        """Stop supporting a request that is on chain or can no longer be opened."""
         signed = self.find(execution_id)
         if signed is None:
             return []
         del self._live[signed.request.client]
-        return [Forget(OPENING, signed.request.client)]
+        return [Forget(SIGNED_REQUEST, signed.request.client)]
 
     def list_expired(self, timestamp_s: int) -> list[str]:
         """Return the executions that the chain refuses to open from now on."""

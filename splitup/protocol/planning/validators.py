@@ -1,7 +1,7 @@
-"""Who may recompute a task, shown to whoever knows only the root of the plan's snapshot.
+"""Proof that a node may recompute a task, for a party that knows only the snapshot's root.
 
-An order to verify so stays small, however many nodes there are: it carries two entries and their
-proofs, of 14 steps each for 16,384 nodes.
+A verification order therefore stays small, however many nodes there are: it carries two entries and
+their Merkle proofs, of 14 steps each for 16,384 nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from splitup.protocol.planning.selection import Index, may_check
 
 
 def open_snapshot(snapshot: Snapshot, nodes: Sequence[str]) -> OpenedSnapshot:
-    """Return what shows the entries of those nodes that have one to whoever knows the root."""
+    """Return the entries of these nodes with their proofs; nodes without one are left out."""
     index, leaves = snapshot.once(Index), snapshot.once(make_entry_leaves)
     rows = [index.place[node] for node in nodes if node in index.place]
     return OpenedSnapshot(
@@ -42,11 +42,11 @@ def open_snapshot(snapshot: Snapshot, nodes: Sequence[str]) -> OpenedSnapshot:
 def check_validators(
     opened: OpenedSnapshot, plan: Plan, executor: str, task_id: str
 ) -> tuple[str, ...]:
-    """Return which of the nodes shown may recompute a task that ``executor`` ran.
+    """Return which of the opened nodes may recompute a task that ``executor`` ran.
 
-    That is who ``rank_validators`` ranks, and other nodes of the same operators; who of them is
-    asked is the committee's affair. Raises PeerFault when the entries are not those of the plan's
-    snapshot or lack the executor's.
+    These are the nodes that ``rank_validators`` ranks, and other nodes of the same operators; the
+    committee decides which of them is asked. Raises PeerFault when the entries are not of the
+    plan's snapshot, or the executor's is missing.
     """
     check_opened(opened, plan.request.snapshot_root)
     against = opened.find(executor)

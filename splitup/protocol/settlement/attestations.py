@@ -1,15 +1,16 @@
-"""What members attest about a verification, and when enough of them do.
+"""Members' attestations about a verification, and which of their statements a quorum made.
 
-A statement (a commitment that is held, a silence, a ruling, that reveals are due) counts once 2f+1
-members made it: then an honest majority of any other 2f+1 made it too. Members collect attestations
-to judge; executors and validators collect them to know when revealing is safe.
+A statement is: a commitment is held, a party is silent, the ruling on a task, or reveals are due.
+It counts once 2f+1 members made it: any other 2f+1 members then include f+1 of them, so an honest
+one. Members collect attestations to judge; executors and validators collect them to know when it is
+safe to reveal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from splitup.core import limits
 from splitup.crypto.keys import Identity, verify
@@ -36,13 +37,13 @@ def check_attestation(signed: SignedAttestation, committee: CommitteeView) -> No
 
 
 class Attestations:
-    """Checked attestations about one execution. Statements only add up: none is taken back."""
+    """Checked attestations about one execution. Statements are only added, never removed."""
 
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
         self._latest: dict[str, SignedAttestation] = {}
         self._statements: dict[Held | Silence | Ruling, set[str]] = {}
-        self._made: Counter[str] = Counter()  # bounds what one member can make us keep
+        self._made: Counter[str] = Counter()  # statements per member, to bound our memory
         self._due: set[str] = set()
         self._unable: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
@@ -50,17 +51,17 @@ class Attestations:
         self._rulings: dict[int, Ruling] = {}
 
     def renew(self) -> Attestations:
-        """Return empty ones for the same committee."""
+        """Return an empty collection for the same committee."""
         return Attestations(self._quorum)
 
     def add(self, signed: SignedAttestation) -> bool:
-        """Take a checked attestation; return whether it is news."""
+        """Add a checked attestation; return whether it is new."""
         attestation = signed.attestation
         known = self._latest.get(attestation.member)
         if known == signed:
             return False
         if known is None or _count_statements(attestation) >= _count_statements(known.attestation):
-            self._latest[attestation.member] = signed  # one that was restarted says less
+            self._latest[attestation.member] = signed  # a member that restarted states less
         if attestation.due:
             self._due.add(attestation.member)
         statements: list[Held | Silence | Ruling] = [*attestation.held, *attestation.silent]
@@ -69,7 +70,7 @@ class Attestations:
         return True
 
     def knows(self, signed: SignedAttestation) -> bool:
-        """Return whether this is the member's latest that we have, so that it needs no check."""
+        """Return whether this is the member's latest attestation here, which needs no check."""
         return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
@@ -91,14 +92,16 @@ class Attestations:
             case Ruling(task=task):
                 known = self._rulings.get(task)
                 if known is None or (known.missing and not statement.missing):
-                    self._rulings[task] = statement  # what was found outweighs what was not
+                    self._rulings[task] = statement  # a result outweighs missing inputs
+            case _ as never:
+                assert_never(never)
 
     def get_all(self) -> Sequence[SignedAttestation]:
-        """Return every member's fullest, by account."""
+        """Return every member's attestation with the most statements, by account."""
         return [signed for _, signed in sorted(self._latest.items())]
 
     def is_due(self) -> bool:
-        """Return whether whoever committed is to reveal now."""
+        """Return whether executors and validators are to reveal now."""
         return len(self._due) >= self._quorum
 
     def find_fixed(self, task: int, validator: str) -> str | None:
@@ -109,12 +112,14 @@ class Attestations:
         return Silence(node=node, task=task) in self._silent
 
     def find_ruling(self, task: int) -> Ruling | None:
-        """Return what 2f+1 members got for a disputed task, each by itself, or that they all lacked
-        the same inputs."""
+        """Return the ruling on a disputed task that 2f+1 members reached independently, or None.
+
+        It may state that they all lacked the same inputs.
+        """
         return self._rulings.get(task)
 
     def count_unable(self, task: int) -> int:
-        """Return how many members said that they cannot recompute the task."""
+        """Return how many members stated that they cannot recompute the task."""
         return len(self._unable.get(task, ()))
 
 

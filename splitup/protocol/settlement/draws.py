@@ -1,19 +1,20 @@
-"""The draw: randomness over all commitments, made once those on chain cover every task."""
+"""The draw: threshold randomness over all commitments, once those on chain cover every task."""
 
 from __future__ import annotations
 
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.messages.verification import Draw
-from splitup.protocol.committee.certificates import check_draw, draw_alpha
-from splitup.protocol.committee.context import (
-    MemberContext,
-    SigningGuard,
-    ThresholdSignatureCollector,
-)
-from splitup.protocol.committee.events import Command, Fault, Gossip, Log
+from splitup.protocol.committee.certificates import check_draw
+from splitup.protocol.committee.commands import Command, Fault, Gossip, Log
+from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.peer_messages import DrawMade, DrawPartial
-from splitup.protocol.settlement.settlement_state import SettlementState
+from splitup.protocol.settlement import settlement_transitions as transitions
+from splitup.protocol.settlement.settlement_state import (
+    Committing,
+    Drawing,
+    SettlementState,
+)
 
 
 class DrawAgreement:
@@ -26,74 +27,77 @@ class DrawAgreement:
     def process_partial(
         self, state: SettlementState, sender: str, message: DrawPartial, now: float
     ) -> list[Command]:
-        """Keep a share; answer one that comes late with the draw itself."""
-        if state.draw is not None:
-            late = now >= state.resend_at
-            return [Gossip(sender, DrawMade(draw=state.draw))] if late else []
+        """Keep another member's share; answer one that comes after the draw with the draw."""
+        verification = state.verification
+        if verification is not None:
+            late = now >= verification.late_from
+            return [Gossip(sender, DrawMade(draw=verification.draw))] if late else []
         index = self._context.index_of(sender)
-        if state.collector is None:
-            state.early.setdefault(index, message.partial)
+        if isinstance(state.phase, Drawing):
+            state.phase.collector.add(index, message.partial)
         else:
-            state.collector.add(index, message.partial)
+            state.early.draw_partials.setdefault(index, message.partial)
         return []
 
     def adopt(self, state: SettlementState, draw: Draw, now: float) -> None:
-        """Take a draw from another member, once it is over commitments that we see too.
+        """Take a draw from another member if it is over commitments on our chain.
 
-        Whose they are, 2f+1 members agree; we need not have seen the takeovers ourselves.
+        We may lack the takeovers behind it: 2f+1 members signed who answers for the tasks. Before
+        snapshot and manifest are here it is ignored; whoever holds it answers our share with it.
         """
-        if state.draw is not None or not self._context.view.group_key:
+        if not isinstance(state.phase, Committing | Drawing) or not self._context.view.group_key:
             return
         if not state.rests_on_chain(draw):
             return
         check_draw(draw, self._context.view, self._context.scheme)
-        self._set(state, draw, now)
+        self._finish(state, draw, now)
 
     def make(self, state: SettlementState, now: float) -> list[Command]:
-        """Sign our share when the basis is complete, and combine what came."""
-        if state.draw is not None or self._context.group is None:
-            return []
-        basis = state.basis or state.get_basis()
-        if basis is None:
-            return []
-        execution_id = state.request.execution_id
+        """Sign our share once commitments on chain cover every task; combine the shares."""
         commands: list[Command] = []
-        if state.collector is None:
-            state.basis = basis
-            collector = ThresholdSignatureCollector(draw_alpha(execution_id, *basis))
-            claim = self._signing_guard.claim(
-                f"draw/{execution_id}/", compute_digest(collector.alpha)
-            )
-            state.collector = collector
-            if claim is None:
-                commands.append(Log(f"the commitments of {execution_id} moved; not drawn again"))
-            else:
-                commands += claim
-                state.partial = collector.sign(self._context)
-            for index, partial in state.early.items():
-                collector.add(index, partial)
-        if state.partial and now >= state.resend_at:
-            state.resend_at = now + tuning.GOSSIP_RETRY_S
+        if isinstance(state.phase, Committing):
+            basis = state.find_basis()
+            if basis is None:
+                return []
+            transitions.move(state, transitions.CommitmentsCompleted(basis))
+            commands += self._sign(state)
+        if not isinstance(state.phase, Drawing) or self._context.group is None:
+            return commands
+        drawing, execution_id = state.phase, state.request.execution_id
+        if drawing.partial and now >= drawing.resend_at:
+            drawing.resend_at = now + tuning.GOSSIP_RETRY_S
             message = DrawPartial(
-                execution_id=execution_id, partial=state.partial, takeovers=state.list_effective()
+                execution_id=execution_id,
+                partial=drawing.partial,
+                takeovers=state.list_effective(drawing),
             )
             commands.append(Gossip(None, message))
-        for index in state.collector.combine(self._context.group, self._context.scheme):
+        for index in drawing.collector.combine(self._context.group, self._context.scheme):
             liar = self._context.accounts()[index]
             commands.append(Fault(liar, f"sent a false share of the draw of {execution_id}"))
-        if state.collector.seed:
+        if drawing.collector.seed:
             draw = Draw(
                 execution_id=execution_id,
-                block_hash=basis.block_hash,
-                commitments=basis.commitments,
-                executors=basis.executors,
-                signature=state.collector.signature,
-                seed=state.collector.seed,
+                block_hash=drawing.basis.block_hash,
+                commitments=drawing.basis.commitments,
+                executors=drawing.basis.executors,
+                signature=drawing.collector.signature,
+                seed=drawing.collector.seed,
             )
-            self._set(state, draw, now)
+            self._finish(state, draw, now)
         return commands
 
-    def _set(self, state: SettlementState, draw: Draw, now: float) -> None:
-        state.draw = draw
-        state.resend_at = now + tuning.GOSSIP_RETRY_S / 2
-        state.place = self._context.get_place(draw.seed, now)
+    def _sign(self, state: SettlementState) -> list[Command]:
+        """Sign our share of the draw, unless an earlier life signed one over another basis."""
+        drawing, execution_id = state.phase, state.request.execution_id
+        assert isinstance(drawing, Drawing)
+        digest = compute_digest(drawing.collector.alpha)
+        claim = self._signing_guard.claim(f"draw/{execution_id}/", digest)
+        if claim is None:
+            return [Log(f"the commitments of {execution_id} changed after we signed; no new share")]
+        drawing.partial = drawing.collector.sign(self._context)
+        return claim
+
+    def _finish(self, state: SettlementState, draw: Draw, now: float) -> None:
+        place = self._context.get_place(draw.seed, now)
+        transitions.move(state, transitions.DrawMade(draw, place, now))

@@ -1,7 +1,7 @@
-"""Between two tasks, and client and task: who did not store, or commit to, what was given.
+"""Faults on the edges of the graph: a tensor that one end sent and the other end read differently.
 
-Every executor reveals its commitments, drawn or not, so both ends of every edge are known. What is
-in the store, members know where they recomputed a task. Pure functions.
+Every executor reveals its commitments, drawn or not, so both ends of every edge are known. What the
+store holds is known for the tasks that members recomputed. Pure functions.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import Outcome
 
 
-def find_misled(
+def find_edge_faults(
     manifest: Manifest,
     claims: Mapping[int, TaskCommitment | None],
     rulings: Mapping[int, Ruling | None],
     replaced: Collection[int] = (),
 ) -> dict[int, Outcome]:
-    """Return the tasks whose executors misled others, or may have, by task.
+    """Return the tasks whose executors misled others, or may have, with the outcome by task.
 
-    WITHHELD: what a task gave is not in the store (2f+1 members looked), or is not what its
-    executor committed to. CONTRADICTED: the store says nothing against the producer, and still its
-    reader commits to other tensors. Either the producer sent others than it stored, or the reader
-    hides a lie behind inputs that nobody has; nobody can prove which, so that neither is paid and
+    WITHHELD: a task's output is not in the store (2f+1 members looked), or differs from what its
+    executor committed to. CONTRADICTED: the store does not contradict the producer, but its reader
+    commits to different tensors. Either the producer sent other tensors than it stored, or the
+    reader hides a lie behind inputs that nobody has. Nobody can prove which, so neither is paid and
     nobody loses stake.
 
-    ``claims`` are the executors' revealed commitments, None where there is none; ``rulings`` what
-    2f+1 members got. Tasks that were ``replaced`` stand by all steps, and their readers may have
-    used steps of the node before: nothing follows from a difference. What a shut gate left unsent
-    counts as zeros at the reader, so only the gate itself is compared.
+    ``claims`` are the executors' revealed commitments, None where there is none; ``rulings`` are
+    what 2f+1 members got. The last executor of a ``replaced`` task answers for all its steps, but
+    its readers may have used steps of the executor before, so a difference proves nothing. A tensor
+    that a shut gate left unsent counts as zeros at the reader, so only the gate is compared.
     """
     found: dict[int, Outcome] = {}
     for task, claim in claims.items():
         if claim is None:
             continue
         ruling, gate = rulings.get(task), manifest.tasks[task].gate
-        if ruling is not None and task in ruling.missing:  # its own outputs, to be compared
+        if ruling is not None and task in ruling.missing:  # its own outputs
             found[task] = Outcome.WITHHELD
         for place, (source, port) in enumerate(get_sources(manifest, task)):
             if source == CLIENT:
@@ -60,18 +60,19 @@ def find_misled(
     return found
 
 
-def find_misread(
+def find_input_faults(
     manifest: Manifest,
     claims: Mapping[int, TaskCommitment | None],
     ends: Mapping[int, End | None],
 ) -> set[int]:
     """Return the tasks whose executors commit to other inputs than the client says it sent.
 
-    ``ends`` are what the executors show of the client's, by task; who reads the client's inputs and
-    shows none hides it, since without one nobody knows how many steps there were. Two different
-    ones are the client's doing, who signed both, and one without digests vouches for nothing: then
-    nobody is to blame. As in ``find_misled`` a gated task is compared at its gate only. Takeovers
-    change nothing: whoever runs a task in the end has read its inputs from the first step on.
+    ``ends`` are the client's signed end messages as the executors reveal them, by task. An executor
+    that reads the client's inputs and reveals no end message hides it, because without one nobody
+    knows the number of steps. If there are two different end messages, the client signed both, and
+    one without digests states nothing: then no executor is blamed. As in ``find_edge_faults``, a
+    gated task is compared at its gate only. Takeovers make no difference: the last executor of a
+    task has read its inputs from the first step on.
     """
     if len({end for end in ends.values() if end is not None}) > 1:
         return set()

@@ -1,10 +1,10 @@
 """Proof of Sampling: which tasks are checked, who lied, and who is paid what. Pure functions.
 
-The draw's seed exists only after the outputs were committed. A drawn task is recomputed from the
-stored inputs by one validator; equal digests clear the executor. After a mismatch a third node is
-heard, then five in all, and in the end 2f+1 committee members recompute the task themselves: only
-their ruling takes anybody's stake. A node answers only for the inputs it committed to: a validator
-whose inputs differ says nothing about the executor.
+The draw's seed exists only after the outputs were committed. One validator recomputes a drawn task
+from the stored inputs; equal digests clear the executor. After a mismatch a third node is asked,
+then up to five in all, and finally 2f+1 committee members recompute the task themselves: only their
+ruling takes anybody's stake. A node answers only for the inputs that it committed to, so a
+validator with different inputs proves nothing about the executor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitup.messages.verification import Draw, Ruling, VerificationResult
 from splitup.protocol.execution.ends import check_end
 from splitup.protocol.execution.takeovers import get_candidate
 
-MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
+MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Economics:
     treasury_bps: int = 2_000
 
     def compute_rewards(self, slashed_micro_usdc: int) -> int:
-        """Return how much of a slash others may get, as the contract rounds it."""
+        """Return a slash without the treasury's share, rounded as by the contract."""
         return slashed_micro_usdc * (10_000 - self.treasury_bps) // 10_000
 
     @property
     def silence_milli(self) -> int:
-        """What withholding a drawn completion costs, in 1/1000 of C: twice the break-even C / p.
+        """The cost of withholding a drawn completion, in 1/1000 of C: twice the break-even C / p.
 
-        Less than S, since a crash looks the same; enough that hiding a lie does not pay.
+        It is less than S, because a crash looks the same, and enough to make hiding a lie a loss.
         """
         return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
 
@@ -59,9 +59,9 @@ class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
     WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
-    CONTRADICTED = "contradicted"  # a neighbour or the client says other tensors were between
-    OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
-    UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
+    CONTRADICTED = "contradicted"  # of its neighbour or the client: they state other tensors
+    OUTVOTED = "outvoted"  # no ruling, more validators contradict than confirm: unpaid
+    UNRESOLVED = "unresolved"  # it cannot be decided: paid, and nobody is punished
 
 
 UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
@@ -69,7 +69,7 @@ UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED,
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of one task's verification; ``liars`` may name validators that accused falsely."""
+    """The result of one task's verification; ``liars`` may be validators that accused falsely."""
 
     task: int
     outcome: Outcome
@@ -93,7 +93,7 @@ class Slash:
 
 @dataclass(frozen=True, slots=True)
 class SettlementTerms:
-    """What the committee signs: who gets what, in the order the contract encodes it."""
+    """What the committee signs: payments and slashes, in the order of the contract's encoding."""
 
     execution_id: str
     steps: int
@@ -109,7 +109,7 @@ def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
 def compute_exposure(
     tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
 ) -> int:
-    """Return what lies in all these tasks would cost whoever runs them, in micro-USDC."""
+    """Return what lies in all these tasks would cost their executor, in micro-USDC."""
     prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
     return sum(compute_penalty(price, economics) for price in prices)
 
@@ -117,9 +117,9 @@ def compute_exposure(
 def compute_exposures(
     plan: Plan, manifest: Manifest, executors: Sequence[str], economics: Economics
 ) -> tuple[tuple[str, int], ...]:
-    """Return (executor, micro-USDC) sorted by executor: what the chain locks with the commitments.
+    """Return (executor, micro-USDC), sorted by executor, that the chain locks with the commitments.
 
-    ``executors`` answer for the tasks in the end; those of the plan when it is empty.
+    ``executors`` answer for the tasks; empty for the plan's.
     """
     tasks: dict[str, list[int]] = {}
     for task, executor in enumerate(executors or plan.executors()):
@@ -132,11 +132,10 @@ def compute_exposures(
 
 
 def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
-    """Return the plan with what every executor stands to lose: S for each of its tasks.
+    """Return the plan with the exposure of every executor: S for each of its tasks.
 
-    A node whose free stake does not cover that is passed over: the chain would not take its
-    commitment.
-    Raises InvalidInput when that leaves nobody for a task.
+    A node whose free stake does not cover its exposure is passed over, because the chain would
+    refuse its commitment. Raises InvalidInput when no candidate is left for a task.
     """
     free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
     exposures: dict[str, int] = {}
@@ -180,8 +179,8 @@ def check_completion(
 ) -> None:
     """Check a revealed completion against the plan and the root its node put on chain.
 
-    ``executors`` answer for the tasks; by default the plan's first candidates. Raises PeerFault
-    naming the node and what does not fit.
+    ``executors`` answer for the tasks; by default the plan's. Raises PeerFault naming the node and
+    what is wrong.
     """
     node = completion.node
     own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
@@ -194,7 +193,10 @@ def check_completion(
     if completion.end is not None:
         check_end(completion.end, plan, manifest)
         if completion.end.end.steps != completion.steps:
-            raise PeerFault(f"completion of {node} has not the client's steps", peer=node)
+            raise PeerFault(
+                f"completion of {node} has another number of steps than the client's end message",
+                peer=node,
+            )
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
@@ -215,19 +217,19 @@ def agrees(claim: TaskCommitment, found: VerificationResult | Ruling) -> bool:
 def find_usable(
     commitment: TaskCommitment, results: Sequence[VerificationResult]
 ) -> list[VerificationResult]:
-    """Return the results over the executor's committed inputs, as many as are ever heard."""
+    """Return the results over the executor's committed inputs, at most ``MAX_JUDGES``."""
     return [r for r in results if not r.error and r.inputs == commitment.inputs][:MAX_JUDGES]
 
 
-def count_wanted(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> int:
-    """Return how many validators have to be heard, given what those so far said."""
+def count_needed(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> int:
+    """Return how many validators' answers are needed, given those so far."""
     if all(agrees(commitment, result) for result in usable):
         return 1
     return 2 if len(usable) < 2 else MAX_JUDGES
 
 
 def is_disputed(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> bool:
-    """Return whether the committee has to recompute the task: somebody contradicts."""
+    """Return whether an answer contradicts the executor: then the committee recomputes the task."""
     return not all(agrees(commitment, result) for result in usable)
 
 
@@ -237,12 +239,12 @@ def judge(
     usable: Sequence[VerificationResult],
     ruling: Ruling | None,
 ) -> Verdict:
-    """Return the final verdict on a task, once everybody was heard who is to be.
+    """Return the final verdict on a task, once all needed answers are here.
 
-    ``usable`` are in the order of the validators' ranks; ``ruling`` is what 2f+1 members
-    recomputed, None when they cannot; one that only ``compared`` across classes convicts nobody but
-    the executor. Two nodes can be one operator's, so that validators alone
-    never cost anybody's stake: without a ruling they decide no more than the pay.
+    ``usable`` are in the order of the validators' ranks. ``ruling`` is what 2f+1 members
+    recomputed, None when they cannot; a ruling that only ``compared`` across classes convicts
+    nobody but the executor. Several validators may belong to one operator, so their answers alone
+    never cost stake: without a ruling they decide only about the pay.
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
@@ -255,7 +257,7 @@ def judge(
             )
         if not usable:
             return Verdict(task, Outcome.HONEST, (), ())
-        ruling = None  # of validators, whose class it is, only equal bytes could tell
+        ruling = None  # it cannot tell which validators computed the right bytes
     if ruling is None or ruling.inputs != commitment.inputs:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
@@ -278,16 +280,18 @@ def compute_settlement(
 ) -> SettlementTerms:
     """Return who is paid and who is slashed for an execution that every executor committed to.
 
-    ``executors`` ran the tasks in the end; by default the plan's first candidates.
+    ``executors`` are the nodes that ran the tasks; by default the plan's.
 
-    Executors earn the price of their tasks for every step, except for tasks they lied about, and
-    for all of them when they never revealed their completion (``withheld``). Validators earn the
-    price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
-    less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
-    its result twice the price that it would have earned. Of it all but the treasury's share pays
-    the validators of that task, as far as it reaches, then gives the client back the price of the
-    whole execution, as far as it reaches; the rest is the treasury's, too, so that slashing oneself
-    does not pay. The contract scales down what is more than that: nothing ever is.
+    Executors earn the price of their tasks for every step. They earn nothing for tasks they lied
+    about, and nothing at all if they never revealed their completion (``withheld``). Validators
+    earn the price of the task they recomputed.
+
+    A liar pays S for each lie. An executor that withholds its completion pays less for each of its
+    drawn tasks (``Economics.silence_milli``). A validator that withholds its result pays twice the
+    price that it would have earned. Of each slash the treasury gets its share first. The rest pays
+    the validators of that task, then refunds the client up to the price of the whole execution, and
+    what remains is the treasury's, too, so nobody profits from slashing itself. The contract would
+    scale down larger payments, which these rules never produce.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
@@ -304,7 +308,7 @@ def compute_settlement(
         slashed.update(penalties)
         funds = economics.compute_rewards(penalties.total())
         pot = from_slash if penalties else earned
-        if not penalties:  # out of the escrow, which holds the price of one verification per task
+        if not penalties:  # from the escrow, which holds the price of one verification per task
             funds = price[index]
         for validator in verdict.validators:
             if funds >= price[index]:
@@ -326,7 +330,7 @@ def compute_settlement(
 def _compute_penalties(
     verdict: Verdict, executor: str, price: int, economics: Economics
 ) -> Counter[str]:
-    """Return who loses how much stake for one task."""
+    """Return the stake that each node loses for one task."""
     penalties: Counter[str] = Counter()
     for liar in verdict.liars:
         penalties[liar] += compute_penalty(price, economics)

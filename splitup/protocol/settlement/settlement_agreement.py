@@ -1,20 +1,20 @@
-"""From committed completions to money: the evidence of every execution, and where it comes in.
+"""All open executions of one member between request and settlement.
 
-What follows from it is decided by four others: ``commitments`` brings the executors' commitments to
-the chain, ``draws`` makes the randomness once all are there, ``verification_rounds`` verifies the
-drawn tasks, ``proposals`` agrees on the settlement. All evidence only adds up, and a proposal
-carries it, so that members converge.
+This module takes events and messages in and stores them in the ``SettlementState`` of their
+execution. Four others decide what follows: ``commitments`` brings the executors' commitments to the
+chain, ``draws`` makes the randomness over them, ``verification_rounds`` verifies the drawn tasks,
+``proposals`` agrees on the settlement. Evidence is only added, and a proposal carries all of it, so
+members reach the same settlement.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import assert_never
 
 from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
-from splitup.graph.manifest import Manifest
-from splitup.messages.base import Message
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.verification import (
@@ -24,38 +24,33 @@ from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationResult,
 )
+from splitup.protocol.committee.commands import Command, Fault, Gossip
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.events import (
-    Command,
-    CompletionCommitted,
-    ExecutionCommitted,
-    Fault,
-    Gossip,
-)
+from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.committee.peer_messages import (
     Attested,
-    CommitmentsTold,
+    CommitmentsReply,
+    CommitmentsRequest,
     CommitmentsVote,
-    CommitmentsWanted,
     DrawMade,
     DrawPartial,
-    PlanWanted,
+    PlanRequest,
+    SettlementMessage,
     SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
+from splitup.protocol.settlement.chain_commitments import check_committed, check_revealed
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
+from splitup.protocol.settlement.evidence import make_evidence
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.proposals import Proposals
-from splitup.protocol.settlement.settlement_state import (
-    SettlementState,
-    check_committed,
-    check_revealed,
-    make_evidence,
-)
+from splitup.protocol.settlement.settlement_state import Planned, Requested, SettlementState
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_rounds import VerificationRounds
+from splitup.protocol.settlement.verification_state import PlanContext, Verification
 
 ResultReader = Callable[[str], tuple[VerificationResult, str]]  # token -> result, signing key
 
@@ -78,31 +73,33 @@ class SettlementAgreement:
         self._read_result = read_result
         self._commitments = CommitmentAgreement(context)
         self._draws = DrawAgreement(context, signing_guard)
-        self._verification_rounds = VerificationRounds(context, economics)
+        self._verification_rounds = VerificationRounds(context)
         self._proposals = Proposals(context, signing_guard, economics)
         self._states: dict[str, SettlementState] = {}
-        # executions whose requests a reorganisation of the chain removed
+        # executions whose requests a reorganisation removed, with what nodes sent about them
         self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()  # a late node is no faulty node
-        self._evidence: dict[str, Evidence] = {}  # of what was closed lately, oldest first
+        # recently ended executions: a message about one is late, not faulty
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._evidence: dict[str, Evidence] = {}  # of recently ended executions, oldest first
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
-        """Return what the settlement of a closed execution rested on, if it was lately."""
+        """Return what the settlement of a recently ended execution rests on, or None."""
         return self._evidence.get(execution_id)
 
     def find_attestation(self, execution_id: str) -> SignedAttestation | None:
-        """Return what we last said about the verification of an execution."""
+        """Return our latest attestation about the verification of an execution, or None."""
         state = self._states.get(execution_id)
-        return state.attested if state else None
+        verification = state.verification if state else None
+        return verification.attested if verification else None
 
     def is_over(self, execution_id: str) -> bool:
-        """Return whether an execution was settled or refunded lately."""
+        """Return whether an execution was settled or refunded recently."""
         return execution_id in self._ended
 
     def __len__(self) -> int:
         return len(self._states)
 
-    # ---- facts ------------------------------------------------------------------------------
+    # ---- the chain and the plan -------------------------------------------------------------
 
     def process_request(self, request: Request) -> list[Command]:
         state = SettlementState(request, Attestations(self._context.view.quorum), self._economics)
@@ -110,63 +107,64 @@ class SettlementAgreement:
         return []
 
     def process_certificate(self, certificate: PlanCertificate, now: float) -> list[Command]:
-        """Note the plan of an execution; from here on its evidence can be judged."""
+        """Record the plan of an execution; from here on its evidence can be checked."""
         state = self._states.get(certificate.plan.request.execution_id)
-        if state is None or state.certificate:
+        if state is None or not isinstance(state.phase, Requested):
             return []
-        state.certificate = certificate
-        self._recall(state, certificate)
+        transitions.move(state, transitions.PlanCertified(certificate))
+        self._restore_reverted(state, certificate)
         return self._advance(state, now)
 
     def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
-        """Note a commitment on chain; the last executor's opens the draw."""
+        """Record a node's own commitment on chain; the last executor's opens the draw."""
         state = self._states.get(event.execution_id)
-        return self._advance(state, now) if state is not None and state.add_own(event) else []
+        is_new = state is not None and state.chain.add_own(event)
+        return self._advance(state, now) if state is not None and is_new else []
 
     def process_agreed(self, event: ExecutionCommitted, now: float) -> list[Command]:
-        """Note that the chain holds one root over all executors' pledges; it opens the draw."""
+        """Record the agreed root over all executors' commitments; it opens the draw."""
         state = self._states.get(event.execution_id)
-        if state is None or state.agreed is not None:
+        if state is None or state.chain.agreed is not None:
             return []
-        state.agreed, state.vote_at = event, 0.0
+        state.chain.agreed, state.collected.vote_at = event, 0.0
         return self._advance(state, now)
 
     def process_accepted(self, execution_id: str, *, is_planned: bool) -> None:
-        """Note whether the chain holds the plan, without which it takes no commitments."""
+        """Record whether the chain holds the plan, without which it takes no agreed root."""
         state = self._states.get(execution_id)
         if state is not None:
-            state.is_planned = is_planned
+            state.chain.is_planned = is_planned
 
     def process_reverted_request(self, execution_id: str) -> None:
-        """Drop an execution whose block is gone; its request will be in another one."""
+        """Drop an execution whose block is gone; its request will be in another block."""
         state = self._states.pop(execution_id, None)
-        if state is not None and state.certificate is not None:
+        if state is not None and not isinstance(state.phase, Requested):
             self._reverted[execution_id] = state
             while len(self._reverted) > tuning.MAX_REVERTED:
                 self._reverted.popitem(last=False)
 
     def process_reverted_commitment(self, event: CompletionCommitted) -> None:
-        """Take back a commitment whose block is gone, and a draw that rested on it."""
+        """Remove a commitment whose block is gone, and a draw that rested on it."""
         state = self._states.get(event.execution_id)
-        if state is None or state.own.get(event.node) != event:
+        if state is None or state.chain.own.get(event.node) != event:
             return
-        rested = state.get_commitments() is state.own
-        del state.own[event.node]
+        rested = state.get_commitments() is state.chain.own
+        del state.chain.own[event.node]
         if rested:
-            state.undo_draw()
+            transitions.move(state, transitions.CommitmentsReverted())
 
     def process_reverted_agreement(self, event: ExecutionCommitted) -> None:
-        """Take back the agreed root whose block is gone, and a draw that rested on it."""
+        """Remove the agreed root whose block is gone, and a draw that rested on it."""
         state = self._states.get(event.execution_id)
-        if state is None or state.agreed != event:
+        if state is None or state.chain.agreed != event:
             return
-        rested = state.get_commitments() is state.bound
-        state.unbind()
+        rested = state.get_commitments() is state.chain.bound
+        state.chain.unbind()
         if rested:
-            state.undo_draw()
+            transitions.move(state, transitions.CommitmentsReverted())
 
     def process_end(self, execution_id: str) -> list[Command]:
-        """Forget an execution that is settled, refunded or expired, and what we signed for it."""
+        """Drop an execution that is settled, refunded or expired, and what we signed for it."""
         state = self._states.pop(execution_id, None)
         self._reverted.pop(execution_id, None)
         if state is None:
@@ -174,8 +172,10 @@ class SettlementAgreement:
         self._ended[execution_id] = None
         while len(self._ended) > tuning.MAX_OPEN_EXECUTIONS:
             self._ended.popitem(last=False)
-        if state.draw is not None:
-            self._evidence[execution_id] = make_evidence(state.draw, state.list_verdicts())
+        verification = state.verification
+        if verification is not None:
+            evidence = make_evidence(verification.draw, verification.list_verdicts())
+            self._evidence[execution_id] = evidence
             while len(self._evidence) > tuning.MAX_KEPT_EVIDENCE:
                 self._evidence.pop(next(iter(self._evidence)))
         commands: list[Command] = []
@@ -194,31 +194,28 @@ class SettlementAgreement:
     def process_completion(
         self, completion: Completion, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node reveals until the draw is known; raise PeerFault if it differs."""
+        """Check what a node reveals, or keep it until the draw; raise PeerFault if it differs."""
         state = self._find_state(completion.execution_id)
         if state is None:
             return []
-        node = completion.node
-        if state.certificate is None:
-            raise Unavailable(
-                f"execution {completion.execution_id} is not planned here yet; try again"
-            )
-        if state.certificate.plan.node_of(node).signing_key != signing_key:
+        node, plan = completion.node, state.require_certificate().plan
+        if plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
-        if node in state.completions:
-            return []
-        if state.manifest and state.draw is not None:
-            self._take_completion(state, completion, state.certificate, state.manifest)
-        else:
+        verification = state.verification
+        if verification is None:
             if node in (commitments := state.get_commitments()):
                 check_committed(completion, commitments[node])
-            state.unchecked[node] = completion
+            state.early.completions[node] = completion
+        elif node in verification.completions:
+            return []
+        else:
+            _take_completion(state, verification, completion)
         return self._advance(state, now)
 
     def process_commitment(
         self, commitment: ExecutorCommitment, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node commits to, the first; raise PeerFault for anybody else's."""
+        """Keep a node's first commitment; raise PeerFault if it is not the node's own."""
         state = self._find_state(commitment.execution_id)
         if state is None:
             return []
@@ -226,15 +223,11 @@ class SettlementAgreement:
         return self._advance(state, now)
 
     def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
-        """Note what made a node an executor; raise PeerFault for anybody else's, or false ones."""
+        """Keep the takeovers that made a node an executor; raise PeerFault for false ones."""
         state = self._find_state(message.execution_id)
         if state is None:
             return []
-        if state.certificate is None:
-            raise Unavailable(
-                f"execution {message.execution_id} is not planned here yet; try again"
-            )
-        plan, node = state.certificate.plan, message.node
+        plan, node = state.require_certificate().plan, message.node
         if plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
         state.add_takeovers(message.takeovers)
@@ -243,7 +236,7 @@ class SettlementAgreement:
     def process_validator_commitment(
         self, validator_commitment: ValidatorCommitment, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep a validator's commitment, the first; raise PeerFault for anybody else's."""
+        """Keep a validator's first commitment; raise PeerFault if it is not its own."""
         state = self._find_state(validator_commitment.execution_id)
         if state is None:
             return []
@@ -252,17 +245,18 @@ class SettlementAgreement:
         return self._advance(state, now)
 
     def process_ruling(self, execution_id: str, ruling: Ruling, now: float) -> list[Command]:
-        """Note what we recomputed ourselves."""
+        """Record the result of a task that we recomputed ourselves."""
         state = self._states.get(execution_id)
         if state is None:
             return []
-        self._verification_rounds.process_ruling(state, ruling)
+        if state.verification is not None:
+            self._verification_rounds.process_ruling(state.verification, ruling)
         return self._advance(state, now)
 
     def process_result(
         self, result: VerificationResult, signing_key: str, token: str, now: float
     ) -> list[Command]:
-        """Keep a validator's answer; one per task and validator. Raises PeerFault from others."""
+        """Keep a validator's first answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
         if state is None:
             return []
@@ -272,7 +266,8 @@ class SettlementAgreement:
 
     # ---- members ----------------------------------------------------------------------------
 
-    def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
+    def process_gossip(self, sender: str, message: SettlementMessage, now: float) -> list[Command]:
+        """Take another member's message; raise PeerFault, BadSignature when it is wrong."""
         state = self._states.get(_get_execution(message))
         if state is None:
             return []
@@ -280,10 +275,10 @@ class SettlementAgreement:
             case CommitmentsVote():
                 self._commitments.process_vote(state, sender, message)
                 return self._advance(state, now)
-            case CommitmentsWanted():
-                return self._commitments.process_wanted(state, sender)
-            case CommitmentsTold():
-                self._commitments.process_told(state, message)
+            case CommitmentsRequest():
+                return self._commitments.process_content_request(state, sender)
+            case CommitmentsReply():
+                self._commitments.process_reply(state, message)
                 return self._advance(state, now)
             case DrawPartial():
                 state.add_takeovers(message.takeovers)
@@ -293,16 +288,17 @@ class SettlementAgreement:
                 self._draws.adopt(state, message.draw, now)
                 return self._advance(state, now)
             case Attested():
-                if self._take_attestation(state, message.attestation):
-                    return self._advance(state, now)
+                is_new = self._take_attestation(state, message.attestation)
+                return self._advance(state, now) if is_new else []
             case SettlementProposal():
                 return self._process_proposal(state, sender, message, now)
             case SettlementSignature():
                 return self._proposals.process_signature(state, sender, message)
-        return []
+            case _ as never:
+                assert_never(never)
 
     def _take_attestation(self, state: SettlementState, signed: SignedAttestation) -> bool:
-        """Count an attestation; return whether it is news. Raises PeerFault, BadSignature."""
+        """Count an attestation; return whether it is new. Raises PeerFault, BadSignature."""
         if signed.attestation.execution_id != state.request.execution_id:
             raise PeerFault(f"an attestation is not about {state.request.execution_id}")
         if state.attestations.knows(signed):
@@ -314,33 +310,29 @@ class SettlementAgreement:
     def _process_proposal(
         self, state: SettlementState, sender: str, proposal: SettlementProposal, now: float
     ) -> list[Command]:
-        """Take over evidence we lack, then sign when our own settlement is the same."""
+        """Take the evidence that we lack; sign if the same settlement follows from ours."""
         if state.certificate is None:
-            return [Gossip(sender, PlanWanted(execution_id=proposal.execution_id))]
+            return [Gossip(sender, PlanRequest(execution_id=proposal.execution_id))]
         state.proposals[sender] = proposal
         return self._advance(state, now)
 
     def _take_evidence(
         self, state: SettlementState, sender: str, proposal: SettlementProposal, now: float
     ) -> list[Command]:
-        """Take over what a proposal holds and we lack; name its sender when something is false.
+        """Take the evidence of a proposal that we lack; blame its sender when something is false.
 
-        Runs again until the proposal is signed: our view of the chain may still be behind it.
+        Runs at every step until the proposal is signed: our view of the chain may be behind.
         """
-        commands: list[Command] = []
-        certificate, manifest = state.certificate, state.manifest
-        if certificate is None or manifest is None:
-            return commands
-        known = {answer.token for answer in state.get_answers()}
+        known = {answer.token for answer in state.list_answers()}
         try:
             self._draws.adopt(state, proposal.draw, now)
             for attestation in proposal.attestations:
                 self._take_attestation(state, attestation)
-            if state.draw is None:
-                return commands  # our view of the chain is behind; once more when it is not
+            if state.verification is None:
+                return []  # our view of the chain is behind; tried again at the next step
             for completion in proposal.completions:
-                if completion.node not in state.completions:
-                    self._take_completion(state, completion, certificate, manifest)
+                if completion.node not in state.verification.completions:
+                    _take_completion(state, state.verification, completion)
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
@@ -348,89 +340,102 @@ class SettlementAgreement:
                     state.add_answer(ValidatorAnswer(result, token))
         except PeerFault as error:
             del state.proposals[sender]
-            commands.append(Fault(sender, f"proposed a settlement with false evidence: {error}"))
-        return commands
+            return [Fault(sender, f"proposed a settlement with false evidence: {error}")]
+        return []
 
     # ---- time -------------------------------------------------------------------------------
 
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for state in list(self._states.values()):
-            if state.own or state.commitments or state.agreed:
+            if state.chain.own or state.collected.by_node or state.chain.agreed:
                 commands += self._advance(state, now)
         return commands
 
     # ---- the steps, in order ----------------------------------------------------------------
 
     def _advance(self, state: SettlementState, now: float) -> list[Command]:
-        if state.certificate is None or self._context.group is None:
+        """Take every step that the evidence allows, in the order of the phases."""
+        if self._context.group is None or isinstance(state.phase, Requested):
             return []
-        request = state.request
-        state.snapshot = state.snapshot or self._content_store.find_snapshot(request.snapshot_root)
-        state.manifest = state.manifest or self._content_store.find_manifest(request.model_id)
-        if state.snapshot is None or state.manifest is None:
-            return self._content_store.ask(request.model_id, request.snapshot_root, now)
-        commands = self._commitments.advance(state, now)
+        if isinstance(state.phase, Planned):
+            commands = self._fetch_contents(state, state.phase, now)
+            if commands is not None:
+                return commands
+        context = state.context
+        assert context is not None
+        commands = []
+        if state.verification is None:
+            commands += self._commitments.advance(state, context, now)
         for sender, proposal in list(state.proposals.items()):
             commands += self._take_evidence(state, sender, proposal, now)
         commands += self._draws.make(state, now)
-        if state.draw is None:
+        if state.verification is None:
             return commands
-        commands += self._check_completions(state, state.certificate, state.manifest)
-        commands += self._verification_rounds.advance(
-            state, state.certificate, state.draw, state.snapshot, state.manifest, now
-        )
+        commands += _check_early_completions(state, state.verification)
+        commands += self._verification_rounds.advance(state, state.verification, now)
         return commands + self._proposals.advance(state, now)
 
-    def _check_completions(
-        self, state: SettlementState, certificate: PlanCertificate, manifest: Manifest
-    ) -> list[Command]:
-        commands: list[Command] = []
-        while state.unchecked:
-            node, completion = state.unchecked.popitem()
-            try:
-                self._take_completion(state, completion, certificate, manifest)
-            except PeerFault as error:
-                commands.append(Fault(node, str(error)))
-        return commands
+    def _fetch_contents(
+        self, state: SettlementState, phase: Planned, now: float
+    ) -> list[Command] | None:
+        """Return what fetches the plan's snapshot and manifest, or None when both are here."""
+        root, model_id = state.request.snapshot_root, state.request.model_id
+        phase.snapshot = phase.snapshot or self._content_store.find_snapshot(root)
+        phase.manifest = phase.manifest or self._content_store.find_manifest(model_id)
+        if phase.snapshot is None or phase.manifest is None:
+            return self._content_store.ask(model_id, root, now)
+        context = PlanContext(phase.certificate, phase.snapshot, phase.manifest)
+        transitions.move(state, transitions.ContentsFetched(context))
+        return None
 
-    def _take_completion(
-        self,
-        state: SettlementState,
-        completion: Completion,
-        certificate: PlanCertificate,
-        manifest: Manifest,
-    ) -> None:
-        """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
-        node, executors = completion.node, state.get_executors()
-        if node in executors:  # of the others nobody wants to know
-            committed = state.get_commitments()[node]
-            check_revealed(completion, certificate, manifest, committed, executors)
-            state.completions[node] = completion
-
-    # ---- pieces -----------------------------------------------------------------------------
-
-    def _recall(self, state: SettlementState, certificate: PlanCertificate) -> None:
-        """Take what nodes said before a reorganisation moved the request: they say it once."""
+    def _restore_reverted(self, state: SettlementState, certificate: PlanCertificate) -> None:
+        """Take what nodes sent before a reorganisation moved the request: they send it once."""
         before = self._reverted.pop(state.request.execution_id, None)
         if before is None or before.certificate is None:
             return
         old, plan = before.certificate.plan, certificate.plan
         if (old.tasks, old.nodes) != (plan.tasks, plan.nodes):
             return
-        state.add_takeovers(before.takeovers.values())
-        state.commitments |= before.commitments
-        state.unchecked |= before.unchecked | before.completions
+        state.add_takeovers(before.collected.takeovers.values())
+        state.collected.by_node |= before.collected.by_node
+        state.early.completions |= before.early.completions
+        if before.verification is not None:
+            state.early.completions |= before.verification.completions
 
     def _find_state(self, execution_id: str) -> SettlementState | None:
-        """Return an open case, None for one that ended; raise Unavailable for an unknown one."""
+        """Return an open execution, None for an ended one; raise Unavailable for an unknown one."""
         state = self._states.get(execution_id)
         if state is None and execution_id not in self._ended:
             raise Unavailable(f"execution {execution_id} has not been seen here yet; try again")
         return state
 
 
-def _get_execution(message: Message) -> str:
+def _check_early_completions(state: SettlementState, verification: Verification) -> list[Command]:
+    """Check the completions that came before the draw; blame the nodes of false ones."""
+    commands: list[Command] = []
+    early = state.early.completions
+    while early:
+        node, completion = early.popitem()
+        try:
+            _take_completion(state, verification, completion)
+        except PeerFault as error:
+            commands.append(Fault(node, str(error)))
+    return commands
+
+
+def _take_completion(
+    state: SettlementState, verification: Verification, completion: Completion
+) -> None:
+    """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
+    node, executors = completion.node, verification.executors
+    if node in executors:  # the others' completions are not needed
+        context, committed = verification.context, state.get_commitments()[node]
+        check_revealed(completion, context.certificate, context.manifest, committed, executors)
+        verification.completions[node] = completion
+
+
+def _get_execution(message: SettlementMessage) -> str:
     match message:
         case DrawMade():
             return message.draw.execution_id
@@ -438,11 +443,12 @@ def _get_execution(message: Message) -> str:
             return message.attestation.attestation.execution_id
         case (
             CommitmentsVote()
-            | CommitmentsWanted()
-            | CommitmentsTold()
+            | CommitmentsRequest()
+            | CommitmentsReply()
             | DrawPartial()
             | SettlementProposal()
             | SettlementSignature()
         ):
             return message.execution_id
-    return ""
+        case _ as never:
+            assert_never(never)

@@ -1,54 +1,85 @@
-"""An execution between plan and settlement: what a member holds, and what follows from it."""
+"""One execution between request and settlement, as one member sees it: its phase and its evidence.
+
+A phase is a record of its own that holds what exists only in that phase. ``settlement_transitions``
+holds the table of all changes of phase.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import assert_never
 
 from splitup.core import limits
-from splitup.core.codec import compute_digest, encode_canonical
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import (
-    Completion,
-    ExecutorCommitment,
-    SignedTakeover,
-    TaskCommitment,
-)
+from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import (
-    Draw,
-    Evidence,
-    Ruling,
-    SignedAttestation,
-    TaskVerdict,
-    ValidatorCommitment,
-    VerificationResult,
-)
+from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
+from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.edge_faults import find_misled, find_misread
-from splitup.protocol.settlement.proof_of_sampling import (
-    Economics,
-    Outcome,
-    SettlementTerms,
-    Verdict,
-    check_completion,
-    compute_exposures,
+from splitup.protocol.settlement.chain_commitments import (
+    AgreedCommitments,
+    ChainCommitments,
+    DrawBasis,
+    make_basis,
+    rests_on,
 )
-from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
+from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposures
+from splitup.protocol.settlement.task_checks import ValidatorAnswer
+from splitup.protocol.settlement.verification_state import PlanContext, Verification
+
+# ---- phases ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The execution was requested; its plan is not known."""
 
 
 @dataclass(slots=True)
-class Proposed:
-    """Our proposal and the signatures under it."""
+class Planned:
+    """The plan is certified; the snapshot and manifest that it names are being fetched."""
+
+    certificate: PlanCertificate
+    snapshot: Snapshot | None = None
+    manifest: Manifest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """Nodes run the execution and commit to what they computed."""
+
+    context: PlanContext
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Commitments on chain cover every task; members sign shares of the draw over them."""
+
+    context: PlanContext
+    basis: DrawBasis
+    collector: ThresholdSignatureCollector
+    partial: str = ""  # our share; empty when an earlier life signed another basis
+    resend_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Verifying:
+    """The draw is known; executors reveal, validators recompute the drawn tasks."""
+
+    verification: Verification
+
+
+@dataclass(slots=True)
+class OwnProposal:
+    """Our proposed settlement and the signatures under it."""
 
     round: int
     settlement: quorum.Settlement
@@ -56,382 +87,231 @@ class Proposed:
     signatures: dict[str, bytes] = field(default_factory=dict)
 
 
-class DrawBasis(NamedTuple):
-    """What a draw is over. ``executors`` is empty when they are the plan's."""
+@dataclass(slots=True)
+class Proposing:
+    """The evidence is complete; members propose and sign the settlement that follows from it."""
 
-    block_hash: str
-    commitments: tuple[tuple[str, str], ...]
-    executors: tuple[str, ...]
+    verification: Verification
+    propose_at: float
+    own: OwnProposal | None = None  # once it was our turn
 
 
-class AgreedCommitments(NamedTuple):
-    """What members bring to the chain in one root. ``executors`` as in a basis."""
+Phase = Requested | Planned | Committing | Drawing | Verifying | Proposing
 
-    commitments: tuple[ExecutorCommitment, ...]  # sorted by node
-    executors: tuple[str, ...]
+# ---- what does not depend on the phase ---------------------------------------------------------
+
+
+@dataclass(slots=True)
+class EarlyEvidence:
+    """Messages that may arrive before the phase that uses them."""
+
+    draw_partials: dict[int, str] = field(default_factory=dict)  # by member's index, for Drawing
+    completions: dict[str, Completion] = field(default_factory=dict)  # by node, for Verifying
+    # by (task, validator), for Verifying
+    answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)
+    validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CollectedCommitments:
+    """What nodes sent to the members before the draw, and the members' votes about it."""
+
+    by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
+    # checked, by task and candidate
+    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
+    votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
+    vote_at: float = 0.0
+    submit_at: float = math.inf
 
 
 @dataclass(slots=True)
 class SettlementState:
-    """One execution from its plan to its settlement."""
+    """One execution from its request to its settlement."""
 
     request: Request
     attestations: Attestations
     economics: Economics
-    certificate: PlanCertificate | None = None
-    snapshot: Snapshot | None = None
-    manifest: Manifest | None = None
-    is_planned: bool = False  # the chain holds the plan
-    commitments: dict[str, ExecutorCommitment] = field(default_factory=dict)
-    votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
-    vote_at: float = 0.0
-    commit_at: float = math.inf
-    agreed: ExecutionCommitted | None = None
-    agreement: AgreedCommitments | None = None  # what the agreed root is over
-    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by it
-    own: dict[str, CompletionCommitted] = field(default_factory=dict)  # nodes' own, in chain order
-    # takeovers that were checked, by task and candidate
-    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
-    basis: DrawBasis | None = None  # what we signed for
-    collector: ThresholdSignatureCollector | None = None
-    early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
-    partial: str = ""
-    resend_at: float = 0.0
-    draw: Draw | None = None
-    place: int = 0  # ours in the order of proposers
-    unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
-    completions: dict[str, Completion] = field(default_factory=dict)
-    results: dict[tuple[int, str], ValidatorAnswer] = field(
-        default_factory=dict
-    )  # before the draw is known
-    validator_commitments: dict[tuple[int, str], str] = field(
-        default_factory=dict
-    )  # roots, likewise
-    checks: dict[int, TaskCheck] | None = None
-    due_at: float | None = None  # since when we know that reveals are due
-    rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
-    attested: SignedAttestation | None = None  # our own, the latest
-    attest_at: float = 0.0
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    propose_at: float = math.inf
-    proposed: Proposed | None = None
-    rounds: int = 0
+    phase: Phase = field(default_factory=Requested)
+    chain: ChainCommitments = field(default_factory=ChainCommitments)
+    collected: CollectedCommitments = field(default_factory=CollectedCommitments)
+    early: EarlyEvidence = field(default_factory=EarlyEvidence)
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
+    rounds: int = 0  # of our own proposals; never reused, whatever is reverted
 
-    def get_executors(self) -> tuple[str, ...]:
-        """Return who answers for each task; none before the draw, which fixes it."""
-        if self.certificate is None or self.draw is None:
-            return ()
-        return self.draw.executors or self.certificate.plan.executors()
+    # ---- what the phase holds ---------------------------------------------------------------
 
-    def get_commitments(self) -> Mapping[str, CompletionCommitted]:
-        """Return what binds the nodes on chain: the agreed root, or their own transactions."""
-        if self.draw is not None:
-            return self.bound if self._rests_on(self.draw, self.bound) else self.own
-        return self.bound if self.bound and self._find_own_executors() is None else self.own
+    @property
+    def certificate(self) -> PlanCertificate | None:
+        match self.phase:
+            case Requested():
+                return None
+            case Planned(certificate=certificate):
+                return certificate
+            case Committing() | Drawing():
+                return self.phase.context.certificate
+            case Verifying() | Proposing():
+                return self.phase.verification.context.certificate
+            case _ as never:
+                assert_never(never)
 
-    def get_exposures(self, executors: Sequence[str]) -> tuple[tuple[str, int], ...]:
-        """Return what these executors stand to lose, () before plan and manifest are known."""
-        if self.certificate is None or self.manifest is None:
-            return ()
-        return compute_exposures(self.certificate.plan, self.manifest, executors, self.economics)
+    @property
+    def context(self) -> PlanContext | None:
+        match self.phase:
+            case Requested() | Planned():
+                return None
+            case Committing() | Drawing():
+                return self.phase.context
+            case Verifying() | Proposing():
+                return self.phase.verification.context
+            case _ as never:
+                assert_never(never)
 
-    def find_agreement(self) -> AgreedCommitments | None:
-        """Return what to agree on, once pledges cover every task: the highest candidates count."""
-        if self.certificate is None:
-            return None
-        plan = self.certificate.plan
-        executors = find_executors(plan, self.takeovers, dict.fromkeys(self.commitments, 0))
-        if executors is None:
-            return None
-        commitments = tuple(self.commitments[node] for node in sorted(set(executors)))
-        return AgreedCommitments(commitments, () if executors == plan.executors() else executors)
+    @property
+    def verification(self) -> Verification | None:
+        """The verification, once there is a draw."""
+        return self.phase.verification if isinstance(self.phase, Verifying | Proposing) else None
 
-    def add_own(self, event: CompletionCommitted) -> bool:
-        """Note a node's own transaction; one that comes after the agreed root changes nothing."""
-        if self.agreed is not None or event.node in self.own or len(self.own) >= limits.MAX_TASKS:
-            return False
-        self.own[event.node] = event
-        return True
-
-    def bind(self, agreement: AgreedCommitments | None) -> bool:
-        """Take what the agreed root is over, if it is; return whether it is known now."""
-        agreed, execution_id = self.agreed, self.request.execution_id
-        if agreed is None or agreement is None or self.agreement is not None:
-            return self.agreement is not None
-        if compute_commitments_root(execution_id, agreement) != agreed.root:
-            return False
-        self.agreement = agreement
-        self.bound = {
-            commitment.node: CompletionCommitted(
-                execution_id, commitment.node, commitment.steps, commitment.root, agreed.block_hash
+    def require_certificate(self) -> PlanCertificate:
+        """Return the certified plan; raise Unavailable while it is not known."""
+        certificate = self.certificate
+        if certificate is None:
+            raise Unavailable(
+                f"execution {self.request.execution_id} is not planned here yet; try again"
             )
-            for commitment in agreement.commitments
-        }
-        return True
-
-    def unbind(self) -> None:
-        """Take back the agreed root."""
-        self.agreed = self.agreement = None
-        self.bound.clear()
-
-    def undo_draw(self) -> None:
-        """Take back a draw whose basis is gone, and all that rested on it."""
-        self.unchecked |= self.completions
-        self.completions.clear()
-        self.draw = self.basis = self.collector = self.checks = self.proposed = None
-        self.attested = self.due_at = None
-        self.attestations = self.attestations.renew()
-        self.rulings.clear()
-        self.partial, self.resend_at = "", 0.0
-        self.verdicts.clear()
-        self.proposals.clear()
-        self.propose_at = self.commit_at = math.inf
-
-    def find_commitment(self, task: int) -> TaskCommitment | None:
-        """Return what the executor of a task revealed that it had committed to."""
-        completion = self.completions.get(self.get_executors()[task])
-        if completion is None:
-            return None
-        return next(entry for entry in completion.tasks if entry.task == task)
-
-    def list_withheld(self) -> set[str]:
-        """Return the executors that never revealed what they committed to, as 2f+1 members say."""
-        missing = set(self.get_executors()) - self.completions.keys()
-        return {node for node in missing if self.attestations.is_silent(node, None)}
-
-    def list_verdicts(self) -> list[Verdict]:
-        """Return how it ended for every drawn task, and for tasks that misled those after them."""
-        verdicts = dict(self.verdicts)
-        if self.certificate is None or self.manifest is None or self.draw is None:
-            return []
-        executors, planned = self.get_executors(), self.certificate.plan.executors()
-        replaced = {task for task, node in enumerate(executors) if node != planned[task]}
-        claims = {task: self.find_commitment(task) for task in range(len(executors))}
-        rulings = {task: self.attestations.find_ruling(task) for task in self.checks or ()}
-        shown = {n: c.end.end for n, c in self.completions.items() if c.end is not None}
-        ends = {task: shown.get(node) for task, node in enumerate(executors)}
-        misled = dict.fromkeys(find_misread(self.manifest, claims, ends), Outcome.CONTRADICTED)
-        misled |= find_misled(self.manifest, claims, rulings, replaced)
-        for task, outcome in misled.items():
-            known = verdicts.get(task, Verdict(task, outcome, (), ()))
-            if known.outcome is not Outcome.LIED:
-                verdicts[task] = replace(known, outcome=outcome)
-        return [verdicts[task] for task in sorted(verdicts)]
-
-    def add_answer(self, answer: ValidatorAnswer) -> None:
-        """Keep a validator's answer, before the draw for later."""
-        result = answer.result
-        if self.checks is not None:
-            check = self.checks.get(result.task)
-            if check is not None:
-                check.add(answer)
-        elif len(self.results) < limits.MAX_TASKS:
-            self.results.setdefault((result.task, result.validator), answer)
-
-    def add_validator_commitment(self, validator_commitment: ValidatorCommitment) -> None:
-        """Keep a validator's commitment, before the draw for later."""
-        if self.checks is not None:
-            check = self.checks.get(validator_commitment.task)
-            if check is not None:
-                check.hold(validator_commitment.validator, validator_commitment.root)
-        elif len(self.validator_commitments) < limits.MAX_TASKS:
-            self.validator_commitments.setdefault(
-                (validator_commitment.task, validator_commitment.validator),
-                validator_commitment.root,
-            )
-
-    def open_checks(self, checks: dict[int, TaskCheck]) -> None:
-        """Begin the verification of the drawn tasks with what was said before we knew of them."""
-        self.checks = checks
-        for (task, validator), root in self.validator_commitments.items():
-            if task in checks:
-                checks[task].hold(validator, root)
-        for answer in self.results.values():
-            self.add_answer(answer)
-        self.validator_commitments.clear()
-        self.results.clear()
-
-    def get_answers(self) -> list[ValidatorAnswer]:
-        """Return all answers, by task and rank."""
-        answers = list(self.results.values())
-        for _, check in sorted((self.checks or {}).items()):
-            answers += [check.answers[v] for v in check.validators if v in check.answers]
-        return answers
-
-    def get_basis(self) -> DrawBasis | None:
-        """Return what the draw is over, once commitments cover every task.
-
-        The block hash of the last of them, (node, root) of each, sorted, and who answers for the
-        tasks: () when they are the plan's. What comes first on chain counts: the agreed root, or
-        the nodes' own commitments.
-        """
-        if self.certificate is None:
-            return None
-        plan, executors, events = self.certificate.plan, self._find_own_executors(), self.own
-        if executors is None and self.agreement is not None:
-            executors, events = self.agreement.executors or plan.executors(), self.bound
-        if executors is None:
-            return None
-        found = _list_events(executors, events)
-        return DrawBasis(
-            found[-1].block_hash,
-            tuple(sorted((event.node, event.root) for event in found)),
-            () if executors == plan.executors() else executors,
-        )
-
-    def _find_own_executors(self) -> tuple[str, ...] | None:
-        """Return who answers for the tasks by the nodes' own commitments, if they cover all.
-
-        Only what locks enough stake is a commitment: who can be drawn must have it to lose.
-        """
-        if self.certificate is None or not self.own:
-            return None
-        places = {node: place for place, node in enumerate(self.own)}
-        executors = find_executors(self.certificate.plan, self.takeovers, places)
-        if executors is None:
-            return None
-        exposures = self.get_exposures(executors)
-        covered = all(self.own[node].exposure_micro_usdc >= amount for node, amount in exposures)
-        return executors if exposures and covered else None
-
-    def rests_on_chain(self, draw: Draw) -> bool:
-        """Return whether a draw is over commitments that we see, too, by candidates of the plan."""
-        return self._rests_on(draw, self.bound) or self._rests_on(draw, self.own)
-
-    def _rests_on(self, draw: Draw, commitments: Mapping[str, CompletionCommitted]) -> bool:
-        if self.certificate is None or not self.certificate.plan.has_candidates(draw.executors):
-            return False
-        events = _list_events(draw.executors or self.certificate.plan.executors(), commitments)
-        if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
-            return False
-        return bool(events) and events[-1].block_hash == draw.block_hash
-
-    def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
-        """Note who may answer for tasks; nothing changes once there is a draw.
-
-        Raises PeerFault, BadSignature for what is not the client's word.
-        """
-        if self.certificate is None or self.draw is not None:
-            return
-        for signed in takeovers:
-            name = signed.takeover.task, signed.takeover.candidate
-            if name not in self.takeovers:
-                check_takeover(signed, self.certificate.plan)
-                self.takeovers[name] = signed
-
-    def list_effective(self) -> tuple[SignedTakeover, ...]:
-        """Return the takeovers that our basis rests on."""
-        if self.certificate is None or self.basis is None:
-            return ()
-        plan, executors = self.certificate.plan, self.basis.executors
-        return tuple(
-            signed
-            for (task, candidate), signed in sorted(self.takeovers.items())
-            if executors and executors[task] == plan.tasks[task][candidate]
-        )
+        return certificate
 
     def check_validator(
         self, result: VerificationResult | ValidatorCommitment, signing_key: str
     ) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""
-        if self.snapshot is None:
+        context = self.context
+        planned = self.phase.snapshot if isinstance(self.phase, Planned) else None
+        snapshot = context.snapshot if context is not None else planned
+        if snapshot is None:
             raise Unavailable(f"execution {result.execution_id} is not planned here yet; try again")
-        for entry in self.snapshot.entries:
+        for entry in snapshot.entries:
             if entry.node == result.validator and entry.signing_key == signing_key:
                 return
         raise PeerFault(f"a result of {result.validator} is not signed by that node's key")
 
+    # ---- commitments ------------------------------------------------------------------------
 
-def check_revealed(
-    completion: Completion,
-    certificate: PlanCertificate,
-    manifest: Manifest,
-    committed: CompletionCommitted,
-    executors: Sequence[str],
-) -> None:
-    """Raise PeerFault unless a completion is what its node committed to, steps included.
+    def get_commitments(self) -> Mapping[str, CompletionCommitted]:
+        """Return what binds the nodes on chain: the agreed root, or their own transactions."""
+        verification = self.verification
+        if verification is not None:
+            return self.find_bound_by(verification.draw, verification.context.certificate)
+        chain = self.chain
+        return chain.bound if chain.bound and self._find_own_executors() is None else chain.own
 
-    It has to cover the tasks that its node answers for, with the takeovers that made it so.
-    """
-    check_committed(completion, committed)
-    check_completion(completion, certificate.plan, manifest, committed.root, executors)
+    def find_bound_by(
+        self, draw: Draw, certificate: PlanCertificate
+    ) -> Mapping[str, CompletionCommitted]:
+        """Return the commitments that a draw is over."""
+        is_agreed = rests_on(draw, certificate, self.chain.bound)
+        return self.chain.bound if is_agreed else self.chain.own
 
-
-def check_committed(completion: Completion, committed: CompletionCommitted) -> None:
-    """Raise PeerFault unless root and steps are those on chain, whatever the plan says."""
-    node = completion.node
-    if completion.root() != committed.root:
-        raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
-    if completion.steps != committed.steps:
-        raise PeerFault(
-            f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
-            peer=node,
+    def rests_on_chain(self, draw: Draw) -> bool:
+        """Return whether a draw is over commitments on our chain, by candidates of the plan."""
+        certificate = self.certificate
+        return certificate is not None and any(
+            rests_on(draw, certificate, known) for known in (self.chain.bound, self.chain.own)
         )
 
+    def get_exposures(self, executors: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """Return what these executors stand to lose, () before plan and manifest are known."""
+        context = self.context
+        if context is None:
+            return ()
+        return compute_exposures(context.plan, context.manifest, executors, self.economics)
 
-def _list_events(
-    executors: Sequence[str], commitments: Mapping[str, CompletionCommitted]
-) -> list[CompletionCommitted]:
-    named = set(executors)
-    return [event for node, event in commitments.items() if node in named]
+    def find_agreement(self) -> AgreedCommitments | None:
+        """Return what to agree on, once commitments cover every task, or None.
 
+        Of several candidates of a task that committed, the highest one counts.
+        """
+        if self.certificate is None:
+            return None
+        plan, commitments = self.certificate.plan, self.collected.by_node
+        executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
+        if executors is None:
+            return None
+        ordered = tuple(commitments[node] for node in sorted(set(executors)))
+        return AgreedCommitments(ordered, () if executors == plan.executors() else executors)
 
-def compute_commitments_root(execution_id: str, agreement: AgreedCommitments) -> str:
-    """Return the root over the pledges of all executors of an execution, and who they are."""
-    value = {
-        "execution_id": execution_id,
-        "executors": list(agreement.executors),
-        "pledges": [
-            [commitment.node, commitment.steps, commitment.root]
-            for commitment in agreement.commitments
-        ],
-    }
-    return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
+    def find_basis(self) -> DrawBasis | None:
+        """Return what the draw is over, once commitments on chain cover every task, or None.
 
+        Whichever comes first on chain counts: the agreed root, or the nodes' own commitments.
+        """
+        if self.certificate is None:
+            return None
+        planned, executors = self.certificate.plan.executors(), self._find_own_executors()
+        if executors is not None:
+            return make_basis(planned, executors, self.chain.own)
+        if self.chain.agreement is not None:
+            executors = self.chain.agreement.executors or planned
+            return make_basis(planned, executors, self.chain.bound)
+        return None
 
-def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
-    """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
-    value = {
-        "draw": draw.signature,
-        "verdicts": [
-            {
-                "liars": list(verdict.liars),
-                "outcome": verdict.outcome.value,
-                "silent": list(verdict.silent),
-                "task": verdict.task,
-                "validators": list(verdict.validators),
-            }
-            for verdict in verdicts
-        ],
-    }
-    return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
+    def _find_own_executors(self) -> tuple[str, ...] | None:
+        """Return who answers for the tasks by the nodes' own commitments, if they cover all.
 
+        A commitment counts only if it locks the stake that its node can lose by the draw.
+        """
+        own = self.chain.own
+        if self.certificate is None or not own:
+            return None
+        places = {node: place for place, node in enumerate(own)}
+        executors = find_executors(self.certificate.plan, self.collected.takeovers, places)
+        if executors is None:
+            return None
+        exposures = self.get_exposures(executors)
+        covered = all(own[node].exposure_micro_usdc >= amount for node, amount in exposures)
+        return executors if exposures and covered else None
 
-def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
-    """Return draw and verdicts as members show them to anybody."""
-    return Evidence(
-        draw=draw,
-        verdicts=tuple(
-            TaskVerdict(
-                task=verdict.task,
-                outcome=verdict.outcome.value,
-                validators=verdict.validators,
-                liars=verdict.liars,
-                silent=verdict.silent,
-            )
-            for verdict in verdicts
-        ),
-    )
+    def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
+        """Keep who may answer for tasks; ignored once there is a draw.
 
+        Raises PeerFault, BadSignature for what the client did not sign.
+        """
+        if self.certificate is None or self.verification is not None:
+            return
+        for signed in takeovers:
+            name = signed.takeover.task, signed.takeover.candidate
+            if name not in self.collected.takeovers:
+                check_takeover(signed, self.certificate.plan)
+                self.collected.takeovers[name] = signed
 
-def make_settlement(terms: SettlementTerms, evidence_root: str) -> quorum.Settlement:
-    """Return the contract's form of a settlement."""
-    return quorum.Settlement(
-        steps=terms.steps,
-        evidence_root=evidence_root,
-        payments=tuple(
-            quorum.Payment(p.to, p.amount_micro_usdc, p.from_slash) for p in terms.payments
-        ),
-        slashes=tuple(quorum.Slash(s.node, s.amount_micro_usdc) for s in terms.slashes),
-    )
+    def list_effective(self, drawing: Drawing) -> tuple[SignedTakeover, ...]:
+        """Return the takeovers that the basis of the draw rests on."""
+        plan, executors = drawing.context.plan, drawing.basis.executors
+        return tuple(
+            signed
+            for (task, candidate), signed in sorted(self.collected.takeovers.items())
+            if executors and executors[task] == plan.tasks[task][candidate]
+        )
+
+    # ---- validators -------------------------------------------------------------------------
+
+    def add_answer(self, answer: ValidatorAnswer) -> None:
+        """Keep a validator's answer; before the draw for later use."""
+        verification, result = self.verification, answer.result
+        if verification is not None:
+            verification.add_answer(answer)
+        elif len(self.early.answers) < limits.MAX_TASKS:
+            self.early.answers.setdefault((result.task, result.validator), answer)
+
+    def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
+        """Keep a validator's commitment; before the draw for later use."""
+        verification, early = self.verification, self.early.validator_commitments
+        if verification is not None:
+            verification.add_validator_commitment(commitment)
+        elif len(early) < limits.MAX_TASKS:
+            early.setdefault((commitment.task, commitment.validator), commitment)
+
+    def list_answers(self) -> list[ValidatorAnswer]:
+        """Return the answers of all validators, used or not yet."""
+        verification = self.verification
+        used = verification.list_answers() if verification is not None else []
+        return [*self.early.answers.values(), *used]

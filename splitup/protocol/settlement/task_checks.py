@@ -1,8 +1,9 @@
-"""One sampled task on its way to a verdict: whom to ask next, and what their answers amount to.
+"""The check of one sampled task: which validators to ask, and which of their answers count.
 
-Validators are asked in the order that the draw gives them, as many as have to be heard. Each first
-commits; its answer counts when 2f+1 members held that commitment before anything was revealed to
-it. Whoever is silent too long is passed over and the next one is asked.
+Validators are asked in the order that the draw gives them, only as many as are needed. Each first
+commits to its answer. The answer counts if 2f+1 members held the commitment before anything was
+revealed to the validator. A validator that is silent too long is passed over, and the next is
+asked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from splitup.core import limits, tuning
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import VerificationResult
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.proof_of_sampling import count_wanted, find_usable
+from splitup.protocol.settlement.proof_of_sampling import count_needed, find_usable
 
 
 @dataclass(slots=True)
@@ -29,17 +30,17 @@ class TaskCheck:
     task: int
     validators: tuple[str, ...]  # in order
     steps: int
-    asked_at: dict[str, float] = field(default_factory=dict)  # a prefix of ``validators``
-    order_at: dict[str, float] = field(default_factory=dict)  # validator -> not before
+    asked_at: dict[str, float] = field(default_factory=dict)  # of the first ``validators``
+    order_at: dict[str, float] = field(default_factory=dict)  # validator -> when to send its order
     held: dict[str, str] = field(default_factory=dict)  # validator -> root
     fixed_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, ValidatorAnswer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
-    disputed_at: float | None = None  # since when the committee has to recompute
-    is_recomputing: bool = False  # we do, at the moment
-    recompute_at: float = 0.0  # not before
+    disputed_at: float | None = None  # when members began to recompute the task
+    is_recomputing: bool = False  # here, at the moment
+    recompute_at: float = 0.0  # the earliest time to do it again
 
-    # ---- what validators say ----------------------------------------------------------------
+    # ---- answers of validators --------------------------------------------------------------
 
     def hold(self, validator: str, root: str) -> None:
         """Keep a validator's first commitment."""
@@ -47,7 +48,7 @@ class TaskCheck:
             self.held.setdefault(validator, root)
 
     def add(self, answer: ValidatorAnswer) -> bool:
-        """Keep a validator's first answer; return whether it is one of ours and new."""
+        """Keep a validator's first answer; return whether it was kept."""
         validator = answer.result.validator
         if validator not in self.validators or validator in self.answers:
             return False
@@ -55,7 +56,7 @@ class TaskCheck:
         return True
 
     def get_attested(self) -> list[tuple[str, str]]:
-        """Return (validator, root) of those who were asked and committed before we gave up."""
+        """Return (validator, root) of the validators that were asked and committed in time."""
         return [
             (validator, self.held[validator])
             for validator in self.asked_at
@@ -71,9 +72,9 @@ class TaskCheck:
         due_at: float | None,
         now: float,
     ) -> None:
-        """Give up on who is silent too long, and ask as many as have to be heard.
+        """Pass over validators that were silent too long, and ask as many others as are needed.
 
-        ``commitment`` is the executor's, once revealed; ``due_at`` since when reveals are due.
+        ``commitment`` is the executor's, once revealed; reveals are due since ``due_at``.
         """
         silence_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
         for validator, asked_at in self.asked_at.items():
@@ -88,15 +89,15 @@ class TaskCheck:
                 self.given_up.add(validator)
         wanted = 1
         if commitment is not None:
-            wanted = count_wanted(commitment, self.get_usable(attestations, commitment))
-        missing = wanted - sum(self._is_hopeful(attestations, v, commitment) for v in self.asked_at)
+            wanted = count_needed(commitment, self.get_usable(attestations, commitment))
+        missing = wanted - sum(self._may_count(attestations, v, commitment) for v in self.asked_at)
         for validator in self.validators[len(self.asked_at) :][: max(0, missing)]:
             self.asked_at[validator] = now
 
     def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
-        """Return whom to send the order to now; members take turns.
+        """Return the validators to send the order to now; members take turns by ``place``.
 
-        It is sent again while nothing comes of it: who was down when it came may be back.
+        The order is repeated until a commitment comes: the validator may have been down.
         """
         due = [
             validator
@@ -109,40 +110,40 @@ class TaskCheck:
         self.order_at.update(dict.fromkeys(due, now + tuning.VERIFICATION_REPEAT_S))
         return due
 
-    # ---- where it stands --------------------------------------------------------------------
+    # ---- state of the chec----------------------------------------------------------------
 
     def is_covered(self, attestations: Attestations) -> bool:
-        """Return whether a commitment is fixed, or nobody is left who could make one."""
+        """Return whether a commitment is fixed, or no validator is left that could make one."""
         if any(attestations.find_fixed(self.task, v) is not None for v in self.asked_at):
             return True
-        waiting = any(self._is_hopeful(attestations, v, None) for v in self.asked_at)
+        waiting = any(self._may_count(attestations, v, None) for v in self.asked_at)
         return not waiting and len(self.asked_at) == len(self.validators)
 
     def is_heard(self, attestations: Attestations, commitment: TaskCommitment) -> bool:
-        """Return whether nobody has to be waited for any more."""
+        """Return whether no answer has to be waited for any more."""
         usable = self.get_usable(attestations, commitment)
-        enough = len(usable) >= count_wanted(commitment, usable)
+        enough = len(usable) >= count_needed(commitment, usable)
         for validator in self.asked_at:
             if validator in self.given_up or self._get_answer(attestations, validator) is not None:
                 continue
             fixed = attestations.find_fixed(self.task, validator) is not None
-            if fixed or (not enough and self._is_hopeful(attestations, validator, commitment)):
+            if fixed or (not enough and self._may_count(attestations, validator, commitment)):
                 return False
         return enough or len(self.asked_at) == len(self.validators)
 
     def get_heard(self, attestations: Attestations) -> list[VerificationResult]:
-        """Return what counts, in the order of the validators."""
+        """Return the answers that count, in the order of the validators."""
         found = (self._get_answer(attestations, validator) for validator in self.asked_at)
         return [result for result in found if result is not None and not result.error]
 
     def get_usable(
         self, attestations: Attestations, commitment: TaskCommitment
     ) -> list[VerificationResult]:
-        """Return those of the answers that are about the executor's committed inputs."""
+        """Return the answers that are about the executor's committed inputs."""
         return find_usable(commitment, self.get_heard(attestations))
 
     def get_withheld(self, attestations: Attestations) -> tuple[str, ...]:
-        """Return the validators that committed and, as 2f+1 members say, never revealed."""
+        """Return the validators that committed and that 2f+1 members attest as silent."""
         return tuple(
             validator
             for validator in self.validators
@@ -151,7 +152,7 @@ class TaskCheck:
         )
 
     def is_overdue(self, attestations: Attestations, validator: str) -> bool:
-        """Return whether we gave up on a validator that had committed."""
+        """Return whether a validator committed and did not reveal in time."""
         return (
             validator in self.given_up
             and attestations.find_fixed(self.task, validator) is not None
@@ -159,19 +160,19 @@ class TaskCheck:
         )
 
     def _get_answer(self, attestations: Attestations, validator: str) -> VerificationResult | None:
-        """Return an answer that its validator committed to, or its excuse if it never committed."""
+        """Return an answer that its validator committed to, or its error if it never committed."""
         answer = self.answers.get(validator)
         if answer is None:
             return None
         fixed = attestations.find_fixed(self.task, validator)
-        if answer.result.error:  # who has committed may not back out
+        if answer.result.error:  # after a commitment an error does not count
             return answer.result if fixed is None else None
         return answer.result if fixed == answer.result.root() else None
 
-    def _is_hopeful(
+    def _may_count(
         self, attestations: Attestations, validator: str, commitment: TaskCommitment | None
     ) -> bool:
-        """Return whether the validator's answer is usable, or may be so yet."""
+        """Return whether the validator's answer is usable, or may still become so."""
         result = self._get_answer(attestations, validator)
         if result is None:
             return validator not in self.given_up

@@ -1,233 +1,175 @@
 """Verification of a drawn execution: commit, attest, reveal, and judge.
 
-Validators commit first. When 2f+1 members hold a commitment for every drawn task they attest that
-reveals are due; executors and validators wait for that many attestations, so that no member alone
-can make them show anything early. What is due and does not come is attested, too, and after a
-mismatch what the member got when it recomputed the task itself.
+Validators commit first. When members hold a commitment for every drawn task, they attest that
+reveals are due. Executors and validators reveal after 2f+1 such attestations, so no single member
+can make them reveal early. Members also attest which reveals are due and missing, and, after a
+mismatch, what each of them got when it recomputed the task itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from splitup.core import limits, tuning
-from splitup.graph.manifest import Manifest
 from splitup.messages.completions import TaskCommitment
-from splitup.messages.plans import PlanCertificate
-from splitup.messages.snapshots import UNRULED, Snapshot
+from splitup.messages.snapshots import UNRULED
 from splitup.messages.verification import (
     Attestation,
-    Draw,
     Held,
     Ruling,
     Silence,
     VerificationOrder,
 )
-from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import Command, Gossip, Log, PushVerification, RecomputeTask
-from splitup.protocol.committee.peer_messages import Attested
-from splitup.protocol.planning.selection import rank_validators
-from splitup.protocol.planning.validators import open_snapshot
-from splitup.protocol.settlement.attestations import sign_attestation
-from splitup.protocol.settlement.proof_of_sampling import (
-    Economics,
-    Outcome,
-    Verdict,
-    get_sampled_tasks,
-    is_disputed,
-    judge,
+from splitup.protocol.committee.commands import (
+    Command,
+    Gossip,
+    Log,
+    PushVerification,
+    RecomputeTask,
 )
+from splitup.protocol.committee.context import MemberContext
+from splitup.protocol.committee.peer_messages import Attested
+from splitup.protocol.planning.validators import open_snapshot
+from splitup.protocol.settlement.attestations import Attestations, sign_attestation
+from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict, is_disputed, judge
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck
-
-
-@dataclass(frozen=True, slots=True)
-class _Orders:
-    """What the orders of one execution are made of, when one is needed: proofs cost hashing."""
-
-    certificate: PlanCertificate
-    draw: Draw
-    snapshot: Snapshot
-
-    def make(self, check: TaskCheck, *validators: str) -> VerificationOrder:
-        """Return the order of a drawn task; without a validator it is for a member."""
-        executors = self.draw.executors or self.certificate.plan.executors()
-        return VerificationOrder(
-            certificate=self.certificate,
-            draw=self.draw,
-            snapshot=open_snapshot(self.snapshot, (executors[check.task], *validators)),
-            task=check.task,
-            steps=check.steps,
-        )
+from splitup.protocol.settlement.verification_state import Verification
 
 
 class VerificationRounds:
     """One member's part in verifying drawn tasks."""
 
-    def __init__(self, context: MemberContext, economics: Economics) -> None:
+    def __init__(self, context: MemberContext) -> None:
         self._context = context
-        self._economics = economics
 
     def advance(
-        self,
-        state: SettlementState,
-        certificate: PlanCertificate,
-        draw: Draw,
-        snapshot: Snapshot,
-        manifest: Manifest,
-        now: float,
+        self, state: SettlementState, verification: Verification, now: float
     ) -> list[Command]:
-        """Bring every drawn task as far as it gets: ask, attest, judge."""
-        if state.checks is None:
-            state.open_checks(self._make_checks(state, certificate, draw, snapshot, manifest))
-        checks = state.checks or {}
+        """Bring every drawn task as far as it gets: ask validators, attest, judge."""
+        execution_id, checks = state.request.execution_id, verification.checks
         commands: list[Command] = []
         for _ in range(2):  # our own attestation may be the one that was missing
-            if state.due_at is None and state.attestations.is_due():
-                state.due_at = now
+            if verification.due_at is None and verification.attestations.is_due():
+                verification.due_at = now
             for task, check in checks.items():
-                check.advance(state.attestations, state.find_commitment(task), state.due_at, now)
-            commands += self._attest(state, checks, now)
-        orders = _Orders(certificate, draw, snapshot)
+                commitment = verification.find_commitment(task)
+                check.advance(verification.attestations, commitment, verification.due_at, now)
+            commands += self._attest(execution_id, verification, now)
         for task, check in checks.items():
-            commands += self._judge(state, check, orders, manifest, now)
-            if task not in state.verdicts:
-                entries = {entry.node: entry for entry in snapshot.entries}
-                for validator in check.find_orders(state.attestations, now, state.place):
-                    entry = entries[validator]
-                    order = orders.make(check, validator)
-                    commands.append(PushVerification(entry.node, entry.endpoint, order))
+            commands += self._judge(execution_id, verification, check, now)
+            if task not in verification.verdicts:
+                commands += _order(verification, check, now)
         return commands
 
-    def process_ruling(self, state: SettlementState, ruling: Ruling) -> None:
+    def process_ruling(self, verification: Verification, ruling: Ruling) -> None:
         """Keep what we recomputed ourselves; it is attested at the next step."""
-        check = (state.checks or {}).get(ruling.task)
+        check = verification.checks.get(ruling.task)
         if check is None:
             return
         check.is_recomputing = False
-        known = state.rulings.get(ruling.task)
+        known = verification.rulings.get(ruling.task)
         if known is None or known.missing:
-            state.rulings[ruling.task] = ruling
+            verification.rulings[ruling.task] = ruling
 
-    def _make_checks(
-        self,
-        state: SettlementState,
-        certificate: PlanCertificate,
-        draw: Draw,
-        snapshot: Snapshot,
-        manifest: Manifest,
-    ) -> dict[int, TaskCheck]:
-        plan, executors = certificate.plan, state.get_executors()
-        commitments = state.get_commitments()
-        sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
-        checks = {}
-        for task in sampled:
-            ranked = rank_validators(draw.seed, task, plan, snapshot, manifest, executors)
-            asked = tuple(ranked[: limits.MAX_ASKED])
-            checks[task] = TaskCheck(task, asked, commitments[executors[task]].steps)
-        return checks
+    # ---- attestations -----------------------------------------------------------------------
 
-    # ---- what we say ------------------------------------------------------------------------
-
-    def _attest(
-        self, state: SettlementState, checks: dict[int, TaskCheck], now: float
-    ) -> list[Command]:
-        """Say what we know when it is news, and again while the execution is open."""
-        attestation = self._make_attestation(state, checks, now)
-        signed = state.attested
+    def _attest(self, execution_id: str, verification: Verification, now: float) -> list[Command]:
+        """Send all members what we know when it changed, and repeat it while it did not."""
+        attestation = self._make_attestation(execution_id, verification, now)
+        signed = verification.attested
         if signed is None or signed.attestation != attestation:
-            signed = state.attested = sign_attestation(self._context.identity, attestation)
-            state.attestations.add(signed)
-        elif now < state.attest_at:
+            signed = sign_attestation(self._context.identity, attestation)
+            verification.attested = signed
+            verification.attestations.add(signed)
+        elif now < verification.attest_at:
             return []
-        state.attest_at = now + tuning.GOSSIP_RETRY_S
+        verification.attest_at = now + tuning.GOSSIP_RETRY_S
         return [Gossip(None, Attested(attestation=signed))]
 
     def _make_attestation(
-        self, state: SettlementState, checks: dict[int, TaskCheck], now: float
+        self, execution_id: str, verification: Verification, now: float
     ) -> Attestation:
-        covered = all(check.is_covered(state.attestations) for check in checks.values())
+        attestations, due_at = verification.attestations, verification.due_at
+        checks = sorted(verification.checks.items())
+        covered = all(check.is_covered(attestations) for _, check in checks)
         silent: list[Silence] = []
-        if state.due_at is not None:
+        if due_at is not None:
             silent += [
                 Silence(node=node, task=None)
-                for node in sorted(set(state.get_executors()) - state.completions.keys())
-                if now - state.due_at >= limits.EXECUTOR_REVEAL_S
+                for node in sorted(set(verification.executors) - verification.completions.keys())
+                if now - due_at >= limits.EXECUTOR_REVEAL_S
             ]
             silent += [
                 Silence(node=validator, task=task)
-                for task, check in sorted(checks.items())
+                for task, check in checks
                 for validator in check.asked_at
-                if check.is_overdue(state.attestations, validator)
+                if check.is_overdue(attestations, validator)
             ]
         return Attestation(
-            execution_id=state.request.execution_id,
+            execution_id=execution_id,
             member=self._context.account,
-            due=covered or state.due_at is not None,
+            due=covered or due_at is not None,
             held=tuple(
                 Held(task=task, validator=validator, root=root)
-                for task, check in sorted(checks.items())
+                for task, check in checks
                 for validator, root in check.get_attested()
             ),
             silent=tuple(silent),
-            rulings=tuple(ruling for _, ruling in sorted(state.rulings.items())),
+            rulings=tuple(ruling for _, ruling in sorted(verification.rulings.items())),
         )
 
-    # ---- what follows -----------------------------------------------------------------------
+    # ---- verdicts ---------------------------------------------------------------------------
 
     def _judge(
-        self,
-        state: SettlementState,
-        check: TaskCheck,
-        orders: _Orders,
-        manifest: Manifest,
-        now: float,
+        self, execution_id: str, verification: Verification, check: TaskCheck, now: float
     ) -> list[Command]:
         """Set the verdict on one task, if there is one; late answers may still change it."""
-        executor = state.get_executors()[check.task]
-        commitment = state.find_commitment(check.task)
+        executor = verification.executors[check.task]
+        commitment = verification.find_commitment(check.task)
+        attestations = verification.attestations
         commands: list[Command] = []
         if commitment is None:
-            if executor not in state.list_withheld():
+            if executor not in verification.list_withheld():
                 return []
-            heard = check.get_heard(state.attestations)
+            heard = check.get_heard(attestations)
             verdict = Verdict(
                 check.task, Outcome.WITHHELD, tuple(r.validator for r in heard[:1]), ()
             )
         else:
-            if not check.is_heard(state.attestations, commitment):
+            if not check.is_heard(attestations, commitment):
                 return []
-            usable = check.get_usable(state.attestations, commitment)
+            usable = check.get_usable(attestations, commitment)
             ruling = None
-            is_judged = check.validators or manifest.tasks[check.task].crosses_classes
+            task = verification.context.manifest.tasks[check.task]
+            is_judged = check.validators or task.crosses_classes
             if is_disputed(commitment, usable) or (is_judged and not usable):
-                commands += self._ask_for_ruling(state, check, orders, commitment, now)
-                ruling = state.attestations.find_ruling(check.task)
-                if ruling is None and not self._is_undecidable(state, check, now):
+                commands += self._ask_for_ruling(execution_id, verification, check, commitment, now)
+                ruling = attestations.find_ruling(check.task)
+                if ruling is None and not self._is_undecidable(attestations, check, now):
                     return commands
             verdict = judge(commitment, executor, usable, ruling)
-        withheld = check.get_withheld(state.attestations)
+        withheld = check.get_withheld(attestations)
         verdict = Verdict(
             verdict.task, verdict.outcome, verdict.validators, verdict.liars, withheld
         )
-        if state.verdicts.get(check.task) != verdict:
-            state.verdicts[check.task] = verdict
-            commands.append(_describe(state.request.execution_id, verdict))
+        if verification.verdicts.get(check.task) != verdict:
+            verification.verdicts[check.task] = verdict
+            commands.append(_describe(execution_id, verdict))
         return commands
 
     def _ask_for_ruling(
         self,
-        state: SettlementState,
+        execution_id: str,
+        verification: Verification,
         check: TaskCheck,
-        orders: _Orders,
         claim: TaskCommitment,
         now: float,
     ) -> list[Command]:
-        """Recompute the task here; again after a while when its inputs were not in the store.
+        """Recompute the task here; again after a while if its inputs were not in the store.
 
-        Whoever stores them only when others have looked in vain must not split the members.
+        A party that stores the inputs only after some members looked must not make the members'
+        rulings differ for ever.
         """
-        own = state.rulings.get(check.task)
+        own = verification.rulings.get(check.task)
         if (
             check.is_recomputing
             or (own is not None and not own.missing)
@@ -238,21 +180,49 @@ class VerificationRounds:
             check.disputed_at = now
         check.is_recomputing = True
         check.recompute_at = now + tuning.RULING_RETRY_S
-        order = orders.make(check)
+        order = _make_order(verification, check)
         entry = order.snapshot.find(order.executors[check.task])
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
-            Log(f"task {check.task} of {state.request.execution_id} is disputed; recomputing it"),
+            Log(f"task {check.task} of {execution_id} is disputed; recomputing it"),
             RecomputeTask(order, determinism, claim),
         ]
 
-    def _is_undecidable(self, state: SettlementState, check: TaskCheck, now: float) -> bool:
+    def _is_undecidable(self, attestations: Attestations, check: TaskCheck, now: float) -> bool:
         """Return whether too few members can recompute the task, or they took too long."""
         members = len(self._context.view.members)
-        if state.attestations.count_unable(check.task) > members - self._context.view.quorum:
+        if attestations.count_unable(check.task) > members - self._context.view.quorum:
             return True
         patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
         return check.disputed_at is not None and now - check.disputed_at >= patience_s
+
+
+def _order(verification: Verification, check: TaskCheck, now: float) -> list[Command]:
+    """Send the order to the validators that are due to get it."""
+    validators = check.find_orders(verification.attestations, now, verification.place)
+    entries = {entry.node: entry for entry in verification.context.snapshot.entries}
+    return [
+        PushVerification(
+            entries[validator].node,
+            entries[validator].endpoint,
+            _make_order(verification, check, validator),
+        )
+        for validator in validators
+    ]
+
+
+def _make_order(
+    verification: Verification, check: TaskCheck, *validators: str
+) -> VerificationOrder:
+    """Return the order of a drawn task; without a validator it is for a member."""
+    executors = verification.executors
+    return VerificationOrder(
+        certificate=verification.context.certificate,
+        draw=verification.draw,
+        snapshot=open_snapshot(verification.context.snapshot, (executors[check.task], *validators)),
+        task=check.task,
+        steps=check.steps,
+    )
 
 
 def _describe(execution_id: str, verdict: Verdict) -> Log:

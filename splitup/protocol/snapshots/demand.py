@@ -1,4 +1,4 @@
-"""What the network lacks: for every task of every registered model, who serves it by now."""
+"""Demand for nodes: how many hold each task of the registered models. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def compute_demand(
 ) -> list[dict[str, Any]]:
     """Return one row per distinct task, the least held first, at most ``MAX_DEMAND_TASKS``.
 
-    Everything a node needs to choose: model, place, sizes, price per step, holders. A task is
-    ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; ``operators``
-    is how many do in the class that has most. A node without an entry in the argument of that name
-    is its own operator.
+    A row holds what a node needs to choose tasks: model, index, sizes, price per step, holders. A
+    task is ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the
+    row's ``operators`` is their number in the class with the most. A node that the argument
+    ``operators`` does not list is its own operator.
     """
     holders: dict[str, int] = defaultdict(int)
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))

@@ -1,9 +1,9 @@
-"""Deficit round robin over snapshots: who got less work than its share is owed some.
+"""Deficit round robin over snapshots: a node that got less work than its share gains credit.
 
-Every snapshot adds to a node's credit its share of the work that was assigned since the one
-before, minus what it got, in units of that share, and forgets an eighth of the old. The credit is
-carried in the snapshot, so it is agreed before any seed that it weighs in on, and bounded, so that
-a node that sat out for long is owed rounds and not days.
+With every snapshot a node's credit loses an eighth, then gains the node's share of the work
+assigned since the last snapshot, minus the work it got, in units of that share. The snapshot
+carries the credit, so it is agreed before any seed whose selection it influences. It is bounded, so
+a node that was idle for long is preferred for rounds, not for days.
 
 Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, SIGCOMM 1995.
 """
@@ -16,7 +16,7 @@ from splitup.core import limits
 from splitup.protocol.planning.sampling_clocks import MAX_STAKE_MILLI, STAKE_UNIT
 
 _ROUND_MILLI = 1000  # one share
-_FORGET = 8  # an eighth: a lucky or unlucky streak is past after about eight snapshots
+_FORGET = 8  # divisor: luck is forgotten after about eight snapshots
 
 
 def compute_credits(

@@ -1,4 +1,4 @@
-"""Which nodes live, as one member sees it: the registry, their heartbeats, their round trips."""
+"""The live nodes as one member sees them: registry, heartbeats and round trips."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Node:
     heard_at: float = 0.0
     rtt_ms: int | None = None  # None: not reachable, or not probed yet
     probed: bool = False
-    view: NodeView | None = None  # how it looks, as made of ``basis``
+    view: NodeView | None = None  # computed from ``basis``
     basis: tuple[Any, ...] = ()
 
 
@@ -35,13 +35,13 @@ def quantise(figure: int) -> int:
 
 
 def quantise_up(figure: int) -> int:
-    """Round up to three significant bits: what is locked is never understated."""
+    """Round up to three significant bits, so that locked stake is never understated."""
     down = quantise(figure)
     return down if down == figure else down + (1 << max(0, figure.bit_length() - 3))
 
 
 class NodeLiveness:
-    """The registry's active nodes with what was heard of them."""
+    """The registry's active nodes with their latest heartbeats and round trips."""
 
     def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
         self._can_recompute = can_recompute
@@ -51,18 +51,18 @@ class NodeLiveness:
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
         self._counted: OrderedDict[str, None] = OrderedDict()  # executions
         self._reserved: dict[str, Mapping[str, int]] = {}  # execution -> node -> micro-USDC
-        self._committed: set[str] = set()  # of these: the registry's next reading has them
+        self._committed: set[str] = set()  # reserved ones that the registry's next reading includes
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def is_unprobed(self, node: str) -> bool:
-        """Return whether a registered node was heard, but never probed."""
+        """Return whether a registered node sent a heartbeat but was never probed."""
         known = self._nodes.get(node)
         return known is not None and not known.probed
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
-        """Return (node, endpoint) of the nodes that beat, reachable or not."""
+        """Return (node, endpoint) of the nodes that send heartbeats, reachable or not."""
         return [
             (node.record.node, node.record.endpoint)
             for node in self._nodes.values()
@@ -70,7 +70,7 @@ class NodeLiveness:
         ]
 
     def get_live(self, now: float) -> list[Heartbeat]:
-        """Return the latest heartbeats of the nodes that beat and answer, by node."""
+        """Return the latest heartbeats of the live nodes, sorted by node."""
         return [node.heartbeat for node in self._iter_live(now) if node.heartbeat]
 
     def count_live(self, now: float) -> int:
@@ -79,7 +79,8 @@ class NodeLiveness:
     def observe(self, now: float) -> tuple[NodeView, ...]:
         """Return the live nodes with their figures quantised, sorted by node.
 
-        The chain locks with the commitments; until then what a plan exposes is reserved here.
+        The chain locks stake with the commitments; before that a plan's exposures are reserved
+        here.
         """
         reserved: Counter[str] = Counter()
         for exposures in self._reserved.values():
@@ -90,17 +91,17 @@ class NodeLiveness:
             if node.heartbeat
         )
 
-    def _judge(self, determinism: str) -> str:
-        """Return a class as we observe it: marked when we cannot recompute in it."""
+    def _mark_class(self, determinism: str) -> str:
+        """Return a determinism class, marked when we cannot recompute in it."""
         if self._can_recompute(determinism):
             return determinism
         return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
 
     def _view(self, node: _Node, heartbeat: Heartbeat, reserved: int) -> NodeView:
-        """Return how a node looks, anew only when it changed: ten thousand, once a second."""
+        """Return a node's view, made anew only after a change: up to 10,000 are needed a second."""
         record = node.record
         assigned = self._assigned[record.node]
-        determinism = self._judge(heartbeat.determinism)  # what we can recompute may change
+        determinism = self._mark_class(heartbeat.determinism)  # may change with our own devices
         locked = record.locked_micro_usdc + reserved
         basis = (heartbeat, node.rtt_ms, assigned, record.locked_micro_usdc, reserved)
         if (
@@ -109,7 +110,7 @@ class NodeLiveness:
             or any(a is not b for a, b in zip(basis, node.basis, strict=True))
         ):
             node.basis = basis
-            node.view = NodeView.model_construct(  # from checked parts
+            node.view = NodeView.model_construct(  # the parts were checked
                 node=record.node,
                 rtt_ms=quantise(node.rtt_ms or 0),
                 queue_ms=quantise(heartbeat.queue_ms),
@@ -124,11 +125,11 @@ class NodeLiveness:
         return node.view
 
     def get_operators(self) -> dict[str, str]:
-        """Return who runs each node."""
+        """Return the operator of each node."""
         return {name: record.operator or name for name, record in self.records.items()}
 
     def process_plan(self, plan: Plan, manifest: Manifest) -> None:
-        """Count the work that a certified plan gives out, once."""
+        """Count the work that a certified plan assigns, once."""
         execution_id = plan.request.execution_id
         if execution_id in self._counted or len(plan.tasks) != len(manifest.tasks):
             return
@@ -140,21 +141,21 @@ class NodeLiveness:
             self._assigned[executor] += task.price_micro_usdc * plan.request.steps
 
     def process_committed(self, execution_id: str) -> None:
-        """Note that the chain has locked what an execution exposes."""
+        """Record that the chain has locked an execution's exposures."""
         if execution_id in self._reserved:
             self._committed.add(execution_id)
 
     def process_end(self, execution_id: str) -> None:
-        """Drop what was reserved for an execution that is over, or whose request is undone."""
+        """Drop the reservations of an execution that ended or whose request was reverted."""
         self._reserved.pop(execution_id, None)
         self._committed.discard(execution_id)
 
     def process_snapshot(self) -> None:
-        """Begin to count anew: what was assigned before is in the credits of the snapshot."""
+        """Reset the count of assigned work, which the new snapshot includes in its credits."""
         self._assigned.clear()
 
     def process_nodes(self, records: Sequence[NodeRecord]) -> None:
-        """Take over the registry's active nodes; the others are forgotten."""
+        """Take over the registry's active nodes; drop all others."""
         for execution_id in self._committed:
             self._reserved.pop(execution_id, None)
         self._committed.clear()
@@ -170,7 +171,7 @@ class NodeLiveness:
         self.records = {name: node.record for name, node in self._nodes.items()}
 
     def process_heartbeat(self, heartbeat: Heartbeat, signing_key: str, now: float) -> None:
-        """Note a sign of life; raise PeerFault from strangers, ignore what is older than known."""
+        """Record a heartbeat unless a later one is known; raise PeerFault for an invalid one."""
         node = self._nodes.get(heartbeat.node)
         if node is None:
             raise PeerFault(
@@ -187,12 +188,15 @@ class NodeLiveness:
             return
         if not self.heads.is_recent(heartbeat.block_hash, now):
             raise PeerFault(
-                f"a heartbeat names block {heartbeat.block_hash}, which was not lately the head of "
-                "the chain that we follow; name the one that the answer names",
+                f"a heartbeat names block {heartbeat.block_hash}, which was not recently the head "
+                "of the chain that we follow; name the block that this member's answers name",
                 peer=heartbeat.node,
             )
         if heartbeat.determinism.startswith(UNRULED):
-            raise PeerFault("a heartbeat claims the committee's mark", peer=heartbeat.node)
+            raise PeerFault(
+                "a heartbeat's determinism class carries the mark that only the committee sets",
+                peer=heartbeat.node,
+            )
         if last is None or heartbeat.resident != last.resident:
             if any(a >= b for a, b in pairwise(heartbeat.resident)):
                 raise PeerFault(

@@ -1,9 +1,9 @@
-"""What members see of the nodes, signed, and how a leader shows it to all.
+"""Members' signed observations of the nodes, and the packed form of a leader's proposal.
 
-What a node says of itself (its tasks, above all) is the same to every member that hears it, and is
-by far the most of an observation. On its way a proposal holds each such claim once, and of each
-observer six numbers per node: so it hardly grows with the members. Receivers restore the
-observations byte for byte, for they are what the observers signed.
+What a node claims about itself (above all its tasks) is the same for every member that hears it,
+and is by far the largest part of an observation. A packed proposal holds each such claim once, and
+six numbers per node for each observer, so its size hardly grows with the number of members.
+Receivers restore the observations byte for byte, because the observers signed them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLAIM_BYTES: Final = 200
 
 
 class ObservationShare(Message):
-    """An observation with its member's Ed25519 signature, so that the leader can show it around."""
+    """An observation with its member's Ed25519 signature, which the leader can pass on."""
 
     observation: Observation
     signature: Ed25519SignatureField
@@ -62,7 +62,7 @@ class SnapshotProposal(Message):
 
 
 class Claim(Message):
-    """What a node says of itself, as a view repeats it."""
+    """What a node claims about itself in its heartbeat."""
 
     node: AddressField
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
@@ -72,12 +72,12 @@ class Claim(Message):
 
     @classmethod
     def of(cls, view: NodeView) -> Self:
-        """Return the claims of a view; they were checked with it."""
+        """Return the claims of a view whose fields were checked."""
         return cls.model_construct(**{name: getattr(view, name) for name in cls.model_fields})
 
 
 class Observed(Message):
-    """One member's observation: its claims by number, ascending by node, and what it measured."""
+    """One member's observation: claims by number, sorted by node, and the measured figures."""
 
     member: AddressField
     signature: Ed25519SignatureField
@@ -85,7 +85,7 @@ class Observed(Message):
 
 
 class PackedProposal(Message):
-    """A ``SnapshotProposal`` as it travels."""
+    """The wire form of a ``SnapshotProposal``."""
 
     configuration: Count
     sequence: Count
@@ -96,7 +96,7 @@ class PackedProposal(Message):
 
 
 def pack_proposal(proposal: SnapshotProposal) -> PackedProposal:
-    """Write down once what several observers repeat."""
+    """Return the proposal with each claim listed once."""
     claims: dict[tuple[object, ...], int] = {}
     listed: list[Claim] = []
     observations = []
@@ -125,7 +125,7 @@ def pack_proposal(proposal: SnapshotProposal) -> PackedProposal:
 def unpack_proposal(packed: PackedProposal) -> SnapshotProposal:
     """Restore the observations; raise PeerFault when a claim is missing, or nodes are unordered.
 
-    So a proposal unfolds to ``MAX_COMMITTEE`` observations of ``MAX_NODES`` nodes at most.
+    The result has at most ``MAX_COMMITTEE`` observations of ``MAX_NODES`` nodes.
     """
     shares = []
     for observed in packed.observations:
@@ -155,17 +155,17 @@ def unpack_proposal(packed: PackedProposal) -> SnapshotProposal:
 
 
 def _make_view(claim: Claim, row: Row) -> NodeView:
-    """Put a view together from parts that were checked."""
+    """Return a view made of checked parts."""
     values: dict[str, Any] = {name: getattr(claim, name) for name in Claim.model_fields}
     values.update(zip(_MEASURED, row[1:], strict=True))
     return NodeView.model_construct(**values)
 
 
 def choose_fitting(own: str, shares: Sequence[ObservationShare]) -> list[ObservationShare]:
-    """Return those that one chunked message takes together, sorted by member.
+    """Return the shares that fit into one chunked message together, sorted by member.
 
-    ``own`` observed what is surely true. The others follow by how much they claim besides, so that
-    members who invent nodes and tasks crowd out each other and nobody else.
+    Our own share, of the member ``own``, comes first. The others follow by how many bytes they add,
+    so members that invent nodes and tasks crowd out each other and nobody else.
     """
     shares = sorted(shares, key=lambda share: share.observation.member)
     if sum(len(share.observation.views) for share in shares) <= limits.CHUNKED_MESSAGE_NODES:

@@ -1,8 +1,9 @@
-"""Which epoch it is, hence who leads: a member that waits in vain wishes for the next one.
+"""The current epoch, which determines the leader, and votes to change it after a timeout.
 
-More than f equal or higher wishes pull a member along (one of them is honest), 2f+1 switch it. So
-no f members can move an epoch, and none can hold it. A wish is repeated, and serves as the sign of
-life by which members know who is silent.
+A member that waits too long for a snapshot votes for the next epoch. It joins votes for a higher
+epoch when more than f members cast them, since one of these is honest, and changes the epoch with
+2f+1 votes. So f members can neither change the epoch nor prevent its change. Votes are repeated and
+serve as the members' heartbeat.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitup.core import limits
+from splitup.protocol.committee.commands import Command, Gossip
 from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import Command, Gossip
 from splitup.protocol.committee.peer_messages import EpochTimeoutVote
 
 
 def compute_leader(accounts: Sequence[str], epoch: int) -> str:
-    """Return who leads an epoch."""
+    """Return the leader of an epoch."""
     return accounts[epoch % len(accounts)]
 
 
 class Pacemaker:
-    """One member's view of the epoch. ``epoch`` is where an earlier life signed last."""
+    """One member's view of the epoch. It starts at ``epoch``, where it signed before a restart."""
 
     def __init__(self, context: MemberContext, epoch: int) -> None:
         self._context = context
         self.epoch = epoch
         self._timeout_votes: dict[str, int] = {context.account: epoch}
         self._failures = 0  # epochs in a row that brought no snapshot
-        self._planned = -1  # the last epoch whose end was no failure
-        self._say_at = 0.0
+        self._planned = -1  # the last epoch that ended by plan, not by a timeout
+        self._send_at = 0.0
 
     @property
     def leader(self) -> str:
@@ -41,7 +42,7 @@ class Pacemaker:
 
     @property
     def timeout_s(self) -> float:
-        """How long this epoch may go without the snapshot that is due."""
+        """How long a due snapshot may take in this epoch."""
         doublings = min(self._failures, limits.EPOCH_DOUBLINGS)
         return float(limits.EPOCH_TIMEOUT_S * 2**doublings)
 
@@ -49,17 +50,17 @@ class Pacemaker:
         self._failures = 0
 
     def timeout_vote(self, now: float, *, planned: bool = False) -> list[Command]:
-        """Ask for the next epoch; ``planned``: the leader's turn is over, nothing failed."""
+        """Vote for the next epoch; ``planned``: the leader's term is over, nothing failed."""
         if planned:
             self._planned = self.epoch
         account = self._context.account
         if self._timeout_votes[account] <= self.epoch:
             self._timeout_votes[account] = self.epoch + 1
-            return [*self._say(now), *self._count(now)]
+            return [*self._send(now), *self._count(now)]
         return []
 
     def adopt(self, epoch: int) -> None:
-        """Go to an epoch in which 2f+1 members provably are."""
+        """Change to an epoch in which 2f+1 members provably are."""
         if epoch > self.epoch:
             account = self._context.account
             self._timeout_votes[account] = max(self._timeout_votes[account], epoch)
@@ -68,7 +69,7 @@ class Pacemaker:
     def process_timeout_vote(
         self, sender: str, message: EpochTimeoutVote, now: float
     ) -> list[Command]:
-        """Count another member's wish; an older one of it counts no more."""
+        """Count another member's vote unless it is older than its last one."""
         if message.configuration != self._context.view.configuration:
             return []
         if message.epoch <= self._timeout_votes.get(sender, -1):
@@ -77,17 +78,17 @@ class Pacemaker:
         return self._count(now)
 
     def process_tick(self, now: float) -> list[Command]:
-        """Say our wish again, now and then: it may have been lost, and it says that we live."""
-        return self._say(now) if now >= self._say_at else []
+        """Repeat our vote each period: it may have been lost, and it shows that we are up."""
+        return self._send(now) if now >= self._send_at else []
 
     def _count(self, now: float) -> list[Command]:
-        """Follow more than f wishes, switch with 2f+1 of them."""
+        """Join more than f votes; change the epoch with 2f+1 of them."""
         commands: list[Command] = []
         account, tolerated = self._context.account, self._context.tolerated
         ranked = sorted(self._timeout_votes.values(), reverse=True)
         if len(ranked) > tolerated and ranked[tolerated] > self._timeout_votes[account]:
             self._timeout_votes[account] = ranked[tolerated]
-            commands = self._say(now)
+            commands = self._send(now)
             ranked = sorted(self._timeout_votes.values(), reverse=True)
         quorum = self._context.view.quorum
         if len(ranked) >= quorum and ranked[quorum - 1] > self.epoch:
@@ -98,8 +99,8 @@ class Pacemaker:
         self._failures = 0 if self._planned == self.epoch else self._failures + 1
         self.epoch = epoch
 
-    def _say(self, now: float) -> list[Command]:
-        self._say_at = now + limits.MEMBER_HEARTBEAT_S
+    def _send(self, now: float) -> list[Command]:
+        self._send_at = now + limits.MEMBER_HEARTBEAT_S
         timeout_vote = EpochTimeoutVote(
             configuration=self._context.view.configuration,
             epoch=self._timeout_votes[self._context.account],

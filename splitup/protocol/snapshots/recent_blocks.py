@@ -1,9 +1,9 @@
-"""Which blocks a member has lately seen as the chain's head: what a fresh sign of life names.
+"""The blocks that a member recently saw as the chain's head; a fresh heartbeat names one of them.
 
-A block's hash exists nowhere before the block does, and on one chain only: who signs it signs now
-and for this chain. Every member judges by what it has seen itself, so that it needs to agree with
-nobody about where the chain is; a head counts for as long as it stands, however long that is, and
-a block that a reorganisation removed like any other head that was followed by another.
+Nobody knows a block's hash before the block exists, and it exists on one chain only. A signature
+over it is therefore recent and meant for this chain. Every member decides by the heads that it saw
+itself, so members need not agree about the head. The current head counts however old it is. A block
+that a reorganisation removed counts like any other replaced head.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class RecentBlocks:
 
     def __init__(self) -> None:
         self.head = ZERO_BYTES32
-        self._replaced: dict[str, float] = {}  # hash -> when it ceased to be the head, in order
+        self._replaced: dict[str, float] = {}  # hash -> when it was replaced, in order
 
     def process_head(self, block_hash: str, now: float) -> None:
-        """Note the chain's head, bytes32 in hex; one that is known to be it changes nothing."""
+        """Record the chain's head (bytes32 in hex)."""
         if block_hash == self.head:
             return
         if self.head != ZERO_BYTES32:
             self._replaced[self.head] = now
-        self._replaced.pop(block_hash, None)  # a chain that was left may come back
+        self._replaced.pop(block_hash, None)  # a reorganisation may return to it
         self.head = block_hash
         while len(self._replaced) > tuning.MAX_HEADS:
             del self._replaced[next(iter(self._replaced))]
 
     def is_recent(self, block_hash: str, now: float) -> bool:
-        """Return whether a block is the head, or was until lately."""
+        """Return whether a block is the head, or was until ``limits.HEAD_MEMORY_S`` ago."""
         if block_hash == self.head:
             return block_hash != ZERO_BYTES32
         replaced_at = self._replaced.get(block_hash)

@@ -1,56 +1,51 @@
 """An agreed snapshot of the network, led by one member per epoch.
 
-Each member observes on its own; the leader gathers 2f+1 signed observations and proposes what
-follows from them; the others recompute it, and their votes go to all, so that anybody can bring the
-certificate to the chain, which accepts one snapshot per sequence number. A leader that is silent,
-slow or lying costs one timeout: then 2f+1 members wish for the next epoch (``pacemaker``).
+Each member observes the nodes by itself. The leader gathers 2f+1 signed observations and proposes
+the snapshot that follows from them (``snapshot_rules``). The others recompute it and send their
+votes to all members, so any member can bring the certificate to the chain, which accepts one
+snapshot per sequence number. A leader that is silent, slow or lying costs one timeout: then 2f+1
+members vote for the next epoch (``pacemaker``).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median_low
+from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import pack_signatures
-from splitup.messages.base import Message
-from splitup.messages.snapshots import UNRULED, NodeView, Observation, Snapshot, SnapshotEntry
+from splitup.messages.snapshots import NodeView, Snapshot
+from splitup.protocol.committee.commands import Command, FetchSnapshot, Gossip, Log, SubmitSnapshot
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
-from splitup.protocol.committee.events import (
-    Command,
-    FetchSnapshot,
-    Gossip,
-    Log,
-    NodeRecord,
-    SubmitSnapshot,
-)
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
-    ObservationWanted,
+    ObservationRequest,
+    SnapshotMessage,
     SnapshotVote,
 )
-from splitup.protocol.snapshots.fairness import compute_credits
 from splitup.protocol.snapshots.liveness import NodeLiveness
+from splitup.protocol.snapshots.observation_shares import check_proposal, check_share, make_share
 from splitup.protocol.snapshots.observations import (
-    OBSERVATION_DOMAIN,
     ObservationShare,
     SnapshotProposal,
     choose_fitting,
 )
 from splitup.protocol.snapshots.pacemaker import Pacemaker, compute_leader
-
-Lasting = tuple[str, tuple[str, ...], str, tuple[str, str, int]]
+from splitup.protocol.snapshots.snapshot_rules import (
+    StableFields,
+    compute_snapshot,
+    get_stable_fields,
+    list_stable_fields,
+)
 
 
 @dataclass(slots=True)
 class _Collection:
-    """What the leader of ``epoch`` holds towards the next snapshot."""
+    """The observations that the leader of ``epoch`` has for the next snapshot."""
 
     epoch: int
     shares: dict[str, ObservationShare] = field(default_factory=dict)
@@ -66,71 +61,8 @@ class _Certified:
     submit_at: float
 
 
-def compute_snapshot(
-    observations: Sequence[Observation],
-    records: Mapping[str, NodeRecord],
-    previous: Snapshot | None,
-    *,
-    sequence: int,
-    tolerated: int,
-) -> Snapshot:
-    """Return the snapshot that follows from observations of one epoch and the registry.
-
-    A node is in when more than ``tolerated`` observers list it, hence at least one honest one. Load
-    and round trip are medians, which keep their ``previous`` value while they are near it; a task
-    is resident when more than ``tolerated`` observers say so, and its class is marked when as many
-    cannot recompute in it: it is not sold as verified then. Credits go on from ``previous`` ones.
-    """
-    before = {entry.node: entry for entry in previous.entries} if previous else {}
-    views: dict[str, list[NodeView]] = {}
-    for observation in sorted(observations, key=lambda o: o.member):
-        for view in observation.views:
-            views.setdefault(view.node, []).append(view)
-    live = sorted(n for n, seen in views.items() if len(seen) > tolerated and n in records)
-    credits = compute_credits(
-        {node: records[node].stake_micro_usdc for node in live},
-        {node: entry.credit_milli for node, entry in before.items()},
-        {node: median_low(view.assigned_micro_usdc for view in views[node]) for node in live},
-    )
-    entries = []
-    for node in live:
-        seen, record, old = views[node], records[node], before.get(node)
-        held = Counter(task for view in seen for task in view.resident)
-        classes = Counter(view.determinism.removeprefix(UNRULED) for view in seen)
-        determinism = min(classes, key=lambda name: (-classes[name], name))
-        if sum(view.determinism.startswith(UNRULED) for view in seen) > tolerated:
-            determinism = (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
-        rtt_ms = median_low(view.rtt_ms for view in seen)
-        queue_ms = median_low(view.queue_ms for view in seen)
-        entries.append(
-            SnapshotEntry(
-                node=node,
-                signing_key=record.signing_key,
-                endpoint=record.endpoint,
-                stake_micro_usdc=record.stake_micro_usdc,
-                rtt_ms=_settle(old.rtt_ms, rtt_ms) if old else rtt_ms,
-                queue_ms=_settle(old.queue_ms, queue_ms) if old else queue_ms,
-                resident=tuple(sorted(t for t, count in held.items() if count > tolerated)),
-                determinism=determinism,
-                operator=record.operator,
-                speed_mflops=median_low(view.speed_mflops for view in seen),
-                bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
-                vram_free_bytes=median_low(view.vram_free_bytes for view in seen),
-                credit_milli=credits[node],
-                locked_micro_usdc=median_low(view.locked_micro_usdc for view in seen),
-            )
-        )
-    first = observations[0]
-    return Snapshot(
-        configuration=first.configuration,
-        sequence=sequence,
-        epoch=first.epoch,
-        entries=tuple(entries),
-    )
-
-
 def find_epoch(slots: Sequence[str], configuration: int) -> int:
-    """Return the epoch of the latest snapshot slot among what an earlier life signed."""
+    """Return the epoch of the latest snapshot slot that was signed before a restart."""
     prefix = f"snapshot/{configuration}/"
     epochs = [int(slot.rsplit("/", 1)[1]) for slot in slots if slot.startswith(prefix)]
     return max(epochs, default=0)
@@ -160,7 +92,7 @@ class SnapshotAgreement:
         self._observe_at = 0.0
         self._answered_at = -math.inf
         self._due_since: float | None = None
-        self._news_timeout_votes = 0  # in vain for one sequence number
+        self._change_timeout_votes = 0  # without a new snapshot since
         self._led = 0  # snapshots accepted since the epoch began
         self._collection: _Collection | None = None
         self._own: SnapshotVote | None = None
@@ -169,7 +101,7 @@ class SnapshotAgreement:
         self._resend_at = 0.0
         self._seen_epoch = self.epoch
 
-    # ---- what the rest of the member asks ---------------------------------------------------
+    # ---- questions --------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -187,12 +119,12 @@ class SnapshotAgreement:
     def _sequence(self) -> int:
         return self._accepted[-1][1] if self._accepted else 0
 
-    # ---- facts ------------------------------------------------------------------------------
+    # ---- the chain --------------------------------------------------------------------------
 
     def process_accepted(
         self, configuration: int, sequence: int, root: str, now: float
     ) -> list[Command]:
-        """Note the chain's latest snapshot; fetch its content when we lack it."""
+        """Record the chain's latest snapshot; fetch its content if we lack it."""
         if self._accepted and sequence <= self._sequence:
             return []
         self._accepted.append((configuration, sequence, root))
@@ -201,7 +133,7 @@ class SnapshotAgreement:
         self.nodes.process_snapshot()
         self._pacemaker.note_progress()
         self._reset()
-        self._news_timeout_votes = 0
+        self._change_timeout_votes = 0
         self._led += 1
         commands = self._forget_passed(sequence)
         if self._led >= limits.EPOCH_SNAPSHOTS:
@@ -220,7 +152,7 @@ class SnapshotAgreement:
     # ---- time -------------------------------------------------------------------------------
 
     def process_tick(self, now: float) -> list[Command]:
-        """Beat, look at the nodes, propose, say again what may be lost, lose patience."""
+        """Repeat our timeout vote, observe the nodes, propose, resend and submit what is due."""
         self._started_at = min(self._started_at, now)
         if not self._context.is_active:
             return []
@@ -228,10 +160,10 @@ class SnapshotAgreement:
         if not self._accepted:
             return commands
         if now >= self._observe_at:
-            # ten thousand nodes every 10 s: so long their observation may travel
-            crowds = max(1, len(self.nodes) // limits.CHUNKED_MESSAGE_NODES)
-            self._observe_at = now + limits.OBSERVE_PERIOD_S * crowds
-            commands += self._look(now)
+            # an observation of many nodes takes long to send: of 10,000 nodes up to 10 s
+            periods = max(1, len(self.nodes) // limits.CHUNKED_MESSAGE_NODES)
+            self._observe_at = now + limits.OBSERVE_PERIOD_S * periods
+            commands += self._check_due(now)
         commands += self._propose(now)
         if self._certified is not None:
             if now >= self._certified.submit_at:
@@ -245,13 +177,13 @@ class SnapshotAgreement:
                 commands.append(Gossip(None, self._collection.proposal))
         return commands
 
-    def _look(self, now: float) -> list[Command]:
-        """See whether the chain should hear of something, and tell the leader."""
+    def _check_due(self, now: float) -> list[Command]:
+        """Send the leader our observation when a new snapshot is due; vote it out when it fails."""
         views = self._observe(now)
         if views is None:
             self._due_since = None
             return []
-        reason = self._get_reason(self._list_lasting(views), now)
+        reason = self._get_reason(self._list_stable_fields(views), now)
         if not reason:
             self._due_since = None
             return []
@@ -260,29 +192,29 @@ class SnapshotAgreement:
         commands: list[Command] = []
         patience_s = self._pacemaker.timeout_s
         if self._certified is None and now - self._due_since >= patience_s:
-            # a view that only we have may never be satisfied: such wishes are counted
-            if reason == "refresh" or self._news_timeout_votes <= self._context.tolerated:
-                self._news_timeout_votes += reason == "news"
+            # no snapshot may ever agree with a view that only we have, so these votes are limited
+            if reason == "refresh" or self._change_timeout_votes <= self._context.tolerated:
+                self._change_timeout_votes += reason == "change"
                 self._due_since = now
                 commands += self._follow(self._pacemaker.timeout_vote(now))
-        share = self._make_share(views)
+        share = self._observation(views)
         if not self._pacemaker.leads:
             return [*commands, Gossip(self._pacemaker.leader, share)]
         return commands + self._collect(self._context.account, share, now)
 
-    def _get_reason(self, lasting: Sequence[Lasting], now: float) -> str:
-        """Return why a snapshot is due: "refresh" for its age, "news" for other nodes, or ""."""
+    def _get_reason(self, fields: Sequence[StableFields], now: float) -> str:
+        """Return why a snapshot is due: "refresh" for its age, "change" of the nodes, or ""."""
         current = self._find_current()
         if self._sequence == 0:
-            return "refresh" if lasting else ""
+            return "refresh" if fields else ""
         if now - self._accepted_at >= limits.SNAPSHOT_REFRESH_S:
             return "refresh"
-        if current is not None and current.once(_list_entries) != lasting:
-            return "news"
+        if current is not None and current.once(list_stable_fields) != fields:
+            return "change"
         return ""
 
     def _observe(self, now: float) -> tuple[NodeView, ...] | None:
-        """Return what we see, or None while we have not listened long enough to tell."""
+        """Return our view of the nodes, or None before we listened for a heartbeat timeout."""
         current = self._find_current()
         settled = now - self._started_at >= limits.HEARTBEAT_TIMEOUT_S
         if not settled and current is not None and current.entries:
@@ -291,24 +223,27 @@ class SnapshotAgreement:
 
     # ---- messages ---------------------------------------------------------------------------
 
-    def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
+    def process_gossip(self, sender: str, message: SnapshotMessage, now: float) -> list[Command]:
         """Take a member's message about snapshots; raise PeerFault when it is wrong on its face."""
         if not self._context.is_active:
             return []  # another configuration makes the snapshots
         match message:
             case EpochTimeoutVote():
                 return self._follow(self._pacemaker.process_timeout_vote(sender, message, now))
-            case ObservationWanted():
-                return self._process_wanted(sender, message, now)
+            case ObservationRequest():
+                return self._process_observation_request(sender, message, now)
             case ObservationShare():
                 return self._process_observation(sender, message, now)
             case SnapshotProposal():
                 return self._process_proposal(sender, message, now)
             case SnapshotVote():
                 return self._process_vote(message, now)
-        return []
+            case _ as never:
+                assert_never(never)
 
-    def _process_wanted(self, sender: str, message: ObservationWanted, now: float) -> list[Command]:
+    def _process_observation_request(
+        self, sender: str, message: ObservationRequest, now: float
+    ) -> list[Command]:
         if sender != compute_leader(self._context.accounts(), message.epoch):
             raise PeerFault(f"member {sender} does not lead epoch {message.epoch}", peer=sender)
         if (message.epoch, message.sequence) != (self.epoch, self._sequence + 1):
@@ -319,7 +254,7 @@ class SnapshotAgreement:
         if views is None:
             return []
         self._answered_at = now
-        return [Gossip(sender, self._make_share(views))]
+        return [Gossip(sender, self._observation(views))]
 
     def _process_observation(
         self, sender: str, share: ObservationShare, now: float
@@ -332,7 +267,7 @@ class SnapshotAgreement:
             return []
         if not self._pacemaker.leads or self._certified is not None:
             return []
-        self._check_share(share)
+        check_share(self._context, share)
         return self._collect(sender, share, now)
 
     def _process_proposal(
@@ -344,38 +279,25 @@ class SnapshotAgreement:
         if compute_leader(self._context.accounts(), proposal.epoch) != sender:
             raise PeerFault(f"member {sender} does not lead epoch {proposal.epoch}", peer=sender)
         if proposal.epoch < self.epoch or proposal.sequence != self._sequence + 1:
-            return []  # late, or from a view of the chain that we do not share yet
+            return []  # late, or made with a newer view of the chain than ours
         own = self._own
         if own is not None and (own.epoch, own.root) == (proposal.epoch, proposal.root):
-            return []  # said again; so is our vote
-        self._check_proposal(sender, proposal)
+            return []  # a repetition; our vote is repeated, too
+        check_proposal(self._context, sender, proposal)
         self._pacemaker.adopt(proposal.epoch)  # 2f+1 observations show that it has begun
         self._follow([])
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         snapshot = self._compute(proposal.observations, previous)
-        if not self._get_reason(snapshot.once(_list_entries), self._grant_age(now)):
+        if not self._get_reason(snapshot.once(list_stable_fields), self._grant_age(now)):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
         if snapshot.root() != proposal.root:
-            # honest when the registry changed between two views of the chain
+            # no fault: the two members may have read the registry at different blocks
             return [Log(f"snapshot {snapshot.sequence} by {sender} differs from ours; not signed")]
         return self._vote(snapshot, now) or [
             Log(f"already signed another snapshot {snapshot.sequence} of this epoch")
         ]
-
-    def _check_proposal(self, sender: str, proposal: SnapshotProposal) -> None:
-        observers = [share.observation.member for share in proposal.observations]
-        if len(observers) < self._context.view.quorum or any(
-            a >= b for a, b in pairwise(observers)
-        ):
-            raise PeerFault(f"member {sender} proposed a snapshot without a quorum", peer=sender)
-        expected = (proposal.epoch, proposal.sequence)
-        for share in proposal.observations:
-            if (share.observation.epoch, share.observation.sequence) != expected:
-                raise PeerFault(f"member {sender} mixed observations of epochs", peer=sender)
-        for share in proposal.observations:
-            self._check_share(share)
 
     def _process_vote(self, vote: SnapshotVote, now: float) -> list[Command]:
         """Count a vote; 2f+1 for one root are a certificate."""
@@ -402,11 +324,11 @@ class SnapshotAgreement:
         mine = self._collection
         if mine is None or mine.epoch != self.epoch:
             mine = self._collection = _Collection(self.epoch)
-            wanted = ObservationWanted(epoch=self.epoch, sequence=self._sequence + 1)
+            wanted = ObservationRequest(epoch=self.epoch, sequence=self._sequence + 1)
             commands.append(Gossip(None, wanted))
             views = self._observe(now)
             if views is not None:
-                mine.shares[self._context.account] = self._make_share(views)
+                mine.shares[self._context.account] = self._observation(views)
         if mine.proposal is not None:
             return commands
         mine.shares[sender] = share
@@ -415,7 +337,7 @@ class SnapshotAgreement:
         return commands + self._propose(now)
 
     def _propose(self, now: float) -> list[Command]:
-        """Propose once there are observations enough, if they amount to something."""
+        """Propose once there are enough observations, if a snapshot is due by them."""
         mine = self._collection
         if mine is None or mine.proposal is not None or mine.epoch != self.epoch:
             return []
@@ -426,12 +348,12 @@ class SnapshotAgreement:
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         shares = choose_fitting(self._context.account, tuple(mine.shares.values()))
-        if len(shares) < self._context.view.quorum:  # wait for others than those that are too large
+        if len(shares) < self._context.view.quorum:  # some are too large: wait for others
             mine.shares = {share.observation.member: share for share in shares}
             mine.quorum_at = math.inf
             return []
         snapshot = self._compute(shares, previous)
-        if not self._get_reason(snapshot.once(_list_entries), now):
+        if not self._get_reason(snapshot.once(list_stable_fields), now):
             self._collection = None
             return []
         commands = self._vote(snapshot, now)
@@ -449,7 +371,7 @@ class SnapshotAgreement:
         return [*commands, Gossip(None, mine.proposal)]
 
     def _vote(self, snapshot: Snapshot, now: float) -> list[Command]:
-        """Persist, sign and tell all; nothing when another root was signed for this slot."""
+        """Persist, sign and send our vote; nothing when another root was signed for this slot."""
         root = snapshot.root()
         place = (snapshot.configuration, snapshot.sequence, snapshot.epoch)
         commands = self._signing_guard.claim("snapshot/{}/{}/{}".format(*place), root)
@@ -489,10 +411,10 @@ class SnapshotAgreement:
         self._certified.submit_at += len(accounts) * tuning.SNAPSHOT_SUBMIT_STAGE_S
         return [command]
 
-    # ---- pieces -----------------------------------------------------------------------------
+    # ---- state of the epoch and the sequence number -----------------------------------------
 
     def _follow(self, commands: list[Command]) -> list[Command]:
-        """Start anew when the pacemaker has changed the epoch."""
+        """Reset what belongs to one epoch when the pacemaker has changed it."""
         if self._collection is not None and self._collection.epoch != self.epoch:
             self._collection = None
         if self._own is not None and self._own.epoch != self.epoch:
@@ -509,7 +431,7 @@ class SnapshotAgreement:
         self._observe_at = 0.0
 
     def _forget_passed(self, sequence: int) -> list[Command]:
-        """Drop our slots of sequence numbers that no reorganisation brings back."""
+        """Drop our signing slots of sequence numbers that no reorganisation can bring back."""
         commands: list[Command] = []
         for slot in self._signing_guard.slots():
             parts = slot.split("/")
@@ -522,7 +444,7 @@ class SnapshotAgreement:
         return self._content_store.find_snapshot(self._accepted[-1][2]) if self._accepted else None
 
     def _needs_previous(self) -> bool:
-        """A committee begins without the figures of the one before it."""
+        """Return whether the next snapshot builds on the latest one: not across committees."""
         configuration, sequence, _ = self._accepted[-1]
         return sequence > 0 and configuration == self._context.view.configuration
 
@@ -530,9 +452,10 @@ class SnapshotAgreement:
         return self._content_store.ask_snapshot(self._accepted[-1][2], now)
 
     def _grant_age(self, now: float) -> float:
-        """Return the time by which to judge a leader that finds the snapshot old enough.
+        """Return the time at which to judge whether a leader's snapshot is due for its age.
 
-        Members saw it accepted at different times. One that restarted since does not know when.
+        Members saw the latest one accepted at different times, so half a period early is accepted.
+        A member that restarted since does not know the time and accepts the leader's word.
         """
         if self._accepted_at <= self._started_at:
             return math.inf
@@ -547,51 +470,8 @@ class SnapshotAgreement:
             tolerated=self._context.tolerated,
         )
 
-    def _list_lasting(self, views: tuple[NodeView, ...]) -> list[Lasting]:
-        return [_last(view, self.nodes.records[view.node]) for view in views]
+    def _list_stable_fields(self, views: tuple[NodeView, ...]) -> list[StableFields]:
+        return [get_stable_fields(view, self.nodes.records[view.node]) for view in views]
 
-    def _make_share(self, views: tuple[NodeView, ...]) -> ObservationShare:
-        observation = Observation(
-            configuration=self._context.view.configuration,
-            epoch=self.epoch,
-            sequence=self._sequence + 1,
-            member=self._context.account,
-            views=views,
-        )
-        signature = self._context.scheme.sign(
-            self._context.identity,
-            OBSERVATION_DOMAIN,
-            observation.once(Observation.canonical_bytes),
-        )
-        return ObservationShare(observation=observation, signature="0x" + signature.hex())
-
-    def _check_share(self, share: ObservationShare) -> None:
-        observation = share.observation
-        member = self._context.view.member_of(observation.member)
-        if observation.configuration != self._context.view.configuration:
-            raise PeerFault("an observation is of another configuration", peer=member.account)
-        nodes = [view.node for view in observation.views]
-        if any(a >= b for a, b in pairwise(nodes)):
-            raise PeerFault("an observation lists its nodes out of order", peer=member.account)
-        self._context.scheme.verify(
-            member.signing_key,
-            OBSERVATION_DOMAIN,
-            observation.once(Observation.canonical_bytes),
-            bytes.fromhex(share.signature[2:]),
-        )
-
-
-def _settle(old: int, new: int) -> int:
-    """Keep the old figure unless the new one is clearly another."""
-    near = abs(new - old) * limits.MEDIAN_HYSTERESIS <= old
-    return old if near else new
-
-
-def _list_entries(snapshot: Snapshot) -> list[Lasting]:
-    return [_last(entry, entry) for entry in snapshot.entries]
-
-
-def _last(view: NodeView | SnapshotEntry, record: NodeRecord | SnapshotEntry) -> Lasting:
-    """Return what of a node makes a new snapshot worth its gas: not its load."""
-    registered = (record.signing_key, record.endpoint, record.stake_micro_usdc)
-    return (view.node, view.resident, view.determinism, registered)
+    def _observation(self, views: tuple[NodeView, ...]) -> ObservationShare:
+        return make_share(self._context, self.epoch, self._sequence + 1, views)

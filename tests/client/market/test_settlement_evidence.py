@@ -20,7 +20,7 @@ from splitup.protocol.committee.certificates import (
     CommitteeView,
     draw_alpha,
 )
-from splitup.protocol.settlement.settlement_state import compute_evidence_root
+from splitup.protocol.settlement.evidence import compute_evidence_root
 from tests.builders import address
 
 ID, BLOCK = "0x" + "ee" * 32, "0x" + "aa" * 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from splitup_oracle.member.shell import Member
 from splitup.chain.client import Receipt
 from splitup.core import limits, tuning
 from splitup.crypto.keys import Identity
+from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import Server, SignedClient, serve_app
 from splitup.protocol.committee.certificates import CommitteeMember
@@ -91,7 +93,8 @@ async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, mon
     monkeypatch.setattr(limits, "EPOCH_TIMEOUT_S", 600.0)  # one process plays all four
     monkeypatch.setattr(tuning, "MESSAGE_CHUNK_TIMEOUT_S", 600.0)
     monkeypatch.setattr(tuning, "HTTP_CONNECT_S", 600.0)
-    monkeypatch.setattr("splitup_oracle.member.shell._GOSSIP_TIMEOUT_S", 600.0)
+    patient = SimpleNamespace(GOSSIP=replace(api.GOSSIP, timeout_s=600.0))
+    monkeypatch.setattr("splitup_oracle.member.gossip.api", patient)
     identities, _ = make_committee()
     board = Board()
     directories = [tmp_path / identity.address for identity in identities]

@@ -22,7 +22,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.storage import UploadObject
 from splitup.messages.verification import Ruling, VerificationOrder
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.events import RecomputeTask
+from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot

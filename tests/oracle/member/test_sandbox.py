@@ -114,7 +114,7 @@ async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(tmp_path
     with pytest.raises(Unavailable, match="takes 2 inputs, not 1"):
         await sandbox.replay(replace(job, inputs=job.inputs[:1]))
     job.task.write_bytes(b"{}")
-    with pytest.raises(Unavailable, match="ended with 1"):
+    with pytest.raises(Unavailable, match="ended with status 1"):
         await sandbox.replay(job)
 
 

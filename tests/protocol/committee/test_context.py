@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from splitup.core import tuning
 from splitup.crypto import bls
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
+from splitup.protocol.committee.commands import FetchManifest, FetchSnapshot, Forget, Persist
 from splitup.protocol.committee.context import (
     ContentStore,
     SigningGuard,
     ThresholdSignatureCollector,
     compute_member_order,
 )
-from splitup.protocol.committee.events import FetchManifest, FetchSnapshot, Forget, Persist
 from tests.builders import address, make_chain_manifest, make_snapshot
 from tests.protocol.committees import make_keys
 

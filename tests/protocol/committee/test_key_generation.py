@@ -10,16 +10,14 @@ from splitup.core import limits
 from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
-    ComplaintPosted,
     ConfirmGroupKey,
-    DealingPosted,
     Fault,
-    KeyReady,
     PostComplaint,
     PostDealing,
 )
+from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, KeyReady
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor, make_ceremony
 from tests.protocol.committees import make_committee, make_identity, make_view
 
@@ -137,6 +135,22 @@ def test_a_dealing_after_the_time_does_not_count() -> None:
     board.post(3, board.keygens[3].process_start())
     board.mine(limits.DKG_COMPLAINT_BLOCKS + 2)
     assert {command.group.qualified for command in board.get_ready()} == {(0, 1, 2)}
+
+
+def test_dealings_and_complaints_are_final_exactly_at_their_blocks() -> None:
+    board, first = Board(), 5
+    machine = board.keygens[0]
+    for place, keygen in enumerate(board.keygens[:3]):
+        (command,) = keygen.process_start()
+        assert isinstance(command, PostDealing)
+        dealer = board.members[place].address
+        machine.process_dealing(DealingPosted(dealer, command.dealing, first))
+    final = first + limits.DKG_TIMEOUT_BLOCKS + limits.DKG_COMPLAINT_BLOCKS
+    assert machine.process_block(first + limits.DKG_TIMEOUT_BLOCKS) == []
+    assert machine.process_block(final - 1) == [] and not machine.is_done
+    kinds = [type(command) for command in machine.process_block(final)]
+    assert kinds == [KeyReady, ConfirmGroupKey] and machine.is_done
+    assert machine.process_block(final + 1) == [], "it ends once"
 
 
 def test_when_too_few_are_in_time_the_next_ones_close_it() -> None:

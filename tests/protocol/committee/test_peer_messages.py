@@ -47,5 +47,5 @@ def test_anything_else_is_refused(body: dict[str, object]) -> None:
 
 
 def test_a_message_belongs_to_a_configuration() -> None:
-    with pytest.raises(PeerFault, match="no known kind"):
+    with pytest.raises(PeerFault, match="unknown kind"):
         parse_gossip({"kind": "plan-partial", "message": MESSAGE})

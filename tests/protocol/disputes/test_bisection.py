@@ -493,7 +493,7 @@ def test_a_transcript_has_to_be_one() -> None:
     twice = transcript.model_copy(update={"moves": (transcript.moves[0],) * 2})
     with pytest.raises(PeerFault, match="changes nothing"):
         check_transcript(twice, GRAPH.to_bytes(), WORLD.get)
-    with pytest.raises(InvalidInput, match="nothing to dispute"):
+    with pytest.raises(InvalidInput, match="nothing is disputed"):
         roots = (dispute.context.roots[0],) * 2
         Dispute(dispute.context.model_copy(update={"roots": roots}), GRAPH, 0.0)
 

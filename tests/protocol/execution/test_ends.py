@@ -12,7 +12,7 @@ from splitup.messages.completions import EMPTY_DIGEST, Completion, End, SignedEn
 from splitup.messages.plans import Plan
 from splitup.protocol.execution.ends import check_end, sign_end
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.settlement.edge_faults import find_misread
+from splitup.protocol.settlement.edge_faults import find_input_faults
 from splitup.protocol.settlement.proof_of_sampling import Economics, check_completion
 from tests.builders import (
     make_chain_manifest,
@@ -108,8 +108,8 @@ def make_end(*inputs: str, steps: int = STEPS) -> End:
 def test_what_follows_from_ends(end: End | None, other: End | None, found: set[int]) -> None:
     manifest = make_chain_manifest(2)
     claims = {0: claim(0, SENT), 1: claim(1, SENT)}
-    assert find_misread(manifest, claims, {0: end, 1: other}) == found
-    assert find_misread(manifest, {0: None, 1: None}, {}) == set(), "nobody revealed anything"
+    assert find_input_faults(manifest, claims, {0: end, 1: other}) == found
+    assert find_input_faults(manifest, {0: None, 1: None}, {}) == set(), "nobody revealed anything"
 
 
 def make_plan(manifest: Manifest) -> Plan:

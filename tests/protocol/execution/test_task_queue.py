@@ -297,7 +297,7 @@ def test_buffers_and_executions_are_bounded() -> None:
     queue = TaskQueue(max_bytes=20)
     queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
     queue.offer(FIRST, (CLIENT, 0), 0, Tensor(b"a" * 32, b"x" * 20))
-    with pytest.raises(Unavailable, match="20 bytes of tensors wait"):
+    with pytest.raises(Unavailable, match="20 bytes of tensors are buffered"):
         queue.offer(FIRST, (CLIENT, 0), 1, Tensor(b"b" * 32, b"y"))
     for number in range(tuning.QUEUE_EXECUTIONS - 1):
         queue.assign(f"0x{number:064x}", [], 1)

@@ -24,7 +24,7 @@ from splitup.protocol.planning.sampling_clocks import (
     neglog2_q32,
 )
 from splitup.protocol.planning.selection import (
-    Contest,
+    CandidatePool,
     Index,
     compute_plan,
     compute_terms,
@@ -314,15 +314,15 @@ def test_columns_give_the_weights_and_clocks_of_single_nodes(
         )
         if not len(rows):
             continue
-        contest = Contest(3, terms, rows, is_resident)
-        weights = compute_weights([contest], np.zeros(len(rows), np.int64), rows, index)
+        pool = CandidatePool(3, terms, rows, is_resident)
+        weights = compute_weights([pool], np.zeros(len(rows), np.int64), rows, index)
         exact = [compute_weight(entries[row], terms, index.reference) for row in rows]
         assert weights.tolist() == exact
         clocks = sorted(
             (compute_clock(seed(number), 3, VALIDATOR, entries[row].node, weight), row)
             for row, weight in zip(rows, exact, strict=True)
         )
-        assert rank(seed(number), VALIDATOR, [contest], index) == [[row for _, row in clocks]]
+        assert rank(seed(number), VALIDATOR, [pool], index) == [[row for _, row in clocks]]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))

@@ -9,7 +9,7 @@ import pytest
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.messages.plans import SignedRequest
 from splitup.protocol.committee import events as ev
-from splitup.protocol.planning.signed_requests import OPENING, check_signed
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
 from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, Simulation, settle, start
 
 CLIENT = CLIENT_IDENTITY.address
@@ -28,7 +28,9 @@ def get_id(signed: SignedRequest) -> str:
 
 def list_kept(simulation: Simulation) -> list[str]:
     return [
-        account for account, journal in simulation.journals.items() if (OPENING, CLIENT) in journal
+        account
+        for account, journal in simulation.journals.items()
+        if (SIGNED_REQUEST, CLIENT) in journal
     ]
 
 
@@ -115,7 +117,7 @@ def test_f14_an_opening_whose_block_is_gone_is_brought_to_the_chain_again() -> N
     simulation.chain.balances[CLIENT] += 10**6
     for account in simulation.members:
         for event in reversed(reverted):
-            simulation.feed(account, ev.RequestReverted(event))
+            simulation.feed(account, ev.EventReverted(event))
     assert len(list_kept(simulation)) == 4, "until it is there again nothing else is supported"
     settle(simulation, execution_id)
     assert simulation.chain.balances[CLIENT] == 0

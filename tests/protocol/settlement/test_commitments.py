@@ -9,15 +9,20 @@ from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.base import Message
 from splitup.messages.completions import ExecutorCommitment
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import (
-    CommitmentsTold,
+    CommitmentsReply,
     CommitmentsVote,
     DrawMade,
     DrawPartial,
 )
+from splitup.protocol.settlement.chain_commitments import (
+    AgreedCommitments,
+    compute_commitments_root,
+)
 from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.settlement.settlement_state import AgreedCommitments, compute_commitments_root
+from splitup.protocol.settlement.settlement_state import Committing
 from tests.protocol.simulator import VERIFY_ALL, Network, Simulation, settle, start
 
 
@@ -74,10 +79,10 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
     execution_id = simulation.request()
     assert simulation.run(5, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
     held = simulation._execute
-    waiting: list[ev.Command] = []
+    waiting: list[cmd.Command] = []
 
-    def hold(command: ev.Command) -> None:
-        if isinstance(command, ev.SubmitCommitments):
+    def hold(command: cmd.Command) -> None:
+        if isinstance(command, cmd.SubmitCommitments):
             waiting.append(command)
         else:
             held(command)
@@ -86,7 +91,8 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
     simulation.run(tuning.COMMIT_PATIENCE_BLOCKS - 2)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
-        assert member._settlements._states[execution_id].collector is None
+        phase = member._settlements._states[execution_id].phase
+        assert isinstance(phase, Committing)
     simulation._execute = held  # type: ignore[method-assign]
     held(waiting[0])
     settle(simulation, execution_id)
@@ -109,8 +115,8 @@ def test_f03_a_member_that_forgot_the_commitments_asks_for_them() -> None:
     simulation.start_member(1)
     account = simulation.identities[1].address
     state = simulation.members[account]._settlements._states[execution_id]
-    assert not state.commitments and not state.bound
-    assert simulation.run(10, lambda: bool(state.bound))
+    assert not state.collected.by_node and not state.chain.bound
+    assert simulation.run(10, lambda: bool(state.chain.bound))
     settle(simulation, execution_id)
 
 
@@ -133,7 +139,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
 
     with pytest.raises(BadSignature):
         give(commitment, "0x" + "00" * 32)
-    with pytest.raises(PeerFault, match="5 steps, 4 are paid"):
+    with pytest.raises(PeerFault, match="5 steps, but 4 are paid"):
         give(commitment.model_copy(update={"steps": 5}))
     with pytest.raises(PeerFault, match="not in the plan"):
         give(commitment.model_copy(update={"node": "0x" + "99" * 20}))
@@ -142,7 +148,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     give(commitment)
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     state = member._settlements._states[execution_id]
-    assert state.commitments == {node.address: commitment}, "the first counts"
+    assert state.collected.by_node == {node.address: commitment}, "the first counts"
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))
@@ -165,9 +171,9 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     member.handle(agreed, simulation.now)
     forged = commitment.model_copy(update={"steps": 3})
     for commitments, is_taken in (((forged,), False), ((commitment,), True)):
-        told = CommitmentsTold(execution_id=execution_id, commitments=commitments, executors=())
+        told = CommitmentsReply(execution_id=execution_id, commitments=commitments, executors=())
         member.handle(ev.GossipReceived(sender.address, told), simulation.now)
-        assert bool(state.bound) is is_taken
+        assert bool(state.chain.bound) is is_taken
 
 
 def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None:
@@ -183,7 +189,7 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     simulation.chain.log.remove(seen)
     simulation.chain.plans.clear()  # undone with its request
     for account in simulation.members:
-        simulation.feed(account, ev.RequestReverted(seen))
+        simulation.feed(account, ev.EventReverted(seen))
     assert not any(execution_id in c for c in states)
     simulation.emit(moved)
     settle(simulation, execution_id)
@@ -198,16 +204,16 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
     state = None
 
     def has_draw() -> bool:
-        nonlocal case
+        nonlocal state
         state = member._settlements._states.get(execution_id)
-        return state is not None and state.draw is not None
+        return state is not None and state.verification is not None
 
     assert simulation.run(20, has_draw)
-    assert state is not None and state.agreed is not None
-    agreed = state.agreed
-    member.handle(ev.RequestReverted(agreed), simulation.now)
-    assert state.draw is None and not state.bound and not state.completions
+    assert state is not None and state.chain.agreed is not None
+    agreed = state.chain.agreed
+    member.handle(ev.EventReverted(agreed), simulation.now)
+    assert isinstance(state.phase, Committing) and not state.chain.bound
     commands = member.handle(agreed, simulation.now)  # the same block after all
-    said = [c.message for c in commands if isinstance(c, ev.Gossip)]
+    said = [c.message for c in commands if isinstance(c, cmd.Gossip)]
     assert any(isinstance(message, DrawPartial | DrawMade) for message in said)
     settle(simulation, execution_id)

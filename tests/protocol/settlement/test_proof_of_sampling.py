@@ -22,7 +22,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     add_exposures,
     check_completion,
     compute_settlement,
-    count_wanted,
+    count_needed,
     find_usable,
     is_disputed,
     is_sampled,
@@ -101,12 +101,12 @@ def test_another_state_is_another_result() -> None:
 
 
 def test_one_validator_then_a_third_node_then_five() -> None:
-    assert count_wanted(commitment(), []) == 1
-    assert count_wanted(commitment(), [result(V1, GOOD)]) == 1
-    assert count_wanted(commitment(), [result(V1, BAD)]) == 2
+    assert count_needed(commitment(), []) == 1
+    assert count_needed(commitment(), [result(V1, GOOD)]) == 1
+    assert count_needed(commitment(), [result(V1, BAD)]) == 2
     for second in (GOOD, BAD, WORSE):
-        assert count_wanted(commitment(), [result(V1, BAD), result(V2, second)]) == MAX_JUDGES == 4
-        assert count_wanted(commitment(), [result(V1, GOOD), result(V2, BAD)]) == 4
+        assert count_needed(commitment(), [result(V1, BAD), result(V2, second)]) == MAX_JUDGES == 4
+        assert count_needed(commitment(), [result(V1, GOOD), result(V2, BAD)]) == 4
 
 
 def test_the_ruling_convicts_whoever_differs() -> None:

@@ -9,6 +9,7 @@ import pytest
 from splitup.core import limits
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import compute_penalty
+from splitup.protocol.settlement.settlement_state import Committing
 from tests.protocol.simulator import VERIFY_ALL, VERIFY_NONE, Simulation, settle, start
 
 PENALTY = compute_penalty(10 * 4, VERIFY_NONE)  # S of one task over four steps
@@ -70,7 +71,8 @@ def test_an_own_commitment_that_locks_too_little_is_none() -> None:
     assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
     assert execution_id not in simulation.chain.settlements
     for member in simulation.members.values():
-        assert member._settlements._states[execution_id].basis is None, "a draw without a stake"
+        phase = member._settlements._states[execution_id].phase
+        assert isinstance(phase, Committing), "a draw without a stake"
 
 
 def test_what_no_stake_covers_is_refused_at_once() -> None:

@@ -52,7 +52,7 @@ def is_alive_after(nodes: NodeLiveness, heartbeat: Heartbeat, now: float) -> boo
 
 def test_a15_a_block_of_another_chain_or_of_none_is_refused(nodes: NodeLiveness) -> None:
     for named in (block(1, branch=7), block(2), ZERO_BYTES32):  # block 2: signed ahead of time
-        with pytest.raises(PeerFault, match="name the one that the answer names"):
+        with pytest.raises(PeerFault, match="name the block that this member's answers name"):
             nodes.process_heartbeat(beat(named), NODE.signing_key_hex, 0.0)
     assert nodes.list_heard(0.0) == []
     assert is_alive_after(nodes, beat(block(1)), 0.0), "what was refused left no trace"

@@ -15,7 +15,7 @@ from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.snapshots.liveness import NodeLiveness, quantise
 from splitup.protocol.snapshots.pacemaker import compute_leader
-from splitup.protocol.snapshots.snapshot_agreement import compute_snapshot
+from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.protocol.committees import make_identity
 

@@ -1,0 +1,68 @@
+"""Fetches snapshots and manifests that a member's machine knows only by digest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.graph.manifest import Manifest, load_manifest
+from splitup.messages import api
+from splitup.messages.snapshots import Snapshot
+from splitup.net.http import SignedClient
+from splitup.storage.gateway_client import GatewayClient
+from splitup_oracle.member.gossip import Peer
+
+log = logging.getLogger("splitup.oracle")
+
+
+class ContentFetcher:
+    """Manifests come from the storage gateway and are kept as files, snapshots from members."""
+
+    def __init__(self, http: SignedClient, gateway: GatewayClient, directory: Path) -> None:
+        self._http = http
+        self._gateway = gateway
+        self._directory = directory
+
+    async def fetch_manifest(self, model_id: str) -> Manifest | None:
+        """Return a model's manifest; log why, and return None, when it cannot be had."""
+        path = self._directory / f"{model_id[2:]}.json"
+        try:
+            if path.exists():
+                data = await asyncio.to_thread(path.read_bytes)
+            else:
+                data = await self._gateway.fetch_manifest(model_id)
+            manifest = load_manifest(data)
+            if manifest.model_id != model_id:
+                path.unlink(missing_ok=True)
+                raise InvalidInput(f"the manifest kept as {path} is of another model")
+        except SplitUpError as error:
+            log.warning("no manifest of model %s: %s", model_id, error)
+            return None
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".new")
+            await asyncio.to_thread(temporary.write_bytes, data)
+            temporary.replace(path)
+        return manifest
+
+    async def fetch_snapshot(self, root: str, peers: Iterable[Peer]) -> Snapshot | None:
+        """Return the snapshot with this root from the first peer that has it, or None."""
+        for peer in list(peers):
+            try:
+                value = await self._http.get_json(
+                    api.SNAPSHOT.url(peer.endpoint, root=root),
+                    max_bytes=api.SNAPSHOT.max_reply_bytes,
+                )
+                snapshot = await asyncio.to_thread(Snapshot.from_value, value)
+            except Refused:
+                continue  # this member lacks it, too
+            except (Unavailable, PeerFault) as error:
+                log.info("member %s did not send snapshot %s: %s", peer.account, root, error)
+                continue
+            if snapshot.root() == root:
+                return snapshot
+            log.warning("fault of %s: sent another snapshot than %s", peer.account, root)
+        return None

@@ -1,0 +1,164 @@
+"""Messages between committee members: sending, and chunked transfer of large ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from splitup.core import limits, tuning
+from splitup.core.codec import encode_canonical, parse_json
+from splitup.core.errors import PeerFault, Refused, Unavailable
+from splitup.messages import api
+from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_chunked_message
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.commands import Gossip
+from splitup.protocol.committee.events import Event, GossipReceived, MemberLost
+from splitup.protocol.committee.peer_messages import (
+    GossipMessage,
+    count_nodes,
+    encode_gossip,
+    parse_gossip,
+)
+from splitup_oracle.member.background import BackgroundTasks
+
+CHUNKED_MESSAGE_KIND: Final = "parcel"  # of gossip that is too large for one request
+
+_MAX_OUTSTANDING: Final = 256  # messages per peer; one that does not answer must not fill memory
+
+log = logging.getLogger("splitup.oracle")
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another member, and the state of our connection to it."""
+
+    account: str
+    signing_key: str
+    endpoint: str
+    is_up: bool = True
+    outstanding: int = 0
+    is_sending: bool = False  # a chunked message to us
+
+
+class GossipTransport:
+    """Sends and fetches gossip. ``feed`` takes our own events, ``feed_peer`` those of peers."""
+
+    def __init__(
+        self,
+        http: SignedClient,
+        background: BackgroundTasks,
+        feed: Callable[[Event], None],
+        feed_peer: Callable[[Event], None],
+    ) -> None:
+        self._http = http
+        self._background = background
+        self._feed = feed
+        self._feed_peer = feed_peer
+        self._peers: dict[str, Peer] = {}
+        self.chunked_messages = ChunkedMessages()
+        # large messages sent recently, by object identity: a repeated one is packed once
+        self._packed: OrderedDict[int, tuple[GossipMessage, ChunkedMessage]] = OrderedDict()
+        self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
+
+    @property
+    def peers(self) -> Iterable[Peer]:
+        return self._peers.values()
+
+    def set_peers(self, members: Iterable[CommitteeMember]) -> None:
+        """Take over the other members of our configurations; keep what is known of old ones."""
+        old = self._peers
+        self._peers = {}
+        for member in members:
+            known = old.get(member.account)
+            if known is None or known.endpoint != member.endpoint:
+                known = Peer(member.account, member.signing_key, member.endpoint)
+            self._peers[member.account] = known
+
+    # ---- sending ----------------------------------------------------------------------------
+
+    def send(self, command: Gossip, accounts: list[str]) -> None:
+        """Send a message to these members; a large one is announced, and they fetch it."""
+        if count_nodes(command.message) > limits.CHUNKED_MESSAGE_NODES:
+            self._background.spawn(self._announce(command, accounts))
+        else:
+            self._post_all(accounts, encode_gossip(command.message, command.configuration))
+
+    async def _announce(self, command: Gossip, accounts: list[str]) -> None:
+        message = command.message
+        known = self._packed.get(id(message))
+        if known is None:
+            body = encode_gossip(message, command.configuration)
+            data = await asyncio.to_thread(encode_canonical, body)
+            known = (message, await asyncio.to_thread(self.chunked_messages.offer, data))
+            self._packed[id(message)] = known
+            while len(self._packed) > tuning.MAX_CHUNKED_MESSAGES:
+                self._packed.popitem(last=False)
+        body = {
+            "configuration": command.configuration,
+            "kind": CHUNKED_MESSAGE_KIND,
+            "message": known[1].model_dump(mode="json"),
+        }
+        self._post_all(accounts, body)
+
+    def _post_all(self, accounts: list[str], body: dict[str, Any]) -> None:
+        for account in accounts:
+            peer = self._peers.get(account)
+            if peer and peer.outstanding < _MAX_OUTSTANDING:
+                peer.outstanding += 1
+                self._background.spawn(self._post(peer, body))
+
+    async def _post(self, peer: Peer, body: dict[str, Any]) -> None:
+        try:
+            await self._http.post_signed(api.GOSSIP, peer.endpoint, peer.account, body)
+        except Unavailable as error:
+            if peer.is_up:
+                peer.is_up = False
+                log.warning("member %s is down: %s", peer.account, error)
+            self._feed(MemberLost(peer.account))
+        except (PeerFault, Refused) as error:
+            log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
+        else:
+            if not peer.is_up:
+                peer.is_up = True
+                log.info("member %s is back", peer.account)
+        finally:
+            peer.outstanding -= 1
+
+    # ---- fetching ---------------------------------------------------------------------------
+
+    def receive_chunked_message(self, account: str, chunked_message: ChunkedMessage) -> None:
+        """Fetch a large message that a member announced; one at a time of each, none twice."""
+        peer, key = self._peers.get(account), (account, chunked_message.packed_digest)
+        if peer is None or peer.is_sending or key in self._fetched:
+            return
+        peer.is_sending = True
+        self._background.spawn(self._fetch(peer, chunked_message))
+
+    async def _fetch(self, peer: Peer, chunked_message: ChunkedMessage) -> None:
+        try:
+            data = await fetch_chunked_message(self._http, peer.endpoint, chunked_message)
+            message, configuration = await asyncio.to_thread(_parse, data)
+            self._fetched[peer.account, chunked_message.packed_digest] = None
+            while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
+                self._fetched.popitem(last=False)
+            self._feed_peer(GossipReceived(peer.account, message, configuration))
+        except (PeerFault, Refused, Unavailable) as error:
+            log.warning("a large message of member %s was not accepted: %s", peer.account, error)
+        finally:
+            peer.is_sending = False
+
+
+def _parse(data: bytes) -> tuple[GossipMessage, int]:
+    """Parse what a chunked message holds: the body of a gossip request."""
+    try:
+        body = parse_json(data)
+    except (ValueError, RecursionError):
+        raise PeerFault("a chunked message holds no JSON") from None
+    if not isinstance(body, dict):
+        raise PeerFault("a chunked message holds no gossip")
+    return parse_gossip(body)

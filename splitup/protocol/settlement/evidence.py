@@ -1,0 +1,57 @@
+"""What a settlement rests on: the root that the chain keeps, and the form that anybody can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from splitup.core.codec import compute_digest, encode_canonical
+from splitup.crypto import quorum
+from splitup.messages.verification import Draw, Evidence, TaskVerdict
+from splitup.protocol.settlement.proof_of_sampling import SettlementTerms, Verdict
+
+
+def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
+    """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
+    value = {
+        "draw": draw.signature,
+        "verdicts": [
+            {
+                "liars": list(verdict.liars),
+                "outcome": verdict.outcome.value,
+                "silent": list(verdict.silent),
+                "task": verdict.task,
+                "validators": list(verdict.validators),
+            }
+            for verdict in verdicts
+        ],
+    }
+    return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
+
+
+def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
+    """Return draw and verdicts as members show them to anybody."""
+    return Evidence(
+        draw=draw,
+        verdicts=tuple(
+            TaskVerdict(
+                task=verdict.task,
+                outcome=verdict.outcome.value,
+                validators=verdict.validators,
+                liars=verdict.liars,
+                silent=verdict.silent,
+            )
+            for verdict in verdicts
+        ),
+    )
+
+
+def make_settlement(terms: SettlementTerms, evidence_root: str) -> quorum.Settlement:
+    """Return the contract's form of a settlement."""
+    return quorum.Settlement(
+        steps=terms.steps,
+        evidence_root=evidence_root,
+        payments=tuple(
+            quorum.Payment(p.to, p.amount_micro_usdc, p.from_slash) for p in terms.payments
+        ),
+        slashes=tuple(quorum.Slash(s.node, s.amount_micro_usdc) for s in terms.slashes),
+    )

@@ -1,0 +1,112 @@
+"""What a member holds of one execution's verification, from the draw to the settlement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from splitup.graph.manifest import Manifest
+from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.plans import Plan, PlanCertificate
+from splitup.messages.snapshots import Snapshot
+from splitup.messages.verification import (
+    Draw,
+    Ruling,
+    SignedAttestation,
+    ValidatorCommitment,
+)
+from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.edge_faults import find_edge_faults, find_input_faults
+from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
+from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContext:
+    """A certified plan with the contents that it names by digest."""
+
+    certificate: PlanCertificate
+    snapshot: Snapshot
+    manifest: Manifest
+
+    @property
+    def plan(self) -> Plan:
+        return self.certificate.plan
+
+
+@dataclass(slots=True)
+class Verification:
+    """The drawn tasks, what executors and validators revealed, and the verdicts so far."""
+
+    context: PlanContext
+    draw: Draw
+    executors: tuple[str, ...]  # who answers for each task; the draw fixes it
+    place: int  # our rank in the order of proposers
+    late_from: float  # a draw partial that comes later shows that its sender lacks the draw
+    attestations: Attestations
+    checks: dict[int, TaskCheck]  # by drawn task
+    completions: dict[str, Completion] = field(default_factory=dict)  # checked, by node
+    due_at: float | None = None  # since when we know that reveals are due
+    rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
+    attested: SignedAttestation | None = None  # our own, the latest
+    attest_at: float = 0.0
+    verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task
+
+    def add_answer(self, answer: ValidatorAnswer) -> None:
+        """Keep a validator's first answer about a drawn task."""
+        check = self.checks.get(answer.result.task)
+        if check is not None:
+            check.add(answer)
+
+    def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
+        """Keep a validator's first commitment about a drawn task."""
+        check = self.checks.get(commitment.task)
+        if check is not None:
+            check.hold(commitment.validator, commitment.root)
+
+    def list_answers(self) -> list[ValidatorAnswer]:
+        """Return all answers, by task and rank."""
+        return [
+            check.answers[validator]
+            for _, check in sorted(self.checks.items())
+            for validator in check.validators
+            if validator in check.answers
+        ]
+
+    def find_commitment(self, task: int) -> TaskCommitment | None:
+        """Return what the executor of a task revealed that it had committed to."""
+        completion = self.completions.get(self.executors[task])
+        if completion is None:
+            return None
+        return next(entry for entry in completion.tasks if entry.task == task)
+
+    def list_withheld(self) -> set[str]:
+        """Return the executors that 2f+1 members say never revealed what they committed to."""
+        missing = set(self.executors) - self.completions.keys()
+        return {node for node in missing if self.attestations.is_silent(node, None)}
+
+    def is_complete(self) -> bool:
+        """Return whether every drawn task has a verdict and every executor revealed or withheld.
+
+        Once true it stays true: completions, verdicts and attestations are only added.
+        """
+        if not self.checks.keys() <= self.verdicts.keys():
+            return False
+        return set(self.executors) <= self.completions.keys() | self.list_withheld()
+
+    def list_verdicts(self) -> list[Verdict]:
+        """Return the verdicts on all drawn tasks, and on tasks that misled their readers."""
+        verdicts = dict(self.verdicts)
+        manifest, executors = self.context.manifest, self.executors
+        planned = self.context.plan.executors()
+        replaced = {task for task, node in enumerate(executors) if node != planned[task]}
+        claims = {task: self.find_commitment(task) for task in range(len(executors))}
+        rulings = {task: self.attestations.find_ruling(task) for task in self.checks}
+        shown = {n: c.end.end for n, c in self.completions.items() if c.end is not None}
+        ends = {task: shown.get(node) for task, node in enumerate(executors)}
+        misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
+        misled |= find_edge_faults(manifest, claims, rulings, replaced)
+        for task, outcome in misled.items():
+            known = verdicts.get(task, Verdict(task, outcome, (), ()))
+            if known.outcome is not Outcome.LIED:
+                verdicts[task] = replace(known, outcome=outcome)
+        return [verdicts[task] for task in sorted(verdicts)]

@@ -1,0 +1,37 @@
+"""A node that refuses a request of a member counts as not reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splitup_oracle.member.node_requests import NodeRequests
+
+from splitup.core.errors import Refused
+from splitup.protocol.committee.commands import PushPlan
+from tests.protocol.machines import EXECUTION, make_plan_context
+
+
+class RefusingClient:
+    """An HTTP client whose every server refuses."""
+
+    async def post_json(self, url: str, body: Any, *, timeout_s: float) -> dict[str, Any]:
+        raise Refused("not now", status=409)
+
+    async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
+        raise Refused("not here", status=404)
+
+
+def make_requests() -> NodeRequests:
+    return NodeRequests(RefusingClient(), chain=None)  # type: ignore[arg-type]
+
+
+async def test_a_plan_that_a_node_refuses_counts_as_not_delivered() -> None:
+    certificate = make_plan_context().certificate
+    nodes = certificate.plan.nodes
+    pushed = await make_requests().push_plan(PushPlan(certificate, nodes))
+    assert pushed.execution_id == EXECUTION
+    assert pushed.unreached == tuple(node.node for node in nodes)
+
+
+async def test_a_node_that_refuses_a_ping_is_unreachable() -> None:
+    assert await make_requests().measure_rtt("0xab", "http://node") is None

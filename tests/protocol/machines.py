@@ -1,0 +1,127 @@
+"""One member's machines without the others: small executions to move through them by hand."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from splitup.messages.completions import (
+    EMPTY_DIGEST,
+    Completion,
+    ExecutorCommitment,
+    TaskCommitment,
+)
+from splitup.messages.plans import MemberSignature, PlanCertificate
+from splitup.protocol.committee.context import MemberContext
+from splitup.protocol.committee.events import CompletionCommitted
+from splitup.protocol.planning.selection import compute_plan
+from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.settlement.settlement_state import SettlementState
+from splitup.protocol.settlement.settlement_transitions import (
+    CommitmentsCompleted,
+    ContentsFetched,
+    PlanCertified,
+    move,
+)
+from splitup.protocol.settlement.verification_state import PlanContext
+from tests.builders import make_chain_manifest, make_request, make_snapshot
+from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
+from tests.protocol.committees import make_committee
+
+VERIFY_ALL = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=100_000)
+VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
+TASKS, STEPS = 2, 4
+BLOCK = "0x" + "0b" * 32
+CHEAP = CheapScheme()
+
+
+def make_context(place: int = 0, size: int = 4) -> MemberContext:
+    """A member of a committee whose key generation is over, with cheap signatures."""
+    identities, view = make_committee(size)
+    context = MemberContext(identities[place], view, scheme=CHEAP)
+    group, shares = make_cheap_keys(size)
+    context.set_key(group, shares[place])
+    return context
+
+
+@cache
+def make_plan_context() -> PlanContext:
+    manifest = make_chain_manifest(TASKS)
+    snapshot = make_snapshot(6, TASKS)
+    request = make_request(STEPS).model_copy(
+        update={"model_id": manifest.model_id, "snapshot_root": snapshot.root()}
+    )
+    plan = compute_plan(request, "0x" + "07" * 32, snapshot, manifest)
+    signatures = tuple(
+        MemberSignature(member=member.account, signature="0x" + "00" * 65)
+        for member in make_context().view.members
+    )
+    certificate = PlanCertificate(plan=plan, seed_signature="0x" + "00" * 48, signatures=signatures)
+    return PlanContext(certificate, snapshot, manifest)
+
+
+EXECUTION = make_plan_context().plan.request.execution_id
+EXECUTORS = tuple(sorted(set(make_plan_context().plan.executors())))
+
+
+def make_state(economics: Economics = VERIFY_NONE) -> SettlementState:
+    """An execution that was requested."""
+    request = make_plan_context().plan.request
+    return SettlementState(request, Attestations(quorum=3), economics)
+
+
+def make_committing(economics: Economics = VERIFY_NONE) -> SettlementState:
+    """An execution whose plan and contents are known."""
+    state = make_state(economics)
+    move(state, PlanCertified(make_plan_context().certificate))
+    move(state, ContentsFetched(make_plan_context()))
+    return state
+
+
+def make_drawing(economics: Economics = VERIFY_NONE) -> SettlementState:
+    """An execution whose executors committed on chain."""
+    state = make_committing(economics)
+    commit_on_chain(state)
+    basis = state.find_basis()
+    assert basis is not None
+    move(state, CommitmentsCompleted(basis))
+    return state
+
+
+def commit_on_chain(state: SettlementState) -> None:
+    """Let every executor commit by a transaction of its own."""
+    exposures = dict(state.get_exposures(EXECUTORS))
+    for node in EXECUTORS:
+        root, exposure = make_completion(node).root(), exposures.get(node, 0)
+        event = CompletionCommitted(EXECUTION, node, STEPS, root, BLOCK, exposure)
+        assert state.chain.add_own(event)
+
+
+def make_commitment(node: str) -> ExecutorCommitment:
+    root = make_completion(node).root()
+    return ExecutorCommitment(execution_id=EXECUTION, node=node, steps=STEPS, root=root)
+
+
+@cache
+def make_completion(node: str) -> Completion:
+    plan = make_plan_context().plan
+    return Completion(
+        execution_id=EXECUTION,
+        node=node,
+        steps=STEPS,
+        tasks=tuple(
+            TaskCommitment(
+                task=task,
+                inputs=(digit(task) * 64,),
+                outputs=(digit(task + 1) * 64,),
+                state=EMPTY_DIGEST,
+            )
+            for task, executor in enumerate(plan.executors())
+            if executor == node
+        ),
+        salt="0x" + "05" * 32,
+    )
+
+
+def digit(number: int) -> str:
+    return f"{number + 1:x}"

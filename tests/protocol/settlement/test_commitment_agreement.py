@@ -1,0 +1,139 @@
+"""One member's part in agreeing on the executors' commitments, by a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitup.core import tuning
+from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.crypto import quorum
+from splitup.messages.base import Message
+from splitup.protocol.committee.commands import Command, Gossip, SubmitCommitments
+from splitup.protocol.committee.events import ExecutionCommitted
+from splitup.protocol.committee.peer_messages import CommitmentsVote
+from splitup.protocol.settlement.chain_commitments import compute_commitments_root
+from splitup.protocol.settlement.commitments import CommitmentAgreement
+from splitup.protocol.settlement.settlement_state import SettlementState
+from tests.protocol.machines import (
+    BLOCK,
+    EXECUTION,
+    EXECUTORS,
+    commit_on_chain,
+    make_commitment,
+    make_committing,
+    make_context,
+    make_plan_context,
+    make_state,
+)
+
+CONTEXT = make_plan_context()
+KEYS = {entry.node: entry.signing_key for entry in CONTEXT.plan.nodes}
+
+
+def make_full() -> tuple[CommitmentAgreement, SettlementState]:
+    """Return an execution of which every executor's commitment is here."""
+    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    for node in EXECUTORS:
+        agreement.process_commitment(state, make_commitment(node), KEYS[node])
+    return agreement, state
+
+
+def sign_vote(place: int, vote: CommitmentsVote) -> CommitmentsVote:
+    struct_hash = quorum.commitments_struct_hash(EXECUTION, vote.root, vote.exposures_hash)
+    return vote.model_copy(update={"signature": make_context(place).sign(struct_hash)})
+
+
+def get_messages(commands: list[Command]) -> list[Message]:
+    return [command.message for command in commands if isinstance(command, Gossip)]
+
+
+def get_vote(commands: list[Command]) -> CommitmentsVote:
+    (message,) = get_messages(commands)
+    assert isinstance(message, CommitmentsVote)
+    return message
+
+
+def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -> None:
+    agreement, node = CommitmentAgreement(make_context()), EXECUTORS[0]
+    with pytest.raises(Unavailable):
+        agreement.process_commitment(make_state(), make_commitment(node), KEYS[node])
+    state = make_committing()
+    with pytest.raises(BadSignature):
+        agreement.process_commitment(state, make_commitment(node), "0x" + "00" * 32)
+    many = make_commitment(node).model_copy(update={"steps": 5})
+    with pytest.raises(PeerFault, match="5 steps, but 4 are paid"):
+        agreement.process_commitment(state, many, KEYS[node])
+    assert not state.collected.by_node
+
+
+def test_a_member_votes_once_all_executors_committed_and_repeats_the_vote() -> None:
+    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    for node in EXECUTORS:
+        assert agreement.advance(state, CONTEXT, 0.0) == []
+        agreement.process_commitment(state, make_commitment(node), KEYS[node])
+    vote = get_vote(agreement.advance(state, CONTEXT, 1.0))
+    assert agreement.advance(state, CONTEXT, 1.0 + tuning.GOSSIP_RETRY_S / 2) == []
+    assert get_vote(agreement.advance(state, CONTEXT, 1.0 + tuning.GOSSIP_RETRY_S)) == vote
+
+
+def test_2f_1_equal_votes_are_submitted_by_rank_once_the_chain_holds_the_plan() -> None:
+    agreement, state = make_full()
+    vote = get_vote(agreement.advance(state, CONTEXT, 0.0))
+    for place in (1, 2):
+        sender = make_context().accounts()[place]
+        agreement.process_vote(state, sender, sign_vote(place, vote))
+    assert agreement.advance(state, CONTEXT, 0.1) == [], "the chain lacks the plan"
+    state.chain.is_planned = True
+    submitted = [
+        (now, command)
+        for now in range(1, 30)
+        for command in agreement.advance(state, CONTEXT, float(now))
+        if isinstance(command, SubmitCommitments)
+    ]
+    (first, command), (second, _), *_ = submitted
+    assert command.root == vote.root and [node for node, _ in command.exposures] == list(EXECUTORS)
+    place = make_context().get_place(CONTEXT.plan.seed, 1.0)
+    assert 1 + place * tuning.COMMITMENTS_STAGE_S <= first < 3 + place * tuning.COMMITMENTS_STAGE_S
+    assert second - first >= 4 * tuning.COMMITMENTS_STAGE_S, "the others try in between"
+
+
+def test_votes_for_another_root_do_not_count_and_false_signatures_are_refused() -> None:
+    agreement, state = make_full()
+    state.chain.is_planned = True
+    vote = get_vote(agreement.advance(state, CONTEXT, 0.0))
+    accounts = make_context().accounts()
+    with pytest.raises(BadSignature):
+        agreement.process_vote(state, accounts[1], sign_vote(2, vote))
+    other = vote.model_copy(update={"root": "0x" + "66" * 32})
+    for place in (1, 2, 3):
+        agreement.process_vote(state, accounts[place], sign_vote(place, other))
+    commands = [c for now in range(1, 30) for c in agreement.advance(state, CONTEXT, float(now))]
+    assert not [c for c in commands if isinstance(c, SubmitCommitments)]
+
+
+def test_own_commitments_on_chain_end_the_vote() -> None:
+    agreement, state = make_full()
+    commit_on_chain(state)
+    assert agreement.advance(state, CONTEXT, 0.0) == []
+
+
+def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
+    agreement, state = make_full()
+    found = state.find_agreement()
+    assert found is not None
+    agreed = ExecutionCommitted(EXECUTION, compute_commitments_root(EXECUTION, found), BLOCK)
+    state.chain.agreed = agreed
+    assert agreement.advance(state, CONTEXT, 0.0) == []
+    assert state.chain.bound.keys() == set(EXECUTORS) and state.find_basis() is not None
+    (content,) = get_messages(
+        agreement.process_content_request(state, make_context().accounts()[1])
+    )
+
+    behind = make_committing()
+    assert agreement.process_content_request(behind, make_context().accounts()[1]) == []
+    behind.chain.agreed = agreed
+    assert len(get_messages(agreement.advance(behind, CONTEXT, 5.0))) == 1
+    assert agreement.advance(behind, CONTEXT, 5.1) == [], "asked a moment ago"
+    agreement.process_reply(behind, content)  # type: ignore[arg-type]
+    assert behind.chain.bound == state.chain.bound
+    assert agreement.advance(behind, CONTEXT, 9.0) == []

@@ -1,0 +1,212 @@
+"""The table of a settlement's phases: every legal transition, and the refusal of all others."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import get_args
+
+import pytest
+
+from splitup.messages.completions import EMPTY_DIGEST
+from splitup.messages.verification import (
+    Attestation,
+    Draw,
+    SignedAttestation,
+    ValidatorCommitment,
+    VerificationResult,
+)
+from splitup.protocol.settlement import settlement_transitions as transitions
+from splitup.protocol.settlement.settlement_state import (
+    Committing,
+    Drawing,
+    Phase,
+    Planned,
+    Proposing,
+    Requested,
+    SettlementState,
+    Verifying,
+)
+from splitup.protocol.settlement.task_checks import ValidatorAnswer
+from tests.protocol.machines import (
+    EXECUTION,
+    EXECUTORS,
+    VERIFY_ALL,
+    commit_on_chain,
+    make_committing,
+    make_completion,
+    make_context,
+    make_drawing,
+    make_plan_context,
+    make_state,
+)
+
+PLANNED = transitions.PlanCertified(make_plan_context().certificate)
+CONTENTS = transitions.ContentsFetched(make_plan_context())
+REVERTED = transitions.CommitmentsReverted()
+COMPLETE = transitions.EvidenceCompleted(now=50.0)
+
+
+def make_draw(state: SettlementState) -> transitions.DrawMade:
+    basis = state.find_basis()
+    assert basis is not None
+    draw = Draw(
+        execution_id=EXECUTION,
+        block_hash=basis.block_hash,
+        commitments=basis.commitments,
+        executors=basis.executors,
+        signature="0x" + "01" * 48,
+        seed="0x" + "02" * 32,
+    )
+    return transitions.DrawMade(draw, place=2, now=10.0)
+
+
+def make_in(phase: type[Phase]) -> SettlementState:
+    """Return an execution in a phase, with commitments of all executors on its chain."""
+    if phase is Requested:
+        return make_state(VERIFY_ALL)
+    if phase is Planned:
+        state = make_state(VERIFY_ALL)
+        transitions.move(state, PLANNED)
+        return state
+    if phase is Committing:
+        state = make_committing(VERIFY_ALL)
+        commit_on_chain(state)
+        return state
+    state = make_drawing(VERIFY_ALL)
+    if phase is not Drawing:
+        transitions.move(state, make_draw(state))
+    if phase is Proposing:
+        transitions.move(state, COMPLETE)
+    return state
+
+
+def make_event(kind: type[transitions.PhaseEvent]) -> transitions.PhaseEvent:
+    drawing = make_drawing(VERIFY_ALL)
+    assert isinstance(drawing.phase, Drawing)
+    events: list[transitions.PhaseEvent] = [
+        PLANNED,
+        CONTENTS,
+        transitions.CommitmentsCompleted(drawing.phase.basis),
+        make_draw(drawing),
+        COMPLETE,
+        REVERTED,
+    ]
+    return next(event for event in events if type(event) is kind)
+
+
+ALL = list(product(get_args(Phase), get_args(transitions.PhaseEvent)))
+
+
+@pytest.mark.parametrize(("phase", "kind"), list(transitions.TRANSITIONS))
+def test_a_legal_transition_leads_to_the_phase_that_the_table_states(
+    phase: type[Phase], kind: type[transitions.PhaseEvent]
+) -> None:
+    state = make_in(phase)
+    assert type(state.phase) is phase
+    transitions.move(state, make_event(kind))
+    assert type(state.phase) is transitions.TRANSITIONS[phase, kind][0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"), [pair for pair in ALL if pair not in transitions.TRANSITIONS]
+)
+def test_any_other_transition_is_refused_and_changes_nothing(
+    phase: type[Phase], kind: type[transitions.PhaseEvent]
+) -> None:
+    state = make_in(phase)
+    before = state.phase
+    with pytest.raises(RuntimeError, match=f"no transition from {phase.__name__}"):
+        transitions.move(state, make_event(kind))
+    assert state.phase is before
+
+
+def test_every_phase_is_reached_and_every_phase_can_be_reverted() -> None:
+    reached = {target for target, _ in transitions.TRANSITIONS.values()}
+    assert reached == set(get_args(Phase))
+    for phase in get_args(Phase):
+        assert (phase, transitions.CommitmentsReverted) in transitions.TRANSITIONS
+
+
+def test_shares_that_came_early_are_in_the_collector() -> None:
+    state = make_committing()
+    commit_on_chain(state)
+    state.early.draw_partials[2] = "0x" + "03" * 48
+    basis = state.find_basis()
+    assert basis is not None
+    transitions.move(state, transitions.CommitmentsCompleted(basis))
+    assert isinstance(state.phase, Drawing)
+    assert state.phase.collector.partials == {2: "0x" + "03" * 48}
+    assert state.phase.basis == basis and not state.phase.partial
+
+
+def test_what_validators_sent_early_is_in_the_checks() -> None:
+    state = make_drawing(VERIFY_ALL)
+    draw = make_draw(state)
+    transitions.move(probe := make_drawing(VERIFY_ALL), draw)
+    assert probe.verification is not None
+    (task, check), *_ = probe.verification.checks.items()
+    validator = check.validators[0]
+    commitment = ValidatorCommitment(
+        execution_id=EXECUTION, task=task, validator=validator, root="0x" + "04" * 32
+    )
+    result = VerificationResult(
+        execution_id=EXECUTION,
+        task=task,
+        validator=validator,
+        inputs=("1" * 64,),
+        outputs=("2" * 64,),
+        state=EMPTY_DIGEST,
+        salt="0x" + "05" * 32,
+        error="",
+    )
+    state.add_validator_commitment(commitment)
+    state.add_answer(ValidatorAnswer(result, "token"))
+    assert [answer.token for answer in state.list_answers()] == ["token"]
+    transitions.move(state, draw)
+    assert state.verification is not None
+    found = state.verification.checks[task]
+    assert found.held == {validator: "0x" + "04" * 32}
+    assert found.answers[validator].result == result
+    assert not state.early.answers and not state.early.validator_commitments
+    assert [answer.token for answer in state.list_answers()] == ["token"]
+
+
+def test_the_draw_fixes_tasks_executors_and_our_place() -> None:
+    state = make_in(Verifying)
+    verification = state.verification
+    assert verification is not None
+    assert verification.executors == make_plan_context().plan.executors()
+    assert sorted(verification.checks) == [0, 1], "with a rate of 100 % every task is drawn"
+    assert verification.place == 2
+    for task, check in verification.checks.items():
+        assert verification.executors[task] not in check.validators
+    transitions.move(state, COMPLETE)
+    assert isinstance(state.phase, Proposing) and state.phase.verification is verification
+    assert state.phase.propose_at > COMPLETE.now, "two others propose before us"
+
+
+@pytest.mark.parametrize("phase", [Verifying, Proposing])
+def test_a_reverted_draw_leaves_completions_and_drops_statements(phase: type[Phase]) -> None:
+    state = make_in(phase)
+    verification = state.verification
+    assert verification is not None
+    node = EXECUTORS[0]
+    verification.completions[node] = make_completion(node)
+    attestation = Attestation(
+        execution_id=EXECUTION,
+        member=make_context().account,
+        due=True,
+        held=(),
+        silent=(),
+        rulings=(),
+    )
+    signed = SignedAttestation(attestation=attestation, signature="0x" + "00" * 64)
+    state.attestations.add(signed)
+    state.collected.submit_at, state.rounds = 3.0, 1
+    transitions.move(state, REVERTED)
+    assert state.verification is None and isinstance(state.phase, Committing)
+    assert state.early.completions == {node: make_completion(node)}
+    assert list(state.attestations.get_all()) == [] and not state.proposals
+    assert state.collected.submit_at == math.inf
+    assert state.rounds == 1, "a round that was signed is not used again"
