@@ -78,7 +78,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     is_sampled,
     judge,
 )
-from splitup.protocol.settlement.task_checks import Answer, Check
+from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 from tests.builders import (
     NO_TERMS,
     address,
@@ -376,7 +376,7 @@ def name_judges(market: Draws, row: int, which: Bools) -> list[str]:
 
 
 def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Verdict, int]:
-    """Let a real ``Check`` ask the judges of one sampled task; return how many were asked."""
+    """Let a real ``TaskCheck`` ask the judges of one sampled task; return how many were asked."""
     number = market.sampled[row]
     commitment = TaskCommitment(
         task=int(number % TASKS),
@@ -398,11 +398,11 @@ def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Ve
         for node, answer in zip(market.judges[row], behaviour.answers[row], strict=True)
     }
     attestations = attest(commitment, results)
-    check = Check(commitment.task, tuple(results), steps=1)
+    check = TaskCheck(commitment.task, tuple(results), steps=1)
     while True:
         check.advance(attestations, commitment, 0.0, 0.0)
         for name in check.asked_at:
-            check.add(Answer(results[name], ""))
+            check.add(ValidatorAnswer(results[name], ""))
         if check.is_heard(attestations, commitment):
             break
     executor = address_of(market.executors.reshape(-1)[number])

@@ -87,12 +87,12 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
 
 async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
     """Return what another validator of the execution has committed to, from what members tell."""
-    herald = self._tools.herald
-    committee = await herald._fetch_committee(result.execution_id)
+    committee_client = self._tools.committee_client
+    committee = await committee_client._fetch_committee(result.execution_id)
     while time.time() < until_s:
         for member in committee.members:
             try:
-                signed = await herald._fetch(result.execution_id, member, committee)
+                signed = await committee_client._fetch(result.execution_id, member, committee)
             except SplitUpError:
                 continue
             for held in signed.attestation.held:
@@ -115,9 +115,9 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
     validator_commitment = VerificationCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
-    herald = self._tools.herald
-    if await herald.wait_until_due(result.execution_id, validator_commitment, give_up_s):
-        await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+    committee_client = self._tools.committee_client
+    if await committee_client.wait_until_due(result.execution_id, validator_commitment, give_up_s):
+        await committee_client.spread("/v1/verification", RESULT_TYP, result, give_up_s)
 
 
 def corrupt(how: str) -> None:
