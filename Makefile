@@ -38,7 +38,7 @@ contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
 
 docs: $(DOCS)  ## build the site into site/; a broken link is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 constraints: $(READY) $(DOCS)  ## write the installed versions of all dependencies to constraints.txt
 	sed -n '/^#/p' constraints.txt > constraints.new
