@@ -7,6 +7,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {
     IBonds,
     OpenedEntry,
@@ -20,16 +21,16 @@ import {Merkle} from "./libraries/Merkle.sol";
 import {PlanHeader, Roots, SnapshotHeader} from "./libraries/Roots.sol";
 import {Selection} from "./libraries/Selection.sol";
 
-/// @title The members' bonds
+/// @title The committee members' bonds
 /// @notice See {IBonds}.
 contract Bonds is IBonds, Ownable2Step {
     using SafeERC20 for IERC20;
 
     // ---------------------------------------------------------------------------- constants
 
-    uint256 internal constant REWARD_BPS = 2_000; // below the whole: reporting oneself must not pay
+    uint256 internal constant REWARD_BPS = 2_000; // a member that reports itself loses the rest
     uint256 internal constant BPS = 10_000;
-    uint64 internal constant MAX_PERIOD = 90 days; // nobody's bond is locked for ever
+    uint64 internal constant MAX_PERIOD = 90 days; // bounds how long a bond can be locked
 
     bytes32 internal constant SNAPSHOT_TYPEHASH =
         keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
@@ -39,17 +40,25 @@ contract Bonds is IBonds, Ownable2Step {
 
     // ------------------------------------------------------------------------------ storage
 
+    /// @notice The token: USDC.
     IERC20 public immutable usdc;
+    /// @notice The committee whose members' signatures can be reported.
     ICommittee public immutable committee;
+    /// @notice Time from `requestRelease` to `release`, in seconds.
     uint64 public immutable releasePeriod;
+    /// @notice The account that receives forfeited bonds, less the reporters' rewards.
     address public treasury;
     /// @inheritdoc IBonds
     mapping(address account => uint256) public bondOf;
     /// @inheritdoc IBonds
     mapping(address account => uint64) public releasableAt;
-    /// @dev By account and offence: a bond posted anew answers for what is done anew.
+    /// @dev Each offence is punished once per account, so a bond posted afterwards is safe from the same report.
     mapping(address account => mapping(bytes32 offence => bool)) internal _isPunished;
 
+    /// @param owner_ Owner of the contract, and its first treasury.
+    /// @param usdc_ The token.
+    /// @param committee_ The committee whose members' signatures can be reported.
+    /// @param releasePeriod_ Time from `requestRelease` to `release`, in seconds, at most 90 days.
     constructor(address owner_, IERC20 usdc_, ICommittee committee_, uint64 releasePeriod_) Ownable(owner_) {
         require(address(usdc_) != address(0) && address(committee_) != address(0), AddressMissing());
         require(releasePeriod_ <= MAX_PERIOD, PeriodTooLong(releasePeriod_, MAX_PERIOD));
@@ -59,7 +68,7 @@ contract Bonds is IBonds, Ownable2Step {
         _setTreasury(owner_);
     }
 
-    /// @notice Sets where forfeited bonds go.
+    /// @inheritdoc IBonds
     function setTreasury(address treasury_) external onlyOwner {
         _setTreasury(treasury_);
     }
@@ -79,8 +88,8 @@ contract Bonds is IBonds, Ownable2Step {
     /// @inheritdoc IBonds
     function requestRelease() external {
         require(bondOf[msg.sender] > 0, BondMissing(msg.sender));
-        _requireNoMember(msg.sender);
-        uint64 time = uint64(block.timestamp) + releasePeriod;
+        _requireNotMember(msg.sender);
+        uint64 time = SafeCast.toUint64(block.timestamp) + releasePeriod;
         releasableAt[msg.sender] = time;
         emit ReleaseRequested(msg.sender, time);
     }
@@ -90,7 +99,7 @@ contract Bonds is IBonds, Ownable2Step {
         uint64 time = releasableAt[msg.sender];
         require(time != 0, ReleaseNotRequested(msg.sender));
         require(block.timestamp >= time, StillBonded(msg.sender, time));
-        _requireNoMember(msg.sender);
+        _requireNotMember(msg.sender);
         uint256 bond = bondOf[msg.sender];
         require(bond > 0, BondMissing(msg.sender));
         bondOf[msg.sender] = 0;
@@ -138,8 +147,8 @@ contract Bonds is IBonds, Ownable2Step {
     ) external {
         _checkTask(vote, opened);
         _checkSnapshot(opened, snapshot);
-        require(_isIn(snapshot, listed), OpeningInvalid(5));
-        require(_isIn(snapshot, better), OpeningInvalid(6));
+        require(_isInSnapshot(snapshot, listed), OpeningInvalid(5));
+        require(_isInSnapshot(snapshot, better), OpeningInvalid(6));
         require(place < opened.candidates.length, PlaceInvalid(place));
         require(listed.entry.node == opened.candidates[place], OpeningInvalid(5));
 
@@ -149,9 +158,12 @@ contract Bonds is IBonds, Ownable2Step {
         }
         require(_isCandidate(opened, snapshot, better), NotACandidate(node));
         if (_isCandidate(opened, snapshot, listed)) {
-            uint256 theirs = _clock(opened, snapshot, listed);
-            uint256 ours = _clock(opened, snapshot, better);
-            require(ours < theirs || (ours == theirs && node < listed.entry.node), ChoiceRight(theirs, ours));
+            uint256 listedClock = _clock(opened, snapshot, listed);
+            uint256 betterClock = _clock(opened, snapshot, better);
+            require(
+                betterClock < listedClock || (betterClock == listedClock && node < listed.entry.node),
+                ChoiceRight(listedClock, betterClock)
+            );
         }
         _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
     }
@@ -162,13 +174,13 @@ contract Bonds is IBonds, Ownable2Step {
         OpenedTask calldata opened,
         SnapshotHeader calldata header,
         uint256 place,
-        OpenedEntry[] calldata around
+        OpenedEntry[] calldata neighbours
     ) external {
         _checkTask(vote, opened);
         require(Roots.snapshotRoot(header) == opened.plan.snapshotRoot, OpeningInvalid(3));
         require(place < opened.candidates.length, PlaceInvalid(place));
         address node = opened.candidates[place];
-        require(_isAbsent(header, node, around), StrangerUnproven(node));
+        require(_isAbsent(header, node, neighbours), StrangerUnproven(node));
         _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
     }
 
@@ -253,27 +265,34 @@ contract Bonds is IBonds, Ownable2Step {
         );
     }
 
-    function _isIn(OpenedSnapshot calldata snapshot, OpenedEntry calldata opened) internal pure returns (bool) {
+    /// @dev The entry is in the snapshot and has the stated resident tasks.
+    function _isInSnapshot(OpenedSnapshot calldata snapshot, OpenedEntry calldata opened)
+        internal
+        pure
+        returns (bool)
+    {
         return Roots.residentHash(opened.resident) == opened.entry.residentHash && _isEntry(snapshot.header, opened);
     }
 
+    /// @dev The entry is in the snapshot; its resident tasks are not checked.
     function _isEntry(SnapshotHeader calldata header, OpenedEntry calldata opened) internal pure returns (bool) {
         return Merkle.isLeaf(
             header.entriesRoot, header.entryCount, opened.index, Roots.entryLeaf(opened.entry), opened.proof
         );
     }
 
-    /// @dev Entries stand by ascending node, so that absence is a gap between neighbours.
-    function _isAbsent(SnapshotHeader calldata header, address node, OpenedEntry[] calldata around)
+    /// @dev Entries are sorted by node: a node between two neighbouring entries, or beyond the first or last entry, is
+    /// not in the snapshot.
+    function _isAbsent(SnapshotHeader calldata header, address node, OpenedEntry[] calldata neighbours)
         internal
         pure
         returns (bool)
     {
-        if (around.length == 0 || around.length > 2) return false;
-        OpenedEntry calldata first = around[0];
+        if (neighbours.length == 0 || neighbours.length > 2) return false;
+        OpenedEntry calldata first = neighbours[0];
         if (!_isEntry(header, first)) return false;
-        if (around.length == 2) {
-            OpenedEntry calldata second = around[1];
+        if (neighbours.length == 2) {
+            OpenedEntry calldata second = neighbours[1];
             return _isEntry(header, second) && first.index + 1 == second.index && first.entry.node < node
                 && node < second.entry.node;
         }
@@ -281,7 +300,7 @@ contract Bonds is IBonds, Ownable2Step {
             || (first.index + 1 == header.entryCount && first.entry.node < node);
     }
 
-    /// @dev Some node holds the task, or it would have no leaf; then only holders may run it.
+    /// @dev The snapshot has a leaf for the task, so at least one node has loaded it; then only such nodes may run it.
     function _isCandidate(OpenedTask calldata opened, OpenedSnapshot calldata snapshot, OpenedEntry calldata node)
         internal
         pure
@@ -310,7 +329,7 @@ contract Bonds is IBonds, Ownable2Step {
 
     // ------------------------------------------------------------------------------ internal
 
-    function _requireNoMember(address account) internal view {
+    function _requireNotMember(address account) internal view {
         bool announced = committee.isMemberOf(committee.nextConfiguration(), account);
         require(!committee.isMember(account) && !announced, MemberBonded(account));
     }

@@ -13,51 +13,54 @@ import {Bls} from "./libraries/Bls.sol";
 contract Committee is ICommittee, Ownable2Step, EIP712 {
     // ---------------------------------------------------------------------------- constants
 
-    uint256 internal constant MIN_MEMBERS = 4; // three members tolerate nobody
-    uint256 internal constant MAX_MEMBERS = 31; // a quorum check then stays near 150 k gas
+    uint256 internal constant MIN_MEMBERS = 4; // fewer members tolerate no faulty one
+    uint256 internal constant MAX_MEMBERS = 31; // a quorum check of 31 members costs about 150 k gas
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
     uint256 internal constant MAX_BLOB_BYTES = 65536; // a dealing for 31 members is below 8 KiB
-    uint256 internal constant RECENT_SNAPSHOTS = 64; // half an hour of them; a request names one
+    uint256 internal constant RECENT_SNAPSHOTS = 64; // about half an hour; a signed request must name one of them
     uint256 internal constant SIGNATURE_BYTES = 65;
 
     bytes32 internal constant SNAPSHOT_TYPEHASH =
         keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
-    /// @dev Of every threshold signature, with its length before it: no two (domain, message) agree.
+    /// @dev Prefix of every message that the group signs. It starts with its own length, so that no other prefix and
+    /// message give the same bytes.
     bytes internal constant RANDOMNESS_DOMAIN = "\x15splitup/randomness/v1";
 
     // ------------------------------------------------------------------------------ storage
 
-    /// @dev `keyHolder` is a contract whose code is a zero byte and the key: read for 3 k gas, not 19 k.
-    struct Seats {
-        address keyHolder;
-        uint16 count;
+    /// @dev `keyContract` is a contract whose code is a zero byte and the group key. Reading the key from code costs
+    /// 3 k gas; from storage it would cost 19 k.
+    struct Configuration {
+        address keyContract;
+        uint16 memberCount;
     }
 
     /// @inheritdoc ICommittee
     uint64 public configuration;
     /// @inheritdoc ICommittee
     uint64 public nextConfiguration;
-    uint64 internal _lastConfiguration; // the highest number given so far
-    uint64 internal _sequence;
-    mapping(uint256 place => bytes32 root) internal _recentRoots;
+    uint64 internal _lastConfiguration; // the highest number so far
+    uint64 internal _sequence; // of the latest snapshot
+    mapping(uint256 slot => bytes32 root) internal _recentRoots; // slot = sequence % RECENT_SNAPSHOTS
 
-    // Keyed by configuration, so that a new one starts empty without a loop that clears the old, and
-    // the old ones' certificates stay checkable.
-    mapping(uint64 configuration => Seats) internal _seats;
+    // Keyed by configuration: a new configuration starts empty without a loop that clears the previous one, and
+    // signatures of earlier configurations can still be checked.
+    mapping(uint64 configuration => Configuration) internal _configurations;
     mapping(uint64 configuration => Member[]) internal _members;
     mapping(uint64 configuration => mapping(address account => bool)) internal _isMember;
     mapping(uint64 configuration => mapping(address dealer => bool)) internal _hasDealt;
     mapping(uint64 configuration => mapping(address member => bool)) internal _hasVoted;
     mapping(uint64 configuration => mapping(bytes32 groupKeyHash => uint256)) internal _votes;
 
+    /// @param owner_ Owner of the contract.
     constructor(address owner_) Ownable(owner_) EIP712("SplitUp", "1") {}
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ----------------------------------------------------------------------- owner functions
 
     /// @inheritdoc ICommittee
     function setMembers(Member[] calldata members_) external onlyOwner {
         uint64 added = _addConfiguration(members_);
-        if (_seats[configuration].keyHolder == address(0)) {
+        if (_configurations[configuration].keyContract == address(0)) {
             _activate(added);
         } else {
             nextConfiguration = added;
@@ -70,13 +73,13 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         _activate(_addConfiguration(members_));
     }
 
-    // ----------------------------------------------------------------------- members' verbs
+    // ---------------------------------------------------------------------- member functions
 
     /// @inheritdoc ICommittee
     function postDealing(bytes calldata dealing) external {
         _checkMember(configuration, msg.sender);
         _checkLength(dealing.length, MAX_BLOB_BYTES);
-        uint64 target = _openTarget();
+        uint64 target = _keyTarget();
         require(!_hasDealt[target][msg.sender], DealingExists(target, msg.sender));
         _hasDealt[target][msg.sender] = true;
         emit DealingPosted(target, msg.sender, dealing);
@@ -85,7 +88,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
     /// @inheritdoc ICommittee
     function postComplaint(address dealer, bytes calldata evidence) external {
         _checkLength(evidence.length, MAX_BLOB_BYTES);
-        uint64 target = _openTarget();
+        uint64 target = _keyTarget();
         _checkMember(target, msg.sender);
         _checkMember(configuration, dealer);
         emit ComplaintPosted(target, dealer, msg.sender, evidence);
@@ -96,7 +99,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         require(groupKey_.length == Bls.KEY_BYTES, GroupKeyInvalid());
         bytes32 actual = keccak256(groupKey_);
         require(actual == groupKeyHash, GroupKeyHashMismatch(groupKeyHash, actual));
-        uint64 target = _openTarget();
+        uint64 target = _keyTarget();
         _checkMember(target, msg.sender);
         require(!_hasVoted[target][msg.sender], VoteExists(target, msg.sender));
         if (target != configuration) {
@@ -108,12 +111,12 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         emit GroupKeyVoted(target, msg.sender, groupKeyHash);
         if (votes < quorumOf(target)) return;
         require(Bls.isKey(groupKey_), GroupKeyInvalid());
-        _seats[target].keyHolder = _write(groupKey_);
+        _configurations[target].keyContract = _storeAsCode(groupKey_);
         if (target != configuration) _activate(target);
         emit GroupKeySet(target, groupKey_);
     }
 
-    // --------------------------------------------------------------------- anybody's verbs
+    // ------------------------------------------------------------------ public functions
 
     /// @inheritdoc ICommittee
     function submitSnapshot(uint64 sequence, uint64 epoch, bytes32 root, bytes calldata signatures) external {
@@ -178,7 +181,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
 
     /// @inheritdoc ICommittee
     function quorumOf(uint64 configuration_) public view returns (uint256) {
-        return 2 * (_seats[configuration_].count / 3) + 1; // n = 3f+1, hence n / 3 = f
+        return 2 * (_configurations[configuration_].memberCount / 3) + 1; // n = 3f+1, hence n / 3 = f
     }
 
     /// @inheritdoc ICommittee
@@ -198,7 +201,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
 
     /// @inheritdoc ICommittee
     function groupKeyOf(uint64 configuration_) public view returns (bytes memory) {
-        return _read(_seats[configuration_].keyHolder);
+        return _loadFromCode(_configurations[configuration_].keyContract);
     }
 
     /// @inheritdoc ICommittee
@@ -224,7 +227,8 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         require(count >= MIN_MEMBERS && count <= MAX_MEMBERS && count % 3 == 1, MemberCountInvalid(count));
 
         added = ++_lastConfiguration;
-        _seats[added].count = uint16(count);
+        // At most MAX_MEMBERS, by the check above.
+        _configurations[added].memberCount = uint16(count); // forge-lint: disable-line(unsafe-typecast)
         address previous;
         for (uint256 i; i < count; ++i) {
             Member calldata member = members_[i];
@@ -244,20 +248,21 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         emit MembersSet(configuration_, _members[configuration_]);
     }
 
-    /// @dev The configuration whose key is being made: the next one, or a current one without key.
-    function _openTarget() internal view returns (uint64 target) {
+    /// @dev Returns the configuration whose key is being generated: the announced one, or the current one if there is
+    /// no announced one. Reverts if it has its key.
+    function _keyTarget() internal view returns (uint64 target) {
         target = nextConfiguration == 0 ? configuration : nextConfiguration;
-        require(_seats[target].keyHolder == address(0), GroupKeyExists(target));
+        require(_configurations[target].keyContract == address(0), GroupKeyExists(target));
     }
 
     function _checkMember(uint64 configuration_, address account) internal view {
         require(_isMember[configuration_][account], NotMember(account));
     }
 
-    /// @dev A key that is set marks a configuration that came into force; so does being the current.
+    /// @dev A configuration with a key has been in force; the current one is in force even without a key.
     function _requireActivated(uint64 configuration_) internal view {
         require(
-            configuration_ == configuration || _seats[configuration_].keyHolder != address(0),
+            configuration_ == configuration || _configurations[configuration_].keyContract != address(0),
             ConfigurationUnknown(configuration_)
         );
     }
@@ -268,19 +273,19 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
 
     // ------------------------------------------------------------------- quorum, internal
 
-    /// @dev Length, number and order come before recovery: the cheap checks bound the dear ones.
-    /// Ascending signers make "distinct" a comparison with the one before.
+    /// @dev The cheap checks (length, number) come before the expensive one (signature recovery) and bound it. Because
+    /// signers must ascend, comparing each with the previous one shows that all are distinct.
     function _requireQuorum(uint64 configuration_, bytes32 structHash, bytes calldata signatures) internal view {
         uint256 count = signatures.length / SIGNATURE_BYTES;
         require(
             signatures.length % SIGNATURE_BYTES == 0 && count <= MAX_MEMBERS, SignaturesMalformed(signatures.length)
         );
-        // Before the first members are set, the quorum is 1, and NotMember refuses whoever signs.
+        // Before the first members are set, the quorum is 1, and every signer is refused with NotMember.
         uint256 required = quorumOf(configuration_);
         require(count >= required, QuorumTooSmall(count, required));
 
         bytes32 digest = _hashTypedDataV4(structHash);
-        mapping(address => bool) storage isSeated = _isMember[configuration_];
+        mapping(address => bool) storage isSigner = _isMember[configuration_];
         address previous;
         for (uint256 i; i < count; ++i) {
             bytes calldata signature = signatures[i * SIGNATURE_BYTES:(i + 1) * SIGNATURE_BYTES];
@@ -289,15 +294,16 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
             );
             require(failure == ECDSA.RecoverError.NoError, SignatureInvalid(i));
             require(signer > previous, SignersNotAscending(previous, signer));
-            require(isSeated[signer], NotMember(signer));
+            require(isSigner[signer], NotMember(signer));
             previous = signer;
         }
     }
 
     // ------------------------------------------------------------- data as code, internal
 
-    /// @dev The init code copies what follows its eleven bytes: a zero byte (STOP) and the data.
-    function _write(bytes memory data) internal returns (address holder) {
+    /// @dev Deploys a contract whose code is a zero byte (STOP) and the data. The first eleven bytes are init code,
+    /// which returns the bytes that follow it.
+    function _storeAsCode(bytes memory data) internal returns (address holder) {
         bytes memory code = bytes.concat(hex"600b5981380380925939f300", data);
         assembly ("memory-safe") {
             holder := create(0, add(code, 32), mload(code))
@@ -305,7 +311,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         require(holder != address(0), GroupKeyInvalid());
     }
 
-    function _read(address holder) internal view returns (bytes memory data) {
+    function _loadFromCode(address holder) internal view returns (bytes memory data) {
         if (holder == address(0)) return data;
         uint256 length = holder.code.length - 1;
         data = new bytes(length);

@@ -10,28 +10,28 @@ import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {MarketRules} from "./MarketRules.sol";
-import {accountOf, amountOf, hashWords, toWord} from "./Words.sol";
 import {ICommittee, Member} from "./interfaces/ICommittee.sol";
 import {
     Completion,
-    Due,
     Execution,
+    ExecutionHistory,
     IMarket,
     Parameters,
     Payment,
+    PlanSubmission,
     Request,
     Settlement,
     Slash,
-    Status,
-    Terms
+    Status
 } from "./interfaces/IMarket.sol";
 import {IModelRegistry} from "./interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "./interfaces/INodeRegistry.sol";
+import {accountOf, amountOf, hashList, pack} from "./libraries/AccountAmount.sol";
 
 /// @title The market
 /// @notice See {IMarket}.
-/// @dev The token is USDC; one that keeps a fee is refused. Committee, nodes and models are SplitUp's
-/// own contracts, fixed at construction.
+/// @dev The token is USDC; a token that charges a fee on transfers is refused. Committee, nodes and models are
+/// SplitUp's own contracts and cannot be replaced.
 contract Market is IMarket, Ownable2Step {
     using SafeERC20 for IERC20;
 
@@ -40,12 +40,12 @@ contract Market is IMarket, Ownable2Step {
     uint256 internal constant BPS = 10_000;
     uint256 internal constant MAX_STEPS = 65_536;
     uint256 internal constant MAX_COMPLETIONS = 64;
-    uint256 internal constant MAX_EXECUTORS = 1_024; // as many as a model has tasks
-    uint256 internal constant MAX_PAYOUTS = 2_048; // one each for 1024 executors and 1024 validators
-    uint256 internal constant MAX_SLASHES = 64; // and as many rewards
-    uint256 internal constant MAX_DUES = 64;
-    uint256 internal constant MAX_CREDITS = 384; // of one execution in one call: new accounts cost 22 k gas each
-    uint256 internal constant MAX_FREEZE_S = 30 days; // a slip of the keyboard cannot keep money for ever
+    uint256 internal constant MAX_EXECUTORS = 1_024; // a model has at most as many tasks
+    uint256 internal constant MAX_PAYOUTS = 2_048; // for 1024 executors and 1024 validators
+    uint256 internal constant MAX_SLASHES = 64; // bounds the rewards, too
+    uint256 internal constant MAX_DISTRIBUTED = 64; // executions per call
+    uint256 internal constant MAX_CREDITS = 384; // payouts per execution and call; a new account costs 22 k gas
+    uint256 internal constant MAX_FREEZE_S = 30 days; // bounds the damage of a mistyped time
 
     bytes32 internal constant DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
@@ -67,29 +67,40 @@ contract Market is IMarket, Ownable2Step {
         uint64 frozenUntil;
     }
 
-    /// @dev One slot, written by everything that moves money.
-    struct Books {
-        uint96 balances; // sum of all accounts
-        uint96 locked; // open executions, and payouts that are not distributed
-        uint56 fees; // 72 billion USDC
-        bool paused; // here because requests read this slot anyway
+    /// @dev Sums in micro-USDC. They share one storage slot, which every call that moves money writes.
+    struct Totals {
+        uint96 balances; // of all accounts
+        uint96 locked; // prices of open executions, and undistributed payouts
+        uint56 fees; // at most 72 billion USDC
+        bool paused; // not a sum; it is here because every request reads this slot anyway
     }
 
+    /// @notice The token: USDC.
     IERC20 public immutable usdc;
+    /// @notice The committee whose quorums this contract accepts.
     ICommittee public immutable committee;
+    /// @notice The registry whose stakes this contract locks and slashes.
     INodeRegistry public immutable nodes;
+    /// @notice The registry that states the models' prices.
     IModelRegistry public immutable models;
+    /// @notice The contract that checks parameters.
     MarketRules public immutable rules;
 
     /// @inheritdoc IMarket
     address public treasury;
-    Books internal _books;
+    Totals internal _totals;
     Parameters internal _parameters;
     mapping(address account => Account) internal _accounts;
     mapping(bytes32 executionId => Execution) internal _executions;
     /// @inheritdoc IMarket
     mapping(bytes32 executionId => mapping(address node => bytes32)) public commitmentOf;
 
+    /// @param owner_ Owner of the contract, and its first treasury.
+    /// @param usdc_ The token.
+    /// @param committee_ The committee.
+    /// @param nodes_ The node registry, whose owner must make this contract its market.
+    /// @param models_ The model registry.
+    /// @param parameters_ The first parameters.
     constructor(
         address owner_,
         IERC20 usdc_,
@@ -122,8 +133,8 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     function depositWithPermit(uint256 amount, uint256 permitDeadline, uint8 v, bytes32 r, bytes32 s) external {
-        // A permit that somebody has submitted already fails here and has left its allowance; a bad
-        // one leaves none, and the transfer says so.
+        // If somebody has already submitted the permit, this call fails but the allowance exists. If the permit is
+        // invalid, there is no allowance and the transfer below reverts.
         try IERC20Permit(address(usdc)).permit(msg.sender, address(this), amount, permitDeadline, v, r, s) {} catch {}
         _deposit(amount);
     }
@@ -131,9 +142,9 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     function withdraw(uint256 amount) external {
         require(amount > 0, AmountMissing());
-        _requireThawed(msg.sender);
+        _requireNotFrozen(msg.sender);
         _debit(msg.sender, amount);
-        _books.balances -= uint96(amount); // a balance, so it fits
+        _totals.balances -= SafeCast.toUint96(amount);
         emit Withdrawn(msg.sender, amount);
         usdc.safeTransfer(msg.sender, amount);
     }
@@ -160,7 +171,7 @@ contract Market is IMarket, Ownable2Step {
         uint64 deadline,
         uint64 nonce
     ) external returns (bytes32 executionId) {
-        _requireThawed(msg.sender);
+        _requireNotFrozen(msg.sender);
         (uint64 sequence, bytes32 root) = committee.latestSnapshot();
         Request memory request = Request({
             client: msg.sender,
@@ -181,7 +192,7 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
-    function submitCompletePlan(Request calldata request, Terms calldata terms, bytes calldata signatures)
+    function submitCompletePlan(Request calldata request, PlanSubmission calldata plan, bytes calldata signatures)
         external
     {
         bytes32 executionId = executionIdOf(request.client, request.nonce);
@@ -190,14 +201,14 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
         bytes32 requestHash = _hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
-        _acceptPlan(executionId, execution.configuration, request, requestHash, terms, signatures);
+        _acceptPlan(executionId, execution.configuration, request, requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
     function openExecution(
         Request calldata request,
         bytes calldata clientSignature,
-        Terms calldata terms,
+        PlanSubmission calldata plan,
         bytes calldata signatures
     ) external returns (bytes32 executionId) {
         require(
@@ -205,17 +216,17 @@ contract Market is IMarket, Ownable2Step {
             SnapshotUnknown(request.snapshotSequence, request.snapshotRoot)
         );
         bytes32 requestHash = _hashRequest(request);
-        (address signer, ECDSA.RecoverError failure,) =
-            ECDSA.tryRecoverCalldata(MessageHashUtils.toTypedDataHash(_domainSeparator(), requestHash), clientSignature);
+        bytes32 digest = MessageHashUtils.toTypedDataHash(_domainSeparator(), requestHash);
+        (address signer, ECDSA.RecoverError failure,) = ECDSA.tryRecoverCalldata(digest, clientSignature);
         require(
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
         );
         executionId = _open(request);
-        _acceptPlan(executionId, committee.configuration(), request, requestHash, terms, signatures);
+        _acceptPlan(executionId, committee.configuration(), request, requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
-    /// @dev The lock comes last: it is the dearest part, and the only call to another contract that writes.
+    /// @dev Locking comes last: it costs the most gas, and it is the only call that changes another contract.
     function commitExecution(
         bytes32 executionId,
         bytes32 root,
@@ -228,7 +239,7 @@ contract Market is IMarket, Ownable2Step {
         require(root != 0, RootMissing(executionId));
         require(exposures.length > 0, ExecutorsMissing(executionId));
         require(exposures.length <= MAX_EXECUTORS, TooMany(exposures.length, MAX_EXECUTORS));
-        bytes32 digest = hashWords(exposures);
+        bytes32 digest = hashList(exposures);
         committee.requireQuorumOf(
             execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, digest)), signatures
         );
@@ -240,9 +251,9 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
-    /// @dev Whether the caller is in the plan, and what it stands to lose, is the committee's to know: the
-    /// chain stores only a hash of the plan. A stranger's commitment earns nothing and can only lengthen the
-    /// wait for a refund by the grace.
+    /// @dev The contract stores only a hash of the plan. It therefore cannot check that the caller is an executor of
+    /// the plan or that the exposure is right; the committee does. The commitment of any other node earns nothing
+    /// and can at most delay a refund by the settlement grace.
     function commitCompletions(Completion[] calldata completions) external {
         uint256 count = completions.length;
         require(count <= MAX_COMPLETIONS, TooMany(count, MAX_COMPLETIONS));
@@ -252,9 +263,9 @@ contract Market is IMarket, Ownable2Step {
             _commitCompletion(completions[i]);
             exposed += completions[i].exposure;
         }
-        bytes32[] memory words = new bytes32[](1);
-        words[0] = toWord(msg.sender, exposed);
-        nodes.lock(words);
+        bytes32[] memory exposures = new bytes32[](1);
+        exposures[0] = pack(msg.sender, exposed);
+        nodes.lock(exposures);
     }
 
     /// @inheritdoc IMarket
@@ -271,22 +282,24 @@ contract Market is IMarket, Ownable2Step {
             signatures
         );
 
-        execution.status = Status.Settled; // before any call to the registry or the token
-        execution.record = keccak256(abi.encode(execution.record, hashWords(s.payouts)));
+        execution.status = Status.Settled; // before any call to the registry or the token, against reentrancy
+        execution.record = keccak256(abi.encode(execution.record, hashList(s.payouts)));
         _applySettlement(executionId, execution, s);
     }
 
     /// @inheritdoc IMarket
-    function distribute(Due[] calldata dues) external {
-        uint256 count = dues.length;
-        require(count <= MAX_DUES, TooMany(count, MAX_DUES));
-        uint256 paid;
+    function distribute(ExecutionHistory[] calldata histories) external {
+        uint256 count = histories.length;
+        require(count <= MAX_DISTRIBUTED, TooMany(count, MAX_DISTRIBUTED));
+        uint256 total;
         for (uint256 i; i < count; ++i) {
-            paid += _distribute(dues[i]);
+            total += _distribute(histories[i]);
         }
-        Books storage books = _books;
-        books.balances += uint96(paid);
-        books.locked -= uint96(paid);
+        uint96 paid = SafeCast.toUint96(total);
+        Totals memory totals = _totals;
+        totals.balances += paid;
+        totals.locked -= paid;
+        _totals = totals;
     }
 
     /// @inheritdoc IMarket
@@ -300,26 +313,29 @@ contract Market is IMarket, Ownable2Step {
         execution.status = Status.Refunded;
         uint96 amount = execution.maxPrice;
         _credit(execution.client, amount);
-        Books storage books = _books;
-        books.balances += amount;
-        books.locked -= amount;
+        Totals memory totals = _totals;
+        totals.balances += amount;
+        totals.locked -= amount;
+        _totals = totals;
         emit Refunded(executionId, execution.client, amount);
     }
 
     /// @inheritdoc IMarket
     function collectFees() external {
         Member[] memory members = committee.members();
-        uint56 part = uint56(_books.fees / members.length); // at most 31 members; none before the first are set
-        uint56 amount = part * uint56(members.length);
+        Totals memory totals = _totals;
+        uint56 share = SafeCast.toUint56(totals.fees / members.length);
+        uint56 amount = SafeCast.toUint56(share * members.length);
         for (uint256 i; i < members.length; ++i) {
-            _credit(members[i].account, part);
+            _credit(members[i].account, share);
         }
-        _books.fees -= amount;
-        _books.balances += amount;
+        totals.fees -= amount;
+        totals.balances += amount;
+        _totals = totals;
         emit FeesCollected(amount, members.length);
     }
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ---------------------------------------------------------------------- owner functions
 
     /// @inheritdoc IMarket
     function setParameters(Parameters calldata parameters_) external onlyOwner {
@@ -335,7 +351,7 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     function setPaused(bool paused_) external onlyOwner {
-        _books.paused = paused_;
+        _totals.paused = paused_;
         emit PausedSet(paused_);
     }
 
@@ -379,17 +395,17 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
-    function recordOf(Due calldata due, bool settled) public pure returns (bytes32 record) {
-        record = _planRecord(due.requestHash, due.planRoot, due.seed);
-        for (uint256 i; i < due.own.length; ++i) {
-            record = keccak256(abi.encode(record, due.own[i]));
+    function recordOf(ExecutionHistory calldata history, bool settled) public pure returns (bytes32 record) {
+        record = _planRecord(history.requestHash, history.planRoot, history.seed);
+        for (uint256 i; i < history.own.length; ++i) {
+            record = keccak256(abi.encode(record, history.own[i]));
         }
-        if (due.commitments != 0) {
-            record = keccak256(abi.encode(record, due.commitments, hashWords(due.exposures)));
+        if (history.commitments != 0) {
+            record = keccak256(abi.encode(record, history.commitments, hashList(history.exposures)));
         } else {
-            require(due.exposures.length == 0, RecordMismatch(due.executionId)); // nothing binds them
+            require(history.exposures.length == 0, RecordMismatch(history.executionId)); // the record binds none
         }
-        if (settled) record = keccak256(abi.encode(record, hashWords(due.payouts)));
+        if (settled) record = keccak256(abi.encode(record, hashList(history.payouts)));
     }
 
     /// @inheritdoc IMarket
@@ -417,64 +433,65 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     function paused() external view returns (bool) {
-        return _books.paused;
+        return _totals.paused;
     }
 
     /// @inheritdoc IMarket
     function totalBalances() external view returns (uint256) {
-        return _books.balances;
+        return _totals.balances;
     }
 
     /// @inheritdoc IMarket
     function totalLocked() external view returns (uint256) {
-        return _books.locked;
+        return _totals.locked;
     }
 
     /// @inheritdoc IMarket
     function totalFees() external view returns (uint256) {
-        return _books.fees;
+        return _totals.fees;
     }
 
     /// @inheritdoc IMarket
-    /// @dev "At least", because anybody can send the contract tokens that nobody is owed.
+    /// @dev The token balance may be larger, because anybody can send tokens to the contract.
     function conserved() external view returns (bool) {
-        Books memory books = _books;
-        return usdc.balanceOf(address(this)) >= uint256(books.balances) + books.locked + books.fees;
+        Totals memory totals = _totals;
+        return usdc.balanceOf(address(this)) >= uint256(totals.balances) + totals.locked + totals.fees;
     }
 
     // ----------------------------------------------------------------------- internal: money
 
-    /// @dev Comparing the balance catches a token that keeps a fee, and one that calls back into a second
-    /// deposit.
+    /// @dev Comparing the balances detects a token that charges a fee, and one that calls back into a second deposit.
     function _deposit(uint256 amount) internal {
         require(amount > 0, AmountMissing());
         uint256 before = usdc.balanceOf(address(this));
         usdc.safeTransferFrom(msg.sender, address(this), amount);
         uint256 received = usdc.balanceOf(address(this)) - before;
         require(received == amount, TransferShort(received, amount));
-        _credit(msg.sender, amount);
-        _books.balances += SafeCast.toUint96(amount); // every other cast is of a part of this sum
+        uint96 added = SafeCast.toUint96(amount);
+        _credit(msg.sender, added);
+        _totals.balances += added;
         emit Deposited(msg.sender, amount);
     }
 
-    /// @dev The caller keeps the books.
-    function _credit(address account, uint256 amount) internal {
-        if (amount > 0) _accounts[account].balance += uint128(amount);
+    /// @dev The caller updates the totals.
+    function _credit(address account, uint96 amount) internal {
+        if (amount > 0) _accounts[account].balance += amount;
     }
 
-    /// @dev The caller keeps the books.
+    /// @dev The caller updates the totals.
     function _debit(address account, uint256 amount) internal {
         uint256 balance = _accounts[account].balance;
         require(balance >= amount, BalanceTooSmall(account, balance, amount));
-        _accounts[account].balance = uint128(balance - amount);
+        // The difference is at most the balance, which is a uint128.
+        _accounts[account].balance = uint128(balance - amount); // forge-lint: disable-line(unsafe-typecast)
     }
 
-    function _requireThawed(address account) internal view {
+    function _requireNotFrozen(address account) internal view {
         uint64 until = _accounts[account].frozenUntil;
         require(block.timestamp >= until, Frozen(account, until));
     }
 
-    function _sum(bytes32[] calldata payouts) internal pure returns (uint256 paid) {
+    function _sumPayouts(bytes32[] calldata payouts) internal pure returns (uint256 paid) {
         address previous;
         for (uint256 i; i < payouts.length; ++i) {
             address account = accountOf(payouts[i]);
@@ -484,36 +501,36 @@ contract Market is IMarket, Ownable2Step {
         }
     }
 
-    /// @dev Releases the exposures at the first call, credits the next payouts at each. The caller keeps
-    /// the books.
-    function _distribute(Due calldata due) internal returns (uint256 paid) {
-        bytes32 executionId = due.executionId;
+    /// @dev Releases the exposures at the first call for an execution, and credits the next payouts at each call.
+    /// The caller updates the totals.
+    function _distribute(ExecutionHistory calldata history) internal returns (uint256 paid) {
+        bytes32 executionId = history.executionId;
         Execution storage execution = _executions[executionId];
         Status status = execution.status;
         require(status == Status.Settled || status == Status.Refunded, StatusInvalid(executionId, status));
         bool settled = status == Status.Settled;
-        require(execution.record == recordOf(due, settled), RecordMismatch(executionId));
-        uint256 end = settled ? due.payouts.length : 0;
+        require(execution.record == recordOf(history, settled), RecordMismatch(executionId));
+        uint256 end = settled ? history.payouts.length : 0;
         uint256 start = execution.distributed;
         require(!execution.released || start < end, AlreadyDistributed(executionId));
 
         bool releasing = !execution.released;
-        uint256 stop = end - start > MAX_CREDITS ? start + MAX_CREDITS : end;
+        uint16 stop = SafeCast.toUint16(end - start > MAX_CREDITS ? start + MAX_CREDITS : end);
         execution.released = true;
-        execution.distributed = uint16(stop); // at most MAX_PAYOUTS
+        execution.distributed = stop;
         for (uint256 i = start; i < stop; ++i) {
-            uint256 amount = amountOf(due.payouts[i]);
-            _credit(accountOf(due.payouts[i]), amount);
-            paid += amount;
+            bytes32 payout = history.payouts[i];
+            _credit(accountOf(payout), amountOf(payout));
+            paid += amountOf(payout);
         }
         emit Distributed(executionId, stop - start, end - stop);
         if (!releasing) return paid;
-        if (due.exposures.length > 0) nodes.release(due.exposures);
-        if (due.own.length > 0) nodes.release(due.own);
+        if (history.exposures.length > 0) nodes.release(history.exposures);
+        if (history.own.length > 0) nodes.release(history.own);
     }
 
     function _applySettlement(bytes32 executionId, Execution storage execution, Settlement calldata s) internal {
-        uint256 paid = _sum(s.payouts);
+        uint256 paid = _sumPayouts(s.payouts);
         uint256 left = execution.maxPrice;
         require(paid <= left, Overpaid(executionId, paid, left));
         left -= paid;
@@ -525,11 +542,12 @@ contract Market is IMarket, Ownable2Step {
             slashed = _slash(executionId, s.slashes);
             _reward(executionId, s.rewards, slashed);
         }
-        _credit(execution.client, left);
-        Books storage books = _books;
-        books.balances += uint96(left + slashed);
-        books.locked -= uint96(left + fee);
-        books.fees += SafeCast.toUint56(fee);
+        _credit(execution.client, SafeCast.toUint96(left));
+        Totals memory totals = _totals;
+        totals.balances += SafeCast.toUint96(left + slashed);
+        totals.locked -= SafeCast.toUint96(left + fee);
+        totals.fees += SafeCast.toUint56(fee);
+        _totals = totals;
         emit Settled(executionId, s.steps, paid, fee, left, slashed, s.evidenceRoot, s.payouts);
     }
 
@@ -541,8 +559,8 @@ contract Market is IMarket, Ownable2Step {
         }
     }
 
-    /// @dev Scaling instead of refusing: a stake that another settlement emptied must not keep the honest
-    /// from their payouts.
+    /// @dev Scales the rewards down instead of reverting: if another settlement has already taken the stake, honest
+    /// nodes must still get their payouts.
     function _reward(bytes32 executionId, Payment[] calldata rewards, uint256 slashed) internal {
         uint256 available = slashed * (BPS - _parameters.treasuryBps) / BPS;
         uint256 wanted;
@@ -554,11 +572,11 @@ contract Market is IMarket, Ownable2Step {
         for (uint256 i; i < rewards.length; ++i) {
             uint256 amount = rewards[i].amount;
             if (wanted > available) amount = amount * available / wanted;
-            _credit(rewards[i].to, amount);
+            _credit(rewards[i].to, SafeCast.toUint96(amount));
             given += amount;
             emit Rewarded(executionId, rewards[i].to, amount);
         }
-        _credit(treasury, slashed - given);
+        _credit(treasury, SafeCast.toUint96(slashed - given));
     }
 
     // ------------------------------------------------------------------ internal: executions
@@ -567,7 +585,7 @@ contract Market is IMarket, Ownable2Step {
         require(status == required, StatusInvalid(executionId, status));
     }
 
-    /// @dev Computed anew: after a fork of the chain a signature counts on one side only.
+    /// @dev Not cached, because a fork of the chain changes block.chainid. A signature counts on one fork only.
     function _domainSeparator() internal view returns (bytes32) {
         return keccak256(
             abi.encode(DOMAIN_TYPEHASH, keccak256("SplitUp"), keccak256("1"), block.chainid, address(this))
@@ -582,19 +600,19 @@ contract Market is IMarket, Ownable2Step {
         return keccak256(abi.encode(PLAN_TYPEHASH, requestHash, planRoot, seed));
     }
 
-    /// @dev Checks a request, locks its price and opens it, save for status and record.
+    /// @dev Checks a request, locks its price and stores the execution. The caller sets status and record.
     function _open(Request memory request) internal returns (bytes32 executionId) {
-        Books memory books = _books;
-        require(!books.paused, RequestsPaused());
+        Totals memory totals = _totals;
+        require(!totals.paused, RequestsPaused());
         _checkRequest(request);
         executionId = executionIdOf(request.client, request.nonce);
         Execution storage execution = _executions[executionId];
         require(execution.status == Status.Unknown, NonceUsed(request.client, request.nonce));
 
         _debit(request.client, request.maxPrice);
-        books.balances -= request.maxPrice;
-        books.locked += request.maxPrice;
-        _books = books;
+        totals.balances -= request.maxPrice;
+        totals.locked += request.maxPrice;
+        _totals = totals;
         execution.client = request.client;
         execution.steps = request.steps;
         execution.deadline = request.deadline;
@@ -643,7 +661,7 @@ contract Market is IMarket, Ownable2Step {
         require(execution.committed < MAX_EXECUTORS, TooMany(MAX_EXECUTORS + 1, MAX_EXECUTORS));
 
         ++execution.committed;
-        execution.record = keccak256(abi.encode(execution.record, toWord(msg.sender, completion.exposure)));
+        execution.record = keccak256(abi.encode(execution.record, pack(msg.sender, completion.exposure)));
         commitmentOf[executionId][msg.sender] = keccak256(abi.encode(completion.steps, completion.root));
         emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root, completion.exposure);
     }
@@ -653,26 +671,27 @@ contract Market is IMarket, Ownable2Step {
         uint64 configuration,
         Request calldata request,
         bytes32 requestHash,
-        Terms calldata terms,
+        PlanSubmission calldata plan,
         bytes calldata signatures
     ) internal {
-        uint32 executors = terms.executors;
+        uint32 executors = plan.executors;
         require(executors <= MAX_EXECUTORS, TooMany(executors, MAX_EXECUTORS));
         require(executors > 0, ExecutorsMissing(executionId));
-        require(terms.planRoot != 0, RootMissing(executionId));
-        bytes32 seed = keccak256(terms.seedSignature);
+        require(plan.planRoot != 0, RootMissing(executionId));
+        bytes32 seed = keccak256(plan.seedSignature);
         committee.requireQuorumOf(
             configuration,
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, seed, executors)),
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, plan.planRoot, seed, executors)),
             signatures
         );
-        _verifySeed(executionId, configuration, request, terms.seedSignature); // the dearest check is the last
+        _verifySeed(executionId, configuration, request, plan.seedSignature); // last: it costs the most gas
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
-        execution.executorCount = uint16(executors); // at most MAX_EXECUTORS
-        execution.record = _planRecord(requestHash, terms.planRoot, seed);
-        emit PlanAccepted(executionId, terms.planRoot, seed, executors);
+        // The first check of this function bounds it by MAX_EXECUTORS.
+        execution.executorCount = uint16(executors); // forge-lint: disable-line(unsafe-typecast)
+        execution.record = _planRecord(requestHash, plan.planRoot, seed);
+        emit PlanAccepted(executionId, plan.planRoot, seed, executors);
     }
 
     function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)

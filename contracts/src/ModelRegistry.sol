@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
 
 /// @title The model registry
 /// @notice See {IModelRegistry}.
-/// @dev Has no owner: nobody can take a model or a name away.
+/// @dev The contract has no owner, so nobody can remove a model or take a name away.
 contract ModelRegistry is IModelRegistry {
     // ---------------------------------------------------------------------------- constants
 
     uint256 internal constant MAX_TASKS = 1024; // bounds the loops below
-    uint256 internal constant MAX_EDGES = 4096; // four times the tasks: a layer graph has one or two each
+    uint256 internal constant MAX_EDGES = 4096; // four per task; a task in a graph of layers has one or two
     uint256 internal constant MAX_NAME_BYTES = 64;
 
     // ------------------------------------------------------------------------------ storage
@@ -19,7 +20,7 @@ contract ModelRegistry is IModelRegistry {
     mapping(string name => address owner) internal _nameOwner;
     mapping(string name => bytes32 modelId) internal _nameTarget;
 
-    // -------------------------------------------------------------------- developers' verb
+    // ----------------------------------------------------------------- developer function
 
     /// @inheritdoc IModelRegistry
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges)
@@ -37,7 +38,7 @@ contract ModelRegistry is IModelRegistry {
         bytes32 dagRoot = keccak256(abi.encode(tasks, edges));
         _models[modelId] = Model({
             developer: msg.sender,
-            taskCount: uint16(tasks.length),
+            taskCount: SafeCast.toUint16(tasks.length),
             pricePerStep: price,
             dagRoot: dagRoot,
             name: name
@@ -70,7 +71,7 @@ contract ModelRegistry is IModelRegistry {
 
     // ----------------------------------------------------------------------------- internal
 
-    /// @return price Sum of the tasks' prices; 1024 of 64 bits fit into 74.
+    /// @return price Sum of the tasks' prices. 1024 prices of 64 bits need 74 bits.
     function _checkTasks(Task[] calldata tasks) internal pure returns (uint80 price) {
         uint256 count = tasks.length;
         require(count > 0 && count <= MAX_TASKS, TaskCountInvalid(count));
@@ -80,7 +81,7 @@ contract ModelRegistry is IModelRegistry {
         }
     }
 
-    /// @dev from < to makes the list order topological; ascending makes every edge unique.
+    /// @dev from < to makes the order of the tasks topological. Ascending edges are unique.
     function _checkEdges(uint32[] calldata edges, uint256 taskCount) internal pure {
         uint256 count = edges.length;
         require(count <= MAX_EDGES, EdgeCountInvalid(count));
@@ -89,7 +90,7 @@ contract ModelRegistry is IModelRegistry {
             uint32 edge = edges[i];
             uint256 to = edge & 0xffff;
             require(edge >> 16 < to && to < taskCount, EdgeInvalid(i, edge));
-            require(edge > previous, EdgesNotAscending(i)); // 0 is no edge: it would lead from 0 to 0
+            require(edge > previous, EdgesNotAscending(i)); // holds for the first: edge 0 is refused above
             previous = edge;
         }
     }

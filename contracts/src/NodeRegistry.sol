@@ -6,16 +6,17 @@ import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
-import {accountOf, amountOf} from "./Words.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
+import {accountOf, amountOf} from "./libraries/AccountAmount.sol";
 
 /// @title The node registry
 /// @notice See {INodeRegistry}.
-/// @dev The token is USDC; one that keeps a fee is refused. A signing key is not proven to belong to
-/// its node here (the chain cannot check Ed25519 cheaply); messages under it are checked off chain.
-/// Whoever registers somebody else's key first has staked for a node that cannot sign anything, and
-/// its victim registers with a fresh key.
+/// @dev The token is USDC; a token that charges a fee on transfers is refused. The contract does not check that a
+/// node owns its signing key, because Ed25519 is expensive to verify on chain; messages are verified off chain. An
+/// attacker that registers the key of another node first has staked for a node that cannot sign anything, and the
+/// other node registers with a new key.
 contract NodeRegistry is INodeRegistry, Ownable2Step {
     using SafeERC20 for IERC20;
 
@@ -24,22 +25,23 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     uint96 internal constant BASE_STAKE = 1000e6;
     uint96 internal constant STAKE_PER_GB = 100e6;
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
-    uint256 internal constant MAX_PAGE = 256; // keeps a call within every provider's gas allowance
-    uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // an owner cannot lock stakes for ever
+    uint256 internal constant MAX_PAGE = 256; // keeps the call below the gas limits of RPC providers
+    uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // bounds how long the owner can lock stakes
 
     // ------------------------------------------------------------------------------ storage
 
     struct Node {
         bytes32 signingKey;
-        uint96 stake; // the first three share a slot: locking writes one
+        uint96 stake; // shares a storage slot with the next two fields, so that locking writes one slot
         uint96 locked;
         uint64 unbondingAt;
         uint32 vramGb;
-        uint32 position; // in _accounts, counted from 1; 0 means unknown
+        uint32 position; // in _accounts, counted from 1; 0 if the node is not registered
         address operator;
         string endpoint;
     }
 
+    /// @notice The token: USDC.
     IERC20 public immutable usdc;
     /// @inheritdoc INodeRegistry
     address public market;
@@ -51,6 +53,9 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     /// @inheritdoc INodeRegistry
     mapping(address operator => mapping(address account => bool)) public isAllowed;
 
+    /// @param owner_ Owner of the contract.
+    /// @param usdc_ The token.
+    /// @param unbondingPeriod_ Time from `requestUnstake` to `withdrawStake`, in seconds, at most 90 days.
     constructor(address owner_, IERC20 usdc_, uint64 unbondingPeriod_) Ownable(owner_) {
         require(address(usdc_) != address(0), AddressMissing());
         usdc = usdc_;
@@ -62,7 +67,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         _;
     }
 
-    // -------------------------------------------------------------------------- nodes' verbs
+    // ------------------------------------------------------------------------- node functions
 
     /// @inheritdoc INodeRegistry
     function register(bytes32 signingKey, uint32 vramGb, string calldata endpoint) external {
@@ -79,8 +84,8 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         bytes32 r,
         bytes32 s
     ) external {
-        // A permit that somebody has submitted already fails here and has left its allowance; a bad
-        // one leaves none, and the transfer says so.
+        // If somebody has already submitted the permit, this call fails but the allowance exists. If the permit is
+        // invalid, there is no allowance and the transfer below reverts.
         try IERC20Permit(address(usdc)).permit(
             msg.sender, address(this), minStake(vramGb), permitDeadline, v, r, s
         ) {} catch {}
@@ -89,7 +94,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function setEndpoint(string calldata endpoint) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         _checkEndpoint(endpoint);
         node.endpoint = endpoint;
         emit EndpointChanged(msg.sender, endpoint);
@@ -97,7 +102,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function setOperator(address operator) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(operator == msg.sender || isAllowed[operator][msg.sender], OperatorUnwilling(operator, msg.sender));
         node.operator = operator;
         emit OperatorChanged(msg.sender, operator);
@@ -111,7 +116,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function topUp(uint96 amount) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(amount > 0, AmountMissing());
         uint96 stake = node.stake + amount;
         node.stake = stake;
@@ -121,16 +126,16 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function requestUnstake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(node.unbondingAt == 0, NodeLeaving(msg.sender, node.unbondingAt));
-        uint64 unbondingAt = uint64(block.timestamp) + unbondingPeriod;
+        uint64 unbondingAt = SafeCast.toUint64(block.timestamp) + unbondingPeriod;
         node.unbondingAt = unbondingAt;
         emit UnstakeRequested(msg.sender, unbondingAt);
     }
 
     /// @inheritdoc INodeRegistry
     function cancelUnstake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(node.unbondingAt != 0, NodeStaying(msg.sender));
         node.unbondingAt = 0;
         emit UnstakeCancelled(msg.sender);
@@ -138,7 +143,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function withdrawStake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         uint64 unbondingAt = node.unbondingAt;
         require(unbondingAt != 0, NodeStaying(msg.sender));
         require(block.timestamp >= unbondingAt, StillUnbonding(msg.sender, unbondingAt));
@@ -156,7 +161,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         usdc.safeTransfer(msg.sender, amount);
     }
 
-    // ------------------------------------------------------------------------ market's verbs
+    // ---------------------------------------------------------------------- market functions
 
     /// @inheritdoc INodeRegistry
     function lock(bytes32[] calldata exposures) external onlyMarket {
@@ -169,9 +174,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             if (amount == 0) continue;
             Node storage node = _nodes[account];
             (uint256 stake, uint256 locked) = (node.stake, node.locked);
-            uint256 free = stake > locked ? stake - locked : 0; // a slash may have left less than is locked
+            uint256 free = stake > locked ? stake - locked : 0; // a slash can leave less than is locked
             require(amount <= free, ExposureTooHigh(account, free, amount));
-            node.locked = uint96(locked + amount); // at most the stake, which is a uint96
+            // The sum is at most the stake, which is a uint96.
+            node.locked = uint96(locked + amount); // forge-lint: disable-line(unsafe-typecast)
         }
     }
 
@@ -186,15 +192,17 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function slash(address account, uint256 amount) external onlyMarket returns (uint256 taken) {
         Node storage node = _nodes[account];
         uint96 stake = node.stake;
-        taken = amount < stake ? amount : stake;
-        if (taken == 0) return 0;
-        stake -= uint96(taken); // taken <= stake, which is a uint96
+        // The cast amount is below the stake, which is a uint96.
+        uint96 loss = amount < stake ? uint96(amount) : stake; // forge-lint: disable-line(unsafe-typecast)
+        if (loss == 0) return 0;
+        stake -= loss;
         node.stake = stake;
-        emit NodeSlashed(account, uint96(taken), stake);
-        usdc.safeTransfer(msg.sender, taken);
+        emit NodeSlashed(account, loss, stake);
+        usdc.safeTransfer(msg.sender, loss);
+        return loss;
     }
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ----------------------------------------------------------------------- owner functions
 
     /// @inheritdoc INodeRegistry
     function setMarket(address market_) external onlyOwner {
@@ -270,15 +278,15 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         node.signingKey = signingKey;
         node.stake = stake;
         node.vramGb = vramGb;
-        node.position = uint32(_accounts.length);
+        node.position = SafeCast.toUint32(_accounts.length);
         node.operator = msg.sender;
         node.endpoint = endpoint;
         emit NodeRegistered(msg.sender, signingKey, vramGb, stake, endpoint);
         _take(stake);
     }
 
-    /// @dev Called last. Comparing the balance catches a token that keeps a fee, and one that calls back
-    /// into a second taking.
+    /// @dev Called last. Comparing the balances detects a token that charges a fee, and one that calls back into a
+    /// second call of this function.
     function _take(uint256 amount) internal {
         uint256 before = usdc.balanceOf(address(this));
         usdc.safeTransferFrom(msg.sender, address(this), amount);
@@ -295,7 +303,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         emit UnbondingPeriodSet(period);
     }
 
-    function _known(address account) internal view returns (Node storage node) {
+    function _registered(address account) internal view returns (Node storage node) {
         node = _nodes[account];
         require(node.position != 0, UnknownNode(account));
     }

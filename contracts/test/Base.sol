@@ -7,15 +7,15 @@ import {Market} from "../src/Market.sol";
 import {ModelRegistry} from "../src/ModelRegistry.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
-import {toWord} from "../src/Words.sol";
 import {Member} from "../src/interfaces/ICommittee.sol";
 import {
-    Due, Parameters, Payment, Request, Settlement, Slash, Status, Terms
+    ExecutionHistory, Parameters, Payment, PlanSubmission, Request, Settlement, Slash
 } from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
+import {pack} from "../src/libraries/AccountAmount.sol";
 import {Bls} from "../src/libraries/Bls.sol";
 
-/// @dev The few cheat codes of forge that the tests use.
+/// @dev The cheat codes of forge that the tests use.
 interface Vm {
     function addr(uint256 key) external pure returns (address);
     function deal(address account, uint256 amount) external;
@@ -32,7 +32,9 @@ interface Vm {
     function warp(uint256 time) external;
 }
 
-/// @dev A deployed network: four members, three nodes of 12 GB, one client with 1000 USDC deposited.
+/// @dev A deployed network: four committee members, three nodes of 12 GB, one client with a deposit of 1000 USDC.
+/// In test names, a15 to a24 are the numbers of attacks in docs/security.md; a19 is a committee member that signs
+/// contradictory votes or wrong plans.
 abstract contract Base {
     Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
     uint96 internal constant NODE_STAKE = 2200e6;
@@ -181,9 +183,9 @@ abstract contract Base {
         return keccak256(abi.encode(kind, configuration, sequence, epoch, root));
     }
 
-    function planHash(bytes32 id, Terms memory terms) internal pure returns (bytes32) {
+    function planHash(bytes32 id, PlanSubmission memory plan) internal pure returns (bytes32) {
         bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        return keccak256(abi.encode(kind, id, terms.planRoot, keccak256(terms.seedSignature), terms.executors));
+        return keccak256(abi.encode(kind, id, plan.planRoot, keccak256(plan.seedSignature), plan.executors));
     }
 
     function commitmentsHash(bytes32 id, bytes32 root, bytes32[] memory exposures) internal pure returns (bytes32) {
@@ -214,7 +216,7 @@ abstract contract Base {
 
     // --------------------------------------------------------------------------- randomness
 
-    /// @dev The members' secret, whole: sharing it is tested where it is done, off chain.
+    /// @dev The group's secret key. Sharing it among the members happens, and is tested, off chain.
     uint256 internal constant GROUP_SECRET = 0x5317;
 
     function blsKey(uint256 secret) internal view returns (bytes memory) {
@@ -272,27 +274,27 @@ abstract contract Base {
         requests[id] = r;
     }
 
-    /// @dev What the group signs to make the seed of a request's plan.
+    /// @dev The message whose group signature gives the seed of a request's plan.
     function seedMessage(Request memory r) internal view returns (bytes memory) {
         bytes32 id = market.executionIdOf(r.client, r.nonce);
         return abi.encode(keccak256("splitup/plan-seed/v1"), id, r.modelId, r.snapshotSequence, r.snapshotRoot);
     }
 
-    function makeTerms(Request memory r, uint256 executors) internal view returns (Terms memory terms) {
-        terms = Terms(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), uint32(executors));
+    function makePlan(Request memory r, uint256 executors) internal view returns (PlanSubmission memory plan) {
+        plan = PlanSubmission(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), uint32(executors));
     }
 
-    /// @dev What the first of Base's nodes stand to lose.
+    /// @dev Exposures of the first nodes.
     function makeExposures(uint256 executors) internal view returns (bytes32[] memory exposures) {
         exposures = new bytes32[](executors);
         for (uint256 i; i < executors; ++i) {
-            exposures[i] = toWord(node[i], EXPOSURE);
+            exposures[i] = pack(node[i], EXPOSURE);
         }
     }
 
     function submitPlan(bytes32 id, uint256 executors) internal {
-        Terms memory terms = makeTerms(requests[id], executors);
-        market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
+        PlanSubmission memory plan = makePlan(requests[id], executors);
+        market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
     }
 
     function settle(bytes32 id, Settlement memory s) internal {
@@ -303,34 +305,34 @@ abstract contract Base {
         s.steps = 1;
         s.evidenceRoot = keccak256("evidence");
         s.payouts = new bytes32[](1);
-        s.payouts[0] = toWord(node[0], pay);
+        s.payouts[0] = pack(node[0], pay);
         s.rewards = new Payment[](reward > 0 ? 1 : 0);
         if (reward > 0) s.rewards[0] = Payment(node[1], reward);
         s.slashes = new Slash[](slash > 0 ? 1 : 0);
         if (slash > 0) s.slashes[0] = Slash(node[2], slash);
     }
 
-    function makeDue(bytes32 id, Terms memory terms, bytes32 commitments, bytes32[] memory payouts)
+    function makeHistory(bytes32 id, PlanSubmission memory plan, bytes32 commitments, bytes32[] memory payouts)
         internal
         view
-        returns (Due memory)
+        returns (ExecutionHistory memory)
     {
-        return Due({
+        return ExecutionHistory({
             executionId: id,
             requestHash: market.requestHashOf(requests[id]),
-            planRoot: terms.planRoot,
-            seed: keccak256(terms.seedSignature),
+            planRoot: plan.planRoot,
+            seed: keccak256(plan.seedSignature),
             own: new bytes32[](0),
             commitments: commitments,
-            exposures: makeExposures(commitments == 0 ? 0 : terms.executors),
+            exposures: makeExposures(commitments == 0 ? 0 : plan.executors),
             payouts: payouts
         });
     }
 
     function distribute(bytes32 id, uint256 executors, bytes32[] memory payouts) internal {
-        Due[] memory dues = new Due[](1);
-        dues[0] = makeDue(id, makeTerms(requests[id], executors), 0, payouts);
-        market.distribute(dues);
+        ExecutionHistory[] memory histories = new ExecutionHistory[](1);
+        histories[0] = makeHistory(id, makePlan(requests[id], executors), 0, payouts);
+        market.distribute(histories);
     }
 
     // -------------------------------------------------------------------------- assertions
@@ -341,7 +343,7 @@ abstract contract Base {
         require(actual == expected, NotEqual(actual, expected));
     }
 
-    /// @dev No path creates money, none loses any: exact, because nobody sends tokens past the books.
+    /// @dev No money is created or lost. For tests that send no tokens directly to the market, so the sums are exact.
     function assertConserved() internal view {
         assertEq(
             usdc.balanceOf(address(market)), market.totalBalances() + market.totalLocked() + market.totalFees()

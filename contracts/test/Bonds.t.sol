@@ -13,7 +13,7 @@ contract BondsTest is BondsBase {
 
     // ------------------------------------------------------------------------------ the bond
 
-    function test_bonds_add_up_and_come_back_after_the_period() public {
+    function test_bonds_add_up_and_are_released_after_the_period() public {
         post(outsider, 10);
         post(outsider, 5);
         assertEq(bonds.bondOf(outsider), 15);
@@ -34,7 +34,7 @@ contract BondsTest is BondsBase {
         assertEq(bonds.bondOf(outsider), 0);
     }
 
-    function test_posting_again_starts_the_period_anew() public {
+    function test_posting_again_cancels_a_requested_release() public {
         post(outsider, 10);
         vm.prank(outsider);
         bonds.requestRelease();
@@ -42,7 +42,7 @@ contract BondsTest is BondsBase {
         assertEq(bonds.releasableAt(outsider), 0);
     }
 
-    function test_a_bond_is_locked_while_member_or_announced() public {
+    function test_the_bond_of_a_current_or_announced_member_is_locked() public {
         address member = vm.addr(memberKeys[0]);
         vm.expectRevert(abi.encodeWithSelector(IBonds.MemberBonded.selector, member));
         vm.prank(member);
@@ -61,7 +61,7 @@ contract BondsTest is BondsBase {
         bonds.release();
     }
 
-    function test_nothing_is_posted_or_released_from_nothing() public {
+    function test_zero_amounts_and_missing_bonds_are_refused() public {
         vm.expectRevert(abi.encodeWithSelector(IBonds.AmountMissing.selector));
         bonds.post(0);
         vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, outsider));
@@ -69,7 +69,7 @@ contract BondsTest is BondsBase {
         bonds.requestRelease();
     }
 
-    function test_periods_are_bounded_and_addresses_given() public {
+    function test_constructor_and_owner_arguments_are_checked() public {
         vm.expectRevert(abi.encodeWithSelector(IBonds.PeriodTooLong.selector, 91 days, 90 days));
         new Bonds(address(this), IERC20(address(usdc)), committee, 91 days);
         vm.expectRevert(abi.encodeWithSelector(IBonds.AddressMissing.selector));
@@ -83,7 +83,7 @@ contract BondsTest is BondsBase {
 
     // ------------------------------------------------------------------------------- reports
 
-    function test_a19_two_roots_for_one_slot() public {
+    function test_a19_two_roots_for_one_snapshot_cost_the_bond() public {
         uint256 key = memberKeys[0];
         vm.prank(reporter);
         bonds.reportSnapshots(snapshotVote(key, 1, "a"), snapshotVote(key, 1, "b"));
@@ -98,7 +98,7 @@ contract BondsTest is BondsBase {
         bonds.reportSnapshots(first, second);
     }
 
-    function test_a_next_epochs_root_is_no_offence() public {
+    function test_another_root_in_another_epoch_is_allowed() public {
         SnapshotVote memory first = snapshotVote(memberKeys[0], 1, "a");
         SnapshotVote memory second = snapshotVote(memberKeys[0], 2, "b");
         vm.expectRevert(abi.encodeWithSelector(IBonds.SlotsDiffer.selector));
@@ -107,13 +107,13 @@ contract BondsTest is BondsBase {
         bonds.reportSnapshots(first, first);
     }
 
-    function test_a19_two_plans_for_one_execution() public {
+    function test_a19_two_plans_for_one_execution_cost_the_bond() public {
         uint256 key = memberKeys[0];
         bonds.reportPlans(planVote(key, ID, "a"), planVote(key, ID, "b"));
         assertEq(bonds.bondOf(vm.addr(key)), 0);
     }
 
-    function test_votes_must_be_one_members_and_signed() public {
+    function test_votes_must_be_validly_signed_by_one_member() public {
         PlanVote memory first = planVote(memberKeys[0], ID, "a");
         PlanVote memory second = planVote(memberKeys[1], ID, "b");
         vm.expectRevert(
@@ -132,7 +132,7 @@ contract BondsTest is BondsBase {
         bonds.reportPlans(first, same);
     }
 
-    function testFuzz_no_votes_by_others_take_a_bond(uint256 key, bytes32 a, bytes32 b) public {
+    function testFuzz_votes_of_other_accounts_cost_no_member_its_bond(uint256 key, bytes32 a, bytes32 b) public {
         key = key % 1000 + 0x1000; // of no member
         PlanVote memory first = planVote(key, ID, a);
         PlanVote memory second = planVote(key, ID, b);

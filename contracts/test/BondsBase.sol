@@ -6,7 +6,7 @@ import {Base} from "./Base.sol";
 import {Bonds} from "../src/Bonds.sol";
 import {PlanVote} from "../src/interfaces/IBonds.sol";
 
-/// @dev The members' bonds; the first member has posted one.
+/// @dev The network of Base with the bonds contract; the first member has a bond.
 abstract contract BondsBase is Base {
     uint256 internal constant BOND = 5000e6;
     bytes32 internal constant ID = keccak256("execution");

@@ -5,8 +5,9 @@ import {BondsBase} from "./BondsBase.sol";
 import {IBonds, OpenedEntry, OpenedSnapshot, OpenedTask, PlanVote} from "../src/interfaces/IBonds.sol";
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
 
-/// @dev Plans opened down to one choice. Three nodes, 0x2001 to 0x2005, hold the plan's one task; the first
-/// two are of the class that may run it. That Python opens its plans so, too, is tests/chain/test_bonds.py.
+/// @dev Reports with Merkle proofs of one task of a plan. The plan has one task, which three nodes (0x2001, 0x2003,
+/// 0x2005) have loaded; the first two are of the class that may run it. tests/chain/test_bonds.py checks that Python
+/// makes the same proofs.
 contract BondsOpeningsTest is BondsBase {
     bytes32 internal constant TASK = keccak256("task");
     bytes32 internal constant CLASS = keccak256("class");
@@ -136,11 +137,11 @@ contract BondsOpeningsTest is BondsBase {
         return abi.encodeWithSelector(IBonds.OpeningInvalid.selector, part);
     }
 
-    function noCandidate(uint64 index) internal pure returns (bytes memory) {
+    function notACandidate(uint64 index) internal pure returns (bytes memory) {
         return abi.encodeWithSelector(IBonds.NotACandidate.selector, account(index));
     }
 
-    /// @dev SHA-256 is a call, too: all is opened before the one that has to revert.
+    /// @dev The arguments are made before vm.expectRevert, because SHA-256 is a call of a precompile, too.
     function refuseChoice(
         bytes memory reason,
         PlanVote memory vote,
@@ -160,8 +161,8 @@ contract BondsOpeningsTest is BondsBase {
 
     // ----------------------------------------------------------------------------- choices
 
-    /// @dev Of two plans that list one node each, one is wrong and takes the bond, and the other is right.
-    function test_a19_of_two_choices_exactly_one_is_an_offence() public {
+    /// @dev Of two plans that list one node each, one is wrong, so its signer loses the bond; the other is right.
+    function test_a19_exactly_one_of_two_possible_choices_is_punished() public {
         uint256 wrong;
         for (uint64 first; first < 2; ++first) {
             (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(first)));
@@ -170,28 +171,28 @@ contract BondsOpeningsTest is BondsBase {
                 assertPunished();
                 post(vm.addr(memberKeys[0]), BOND);
             } catch (bytes memory reason) {
-                require(bytes4(reason) == IBonds.ChoiceRight.selector, "right for another reason");
+                require(bytes4(reason) == IBonds.ChoiceRight.selector, "refused for another reason");
             }
         }
         assertEq(wrong, 1);
     }
 
-    function test_a19_a_node_that_may_not_run_the_task_is_an_offence() public {
+    function test_a19_listing_a_node_that_may_not_run_the_task_is_punished() public {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(2), account(0)));
         bonds.reportSelection(vote, opened, openSnapshot(), 0, openEntry(2), openEntry(0));
         assertPunished();
     }
 
-    function test_who_stands_before_or_may_not_run_it_was_not_passed_over() public {
+    function test_a_node_that_is_listed_before_or_may_not_run_the_task_proves_nothing() public {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(0), account(1)));
         OpenedSnapshot memory snapshot = openSnapshot();
-        refuseChoice(noCandidate(0), vote, opened, snapshot, 1, openEntry(1), openEntry(0));
-        refuseChoice(noCandidate(2), vote, opened, snapshot, 0, openEntry(0), openEntry(2));
+        refuseChoice(notACandidate(0), vote, opened, snapshot, 1, openEntry(1), openEntry(0));
+        refuseChoice(notACandidate(2), vote, opened, snapshot, 0, openEntry(0), openEntry(2));
         bytes memory reason = abi.encodeWithSelector(IBonds.PlaceInvalid.selector, 2);
         refuseChoice(reason, vote, opened, snapshot, 2, openEntry(0), openEntry(1));
     }
 
-    function test_what_is_opened_is_what_the_roots_bind() public {
+    function test_openings_that_do_not_match_the_roots_are_refused() public {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(2)));
         OpenedSnapshot memory snapshot = openSnapshot();
         OpenedEntry memory listed = openEntry(2);
@@ -223,82 +224,82 @@ contract BondsOpeningsTest is BondsBase {
 
         listed.entry.stakeMicroUsdc = 1;
         refuseChoice(invalid(5), vote, opened, snapshot, 0, listed, better);
-        refuseChoice(invalid(5), vote, opened, snapshot, 0, openEntry(1), better); // is not who is listed
+        refuseChoice(invalid(5), vote, opened, snapshot, 0, openEntry(1), better); // another node than the listed one
         better.resident[1] = 0;
         refuseChoice(invalid(6), vote, opened, snapshot, 0, openEntry(2), better);
         assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
     }
 
-    // --------------------------------------------------------------------------- strangers
+    // ----------------------------------------------------------------------- absent nodes
 
-    function around(uint64 first) internal pure returns (OpenedEntry[] memory entries) {
+    function neighbours(uint64 first) internal pure returns (OpenedEntry[] memory entries) {
         entries = new OpenedEntry[](1);
         entries[0] = openEntry(first);
     }
 
-    function around(uint64 first, uint64 second) internal pure returns (OpenedEntry[] memory entries) {
+    function neighbours(uint64 first, uint64 second) internal pure returns (OpenedEntry[] memory entries) {
         entries = new OpenedEntry[](2);
         (entries[0], entries[1]) = (openEntry(first), openEntry(second));
     }
 
-    function reportStranger(address stranger, OpenedEntry[] memory entries) internal {
-        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(stranger));
+    function reportStranger(address absent, OpenedEntry[] memory entries) internal {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(absent));
         bonds.reportStranger(vote, opened, makeHeader(), 0, entries);
     }
 
-    function test_a19_strangers_below_and_above_all_nodes() public {
+    function test_a19_nodes_outside_the_snapshot_are_punished_once_per_execution() public {
         address member = vm.addr(memberKeys[0]);
-        reportStranger(address(0x1fff), around(0));
+        reportStranger(address(0x1fff), neighbours(0));
         assertPunished();
-        refuseStranger(abi.encodeWithSelector(IBonds.BondMissing.selector, member), address(0x2fff), around(NODES - 1));
-        post(member, BOND); // one offence for an execution, and not again
-        refuseStranger(
-            abi.encodeWithSelector(IBonds.AlreadyPunished.selector, member), address(0x2fff), around(NODES - 1)
-        );
+        bytes memory reason = abi.encodeWithSelector(IBonds.BondMissing.selector, member);
+        refuseStrangerReport(reason, address(0x2fff), neighbours(NODES - 1));
+        post(member, BOND);
+        reason = abi.encodeWithSelector(IBonds.AlreadyPunished.selector, member);
+        refuseStrangerReport(reason, address(0x2fff), neighbours(NODES - 1)); // one punishment per execution
     }
 
-    function test_a19_a_stranger_between_two_nodes() public {
-        reportStranger(address(0x2002), around(0, 1));
-        assertPunished();
-    }
-
-    function test_a19_a_stranger_above_the_last_node() public {
-        reportStranger(address(0x2fff), around(NODES - 1));
+    function test_a19_a_node_absent_between_two_entries_is_punished() public {
+        reportStranger(address(0x2002), neighbours(0, 1));
         assertPunished();
     }
 
-    function test_nodes_of_the_snapshot_are_no_strangers() public {
-        OpenedEntry[] memory altered = around(0, 1);
+    function test_a19_a_node_absent_after_the_last_entry_is_punished() public {
+        reportStranger(address(0x2fff), neighbours(NODES - 1));
+        assertPunished();
+    }
+
+    function test_nodes_of_the_snapshot_cannot_be_reported_as_absent() public {
+        OpenedEntry[] memory altered = neighbours(0, 1);
         altered[1].entry.node = address(0x2fff);
-        refusePresent(account(1), new OpenedEntry[](0));
-        refusePresent(account(1), new OpenedEntry[](3));
-        refusePresent(account(1), around(0));
-        refusePresent(account(1), around(2));
-        refusePresent(account(1), around(0, 2)); // not neighbours
-        refusePresent(account(1), around(0, 1));
-        refusePresent(account(0), around(0, 1));
-        refusePresent(account(1), altered);
-        altered = around(0);
+        refuseAsPresent(account(1), new OpenedEntry[](0));
+        refuseAsPresent(account(1), new OpenedEntry[](3));
+        refuseAsPresent(account(1), neighbours(0));
+        refuseAsPresent(account(1), neighbours(2));
+        refuseAsPresent(account(1), neighbours(0, 2)); // not neighbours
+        refuseAsPresent(account(1), neighbours(0, 1));
+        refuseAsPresent(account(0), neighbours(0, 1));
+        refuseAsPresent(account(1), altered);
+        altered = neighbours(0);
         altered[0].entry.rttMs = 11;
-        refusePresent(address(0x1fff), altered);
+        refuseAsPresent(address(0x1fff), altered);
         assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
     }
 
-    function refusePresent(address node, OpenedEntry[] memory entries) internal {
-        refuseStranger(abi.encodeWithSelector(IBonds.StrangerUnproven.selector, node), node, entries);
+    function refuseAsPresent(address node, OpenedEntry[] memory entries) internal {
+        refuseStrangerReport(abi.encodeWithSelector(IBonds.StrangerUnproven.selector, node), node, entries);
     }
 
-    function refuseStranger(bytes memory reason, address node, OpenedEntry[] memory entries) internal {
+    function refuseStrangerReport(bytes memory reason, address node, OpenedEntry[] memory entries) internal {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(node));
         SnapshotHeader memory header = makeHeader();
         vm.expectRevert(reason);
         bonds.reportStranger(vote, opened, header, 0, entries);
     }
 
-    function test_a_stranger_stands_in_the_plan_and_not_in_its_snapshot() public {
+    function test_reports_of_absent_nodes_check_position_and_snapshot() public {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(address(0x1fff)));
         SnapshotHeader memory header = makeHeader();
-        OpenedEntry[] memory entries = around(0);
+        OpenedEntry[] memory entries = neighbours(0);
         vm.expectRevert(abi.encodeWithSelector(IBonds.PlaceInvalid.selector, 1));
         bonds.reportStranger(vote, opened, header, 1, entries);
         header.epoch = 2;
@@ -312,7 +313,7 @@ contract BondsOpeningsTest is BondsBase {
         return blsSign(GROUP_SECRET, abi.encode(keccak256("splitup/plan-seed/v1"), ID, model, uint64(7), snapshotRoot));
     }
 
-    /// @dev What the group signed is for this model and snapshot; the plan says `model` and a made-up seed.
+    /// @dev Reports a plan with this seed, model and snapshot. The group has signed MODEL and the header's root.
     function reportSeed(bytes32 seed, bytes32 model, bytes32 snapshotRoot) internal {
         (, OpenedTask memory opened) = makePlan(list(account(0)));
         PlanHeader memory plan = opened.plan;
@@ -323,7 +324,7 @@ contract BondsOpeningsTest is BondsBase {
         bonds.reportSeed(vote, plan, committee.configuration(), MODEL, 7, root, signature);
     }
 
-    function test_a17_another_seed_model_or_snapshot_is_an_offence_and_the_groups_is_none() public {
+    function test_a17_a_plan_that_contradicts_the_groups_signature_is_punished() public {
         confirmKey(blsKey(GROUP_SECRET), 3);
         bytes32 root = rootOf(makeHeader());
         bytes32 seed = keccak256(makeSeed(MODEL, root));
@@ -346,7 +347,7 @@ contract BondsOpeningsTest is BondsBase {
 
     // --------------------------------------------------------------------------------- bond
 
-    function test_a_bond_that_was_taken_meanwhile_is_not_released() public {
+    function test_a_forfeited_bond_cannot_be_released() public {
         outsider = vm.addr(OUTSIDER_KEY);
         post(outsider, BOND);
         vm.prank(outsider);

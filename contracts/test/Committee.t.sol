@@ -84,7 +84,7 @@ contract CommitteeTest is Base {
         committee.postDealing("dealing of the next configuration");
     }
 
-    function test_dealing_is_for_members_and_bounded() public {
+    function test_dealings_come_from_members_and_are_bounded() public {
         vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, client));
         vm.prank(client);
         committee.postDealing("dealing");
@@ -120,7 +120,7 @@ contract CommitteeTest is Base {
         require(keccak256(committee.groupKeyOf(1)) == keccak256(key));
     }
 
-    function test_group_key_votes_once_until_set() public {
+    function test_members_vote_once_and_only_until_the_group_key_is_set() public {
         bytes memory key = blsKey(GROUP_SECRET);
         confirm(0, key);
         vm.expectRevert(abi.encodeWithSelector(ICommittee.VoteExists.selector, 1, member(0)));
@@ -159,7 +159,7 @@ contract CommitteeTest is Base {
 
     // ---------------------------------------------------------------------------- handover
 
-    /// @dev Three of the four stay, one is new; memberKeys are the new members' afterwards.
+    /// @dev Announces three of the four members and a new one. Afterwards memberKeys are the keys of the next members.
     function beginHandover() internal returns (uint256 leaver) {
         confirmKey(blsKey(GROUP_SECRET), 3);
         leaver = memberKeys[3];
@@ -177,12 +177,12 @@ contract CommitteeTest is Base {
         require(committee.isMemberOf(2, vm.addr(0xA5)));
 
         vm.prank(vm.addr(leaver));
-        committee.postDealing("a leaving member deals");
+        committee.postDealing("dealing of the leaving member");
         vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(0xA5)));
         vm.prank(vm.addr(0xA5));
         committee.postDealing("a member that has no share yet");
         vm.prank(vm.addr(0xA5));
-        committee.postComplaint(vm.addr(leaver), "a receiver complains");
+        committee.postComplaint(vm.addr(leaver), "complaint of a receiver");
         vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(leaver)));
         vm.prank(vm.addr(leaver));
         committee.confirmGroupKey(keccak256(key), key);
@@ -202,7 +202,7 @@ contract CommitteeTest is Base {
         confirm(0, other);
     }
 
-    function test_executions_in_flight_keep_their_configuration() public {
+    function test_quorums_of_an_earlier_configuration_can_still_be_checked() public {
         uint256[] memory old = memberKeys;
         beginHandover();
         uint256[] memory next = memberKeys;
@@ -214,12 +214,12 @@ contract CommitteeTest is Base {
         memberKeys = old;
         committee.requireQuorumOf(1, ROOT, certify(4, ROOT));
         bytes memory signatures = certify(4, ROOT);
-        vm.expectRevert(); // the leaver is a stranger now
+        vm.expectRevert(); // the leaving member is no longer a member
         committee.requireQuorum(ROOT, signatures);
         memberKeys = next;
     }
 
-    function test_a_handover_that_hangs_is_replaced_or_reset() public {
+    function test_a_stuck_handover_can_be_replaced_or_reset() public {
         beginHandover();
         committee.setMembers(makeMembers());
         assertEq(committee.configuration(), 1);
@@ -270,11 +270,13 @@ contract CommitteeTest is Base {
         refuse("alpha", padded);
     }
 
-    function testFuzz_a17_randomness_is_bound_to_every_byte(uint256 place, uint8 bit, bytes calldata message) public {
+    function testFuzz_a17_a_signature_with_one_changed_bit_is_refused(uint256 index, uint8 bit, bytes calldata message)
+        public
+    {
         confirmKey(blsKey(GROUP_SECRET), 3);
         bytes memory signature = blsSign(GROUP_SECRET, message);
         committee.verifyRandomness(message, signature);
-        signature[place % 128] ^= bytes1(uint8(1) << (bit % 8));
+        signature[index % 128] ^= bytes1(uint8(1) << (bit % 8));
         refuse(message, signature);
     }
 
@@ -308,7 +310,7 @@ contract CommitteeTest is Base {
         committee.submitSnapshot(1, 1, ROOT, stale);
         committee.setMembers(makeMembers());
         bytes memory signatures = certify(3, snapshotHash(1, 1, ROOT));
-        vm.expectRevert(); // the signatures recover to strangers, or to an order that does not ascend
+        vm.expectRevert(); // the recovered signers are no members, or not in ascending order
         committee.submitSnapshot(1, 1, ROOT, signatures);
     }
 
@@ -352,12 +354,12 @@ contract CommitteeTest is Base {
         );
     }
 
-    function test_quorum_refuses_strangers() public {
-        uint256 stranger = 0xB0B;
-        bytes memory signatures = vm.addr(stranger) < member(0)
-            ? abi.encodePacked(sign(stranger, ROOT), certify(2, ROOT))
-            : abi.encodePacked(sign(memberKeys[0], ROOT), sign(stranger, ROOT), sign(stranger, ROOT));
-        expectRefusal(signatures, abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(stranger)));
+    function test_quorum_refuses_other_accounts() public {
+        uint256 outsider = 0xB0B;
+        bytes memory signatures = vm.addr(outsider) < member(0)
+            ? abi.encodePacked(sign(outsider, ROOT), certify(2, ROOT))
+            : abi.encodePacked(sign(memberKeys[0], ROOT), sign(outsider, ROOT), sign(outsider, ROOT));
+        expectRefusal(signatures, abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(outsider)));
     }
 
     function test_quorum_refuses_high_s_and_bad_v() public {
@@ -371,7 +373,7 @@ contract CommitteeTest is Base {
         expectRefusal(abi.encodePacked(good, r, s, v - 27), refusal);
     }
 
-    function testFuzz_a_signature_is_for_one_hash(bytes32 signed, bytes32 claimed) public {
+    function testFuzz_a_signature_is_valid_for_one_hash(bytes32 signed, bytes32 claimed) public {
         bytes memory signatures = certify(3, signed);
         if (signed != claimed) vm.expectRevert();
         committee.requireQuorum(claimed, signatures);

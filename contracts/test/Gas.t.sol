@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {toWord} from "../src/Words.sol";
 import {Base} from "./Base.sol";
-import {Completion, Due, Payment, Request, Settlement, Slash, Terms} from "../src/interfaces/IMarket.sol";
+import {
+    Completion, ExecutionHistory, Payment, PlanSubmission, Request, Settlement, Slash
+} from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
+import {pack} from "../src/libraries/AccountAmount.sol";
 
-/// @dev What an execution costs in which every task is on a node of its own, call by call, as whole
-/// transactions, at n = 4. The figures are in snapshots/; a change of one fails this test.
+/// @dev Gas of every call of an execution that runs each task on a different node, as whole transactions, with a
+/// committee of four. The figures are in snapshots/; a changed figure fails the test.
 contract GasTest is Base {
-    uint256 internal constant BAR = 600_000;
-    uint256 internal constant BAR_PER_TASK = 8_000;
-    uint256 internal constant PLAN_BAR = 250_000; // for any number of tasks
-    uint256 internal constant SNAPSHOT_BAR = 80_000;
+    uint256 internal constant MAX_GAS = 600_000;
+    uint256 internal constant MAX_GAS_PER_TASK = 8_000;
+    uint256 internal constant MAX_PLAN_GAS = 250_000; // for any number of tasks
+    uint256 internal constant MAX_SNAPSHOT_GAS = 80_000;
 
     address[11] internal executors;
 
-    /// @dev Nodes, client and treasury have had money before: a lasting network is what matters.
+    /// @dev Runs one execution first, so that all accounts have had a balance, as in a network that has run for long.
     function setUp() public override {
         super.setUp();
         confirmKey(blsKey(GROUP_SECRET), 3);
@@ -24,26 +26,22 @@ contract GasTest is Base {
             executors[i] = address(0x3001 + i);
             joinNode(executors[i]);
         }
-        vm.snapshotGasLastCall("Verbs", "register a node");
+        vm.snapshotGasLastCall("Functions", "register a node");
         bytes32 snap = keccak256("snapshot");
         committee.submitSnapshot(1, 1, snap, certify(3, snapshotHash(1, 1, snap)));
-        require(vm.snapshotGasLastCall("Verbs", "submitSnapshot") <= SNAPSHOT_BAR, "a snapshot is above its bar");
+        require(vm.snapshotGasLastCall("Functions", "submitSnapshot") <= MAX_SNAPSHOT_GAS, "a snapshot costs too much");
         bytes32 id = request(100);
-        Terms memory terms = makeWork(requests[id], 11);
-        market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
+        PlanSubmission memory plan = makePlan(requests[id], 11);
+        market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
         Settlement memory s = makePayouts(11);
         settle(id, s);
-        market.distribute(makeDues(id, terms, 0, s));
+        market.distribute(makeHistories(id, plan, 0, s));
     }
 
-    function makeWork(Request memory r, uint256 count) internal view returns (Terms memory terms) {
-        terms = makeTerms(r, count);
-    }
-
-    function makeWords(uint256 count) internal view returns (bytes32[] memory exposures) {
+    function makeExecutorExposures(uint256 count) internal view returns (bytes32[] memory exposures) {
         exposures = new bytes32[](count);
         for (uint256 i; i < count; ++i) {
-            exposures[i] = toWord(executors[i], 12_345_678);
+            exposures[i] = pack(executors[i], 12_345_678);
         }
     }
 
@@ -52,19 +50,19 @@ contract GasTest is Base {
         s.evidenceRoot = keccak256("evidence");
         s.payouts = new bytes32[](count);
         for (uint256 i; i < count; ++i) {
-            s.payouts[i] = toWord(executors[i], 123_456);
+            s.payouts[i] = pack(executors[i], 123_456);
         }
     }
 
-    function makeDues(bytes32 id, Terms memory terms, bytes32 root, Settlement memory s)
+    function makeHistories(bytes32 id, PlanSubmission memory plan, bytes32 root, Settlement memory s)
         internal
         view
-        returns (Due[] memory dues)
+        returns (ExecutionHistory[] memory histories)
     {
-        dues = new Due[](1);
-        dues[0] = makeDue(id, terms, 0, s.payouts);
-        dues[0].commitments = root;
-        if (root != 0) dues[0].exposures = makeWords(terms.executors);
+        histories = new ExecutionHistory[](1);
+        histories[0] = makeHistory(id, plan, 0, s.payouts);
+        histories[0].commitments = root;
+        if (root != 0) histories[0].exposures = makeExecutorExposures(plan.executors);
     }
 
     /// @dev From a signed request to its settlement.
@@ -72,34 +70,34 @@ contract GasTest is Base {
         Request memory r = makeRequest(nonce);
         bytes32 id = market.executionIdOf(client, nonce);
         requests[id] = r;
-        Terms memory terms = makeWork(requests[id], tasks);
-        bytes memory own = signRequest(CLIENT_KEY, r);
-        bytes memory signatures = certify(3, planHash(id, terms));
-        market.openExecution(r, own, terms, signatures);
+        PlanSubmission memory plan = makePlan(requests[id], tasks);
+        bytes memory clientSignature = signRequest(CLIENT_KEY, r);
+        bytes memory signatures = certify(3, planHash(id, plan));
+        market.openExecution(r, clientSignature, plan, signatures);
         gas = vm.snapshotGasLastCall(group, "1 openExecution");
-        gas += finish(id, terms, tasks, group);
+        gas += finish(id, plan, tasks, group);
     }
 
     /// @dev From the client's own request to its settlement.
     function runOwn(uint64 nonce, uint256 tasks, string memory group) internal returns (uint256 gas) {
         bytes32 id = request(nonce);
         gas = vm.snapshotGasLastCall(group, "0 requestExecution");
-        Terms memory terms = makeWork(requests[id], tasks);
+        PlanSubmission memory plan = makePlan(requests[id], tasks);
         Request memory r = requests[id];
-        bytes memory signatures = certify(3, planHash(id, terms));
-        market.submitCompletePlan(r, terms, signatures);
-        uint256 plan = vm.snapshotGasLastCall(group, "1 submitCompletePlan");
-        require(plan <= PLAN_BAR, "a plan is above its bar");
-        gas += plan;
-        gas += finish(id, terms, tasks, group);
+        bytes memory signatures = certify(3, planHash(id, plan));
+        market.submitCompletePlan(r, plan, signatures);
+        uint256 planGas = vm.snapshotGasLastCall(group, "1 submitCompletePlan");
+        require(planGas <= MAX_PLAN_GAS, "a plan costs too much");
+        gas += planGas;
+        gas += finish(id, plan, tasks, group);
     }
 
-    function finish(bytes32 id, Terms memory terms, uint256 tasks, string memory group)
+    function finish(bytes32 id, PlanSubmission memory plan, uint256 tasks, string memory group)
         internal
         returns (uint256 gas)
     {
         bytes32 root = keccak256("commitments");
-        bytes32[] memory exposures = makeWords(tasks);
+        bytes32[] memory exposures = makeExecutorExposures(tasks);
         bytes memory signatures = certify(3, commitmentsHash(id, root, exposures));
         market.commitExecution(id, root, exposures, signatures);
         gas = vm.snapshotGasLastCall(group, "2 commitExecution");
@@ -107,9 +105,9 @@ contract GasTest is Base {
         signatures = certify(3, settlementHash(id, s));
         market.settle(id, s, signatures);
         gas += vm.snapshotGasLastCall(group, "3 settle");
-        Due[] memory dues = makeDues(id, terms, root, s);
-        market.distribute(dues);
-        vm.snapshotGasLastCall(group, "4 distribute, by whoever wants the money, alone");
+        ExecutionHistory[] memory histories = makeHistories(id, plan, root, s);
+        market.distribute(histories);
+        vm.snapshotGasLastCall(group, "4 distribute, one execution");
     }
 
     function test_gas_of_an_execution() public {
@@ -117,49 +115,51 @@ contract GasTest is Base {
         uint256 own11 = runOwn(2, 11, "Own 11 tasks");
         uint256 signed10 = runSigned(3, 10, "Signed 10 tasks");
         uint256 signed11 = runSigned(4, 11, "Signed 11 tasks");
-        require(own10 <= BAR && signed10 <= BAR, "above the bar");
-        require(own11 - own10 <= BAR_PER_TASK && signed11 - signed10 <= BAR_PER_TASK, "grows too fast");
+        require(own10 <= MAX_GAS && signed10 <= MAX_GAS, "an execution costs too much");
+        require(own11 - own10 <= MAX_GAS_PER_TASK, "another task costs too much");
+        require(signed11 - signed10 <= MAX_GAS_PER_TASK, "another task of a signed request costs too much");
         vm.snapshotValue("Execution", "own request, 10 tasks", own10);
         vm.snapshotValue("Execution", "own request, one more task", own11 - own10);
         vm.snapshotValue("Execution", "signed request, 10 tasks", signed10);
         vm.snapshotValue("Execution", "signed request, one more task", signed11 - signed10);
     }
 
-    /// @dev Thirty-two executions on the same ten nodes: most slots are warm.
+    /// @dev 32 executions on the same ten nodes: most storage slots are warm.
     function test_gas_of_distributing_many_at_once() public {
-        Due[] memory dues = new Due[](32);
+        ExecutionHistory[] memory histories = new ExecutionHistory[](32);
         for (uint64 i; i < 32; ++i) {
             bytes32 id = request(i + 1);
-            Terms memory terms = makeWork(requests[id], 10);
-            market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
+            PlanSubmission memory plan = makePlan(requests[id], 10);
+            market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
             bytes32 root = keccak256("commitments");
-            market.commitExecution(id, root, makeWords(10), certify(3, commitmentsHash(id, root, makeWords(10))));
+            bytes32[] memory exposures = makeExecutorExposures(10);
+            market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
             Settlement memory s = makePayouts(10);
             settle(id, s);
-            dues[i] = makeDues(id, terms, root, s)[0];
+            histories[i] = makeHistories(id, plan, root, s)[0];
         }
-        market.distribute(dues);
-        vm.snapshotGasLastCall("Verbs", "distribute 32 executions of 10 nodes");
+        market.distribute(histories);
+        vm.snapshotGasLastCall("Functions", "distribute 32 executions of 10 nodes");
     }
 
-    function test_gas_of_the_other_verbs() public {
+    function test_gas_of_the_other_functions() public {
         Task[] memory tasks = makeTasks(10, 100_000);
         uint32[] memory edges = makeChain(10);
         models.register(keccak256("ten tasks"), "ten-tasks", tasks, edges);
-        vm.snapshotGasLastCall("Verbs", "register a model of 10 tasks");
+        vm.snapshotGasLastCall("Functions", "register a model of 10 tasks");
         fund(client, 1e6);
-        vm.snapshotGasLastCall("Verbs", "deposit");
+        vm.snapshotGasLastCall("Functions", "deposit");
         vm.prank(client);
         market.withdraw(1e6);
-        vm.snapshotGasLastCall("Verbs", "withdraw");
+        vm.snapshotGasLastCall("Functions", "withdraw");
         bytes32 id = request(1);
-        Terms memory terms = makeWork(requests[id], 10);
-        market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
+        PlanSubmission memory plan = makePlan(requests[id], 10);
+        market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
         Completion[] memory list = new Completion[](1);
         list[0] = Completion(id, 1, keccak256("outputs"), 12_345_678);
         vm.prank(executors[0]);
         market.commitCompletions(list);
-        vm.snapshotGasLastCall("Verbs", "commitCompletions of one node");
+        vm.snapshotGasLastCall("Functions", "commitCompletions of one node");
         Settlement memory s = makePayouts(10);
         s.slashes = new Slash[](1);
         s.slashes[0] = Slash(node[0], 10e6);
@@ -168,12 +168,12 @@ contract GasTest is Base {
         s.rewards[1] = Payment(client, 1e6);
         bytes memory signatures = certify(3, settlementHash(id, s));
         market.settle(id, s, signatures);
-        vm.snapshotGasLastCall("Verbs", "settle 10 payouts, 1 slash, 2 rewards");
+        vm.snapshotGasLastCall("Functions", "settle 10 payouts, 1 slash, 2 rewards");
         market.collectFees();
-        vm.snapshotGasLastCall("Verbs", "collectFees, 4 members");
+        vm.snapshotGasLastCall("Functions", "collectFees, 4 members");
         id = request(2);
         vm.warp(block.timestamp + 60);
         market.refund(id);
-        vm.snapshotGasLastCall("Verbs", "refund");
+        vm.snapshotGasLastCall("Functions", "refund");
     }
 }

@@ -6,13 +6,23 @@ import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.so
 import {MarketBase} from "./MarketBase.sol";
 import {ICommittee} from "../src/interfaces/ICommittee.sol";
 import {
-    Completion, Due, Execution, IMarket, Parameters, Payment, Request, Settlement, Slash, Status, Terms
+    Completion,
+    Execution,
+    ExecutionHistory,
+    IMarket,
+    Parameters,
+    Payment,
+    PlanSubmission,
+    Request,
+    Settlement,
+    Slash,
+    Status
 } from "../src/interfaces/IMarket.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Market} from "../src/Market.sol";
-import {toWord} from "../src/Words.sol";
 import {IModelRegistry} from "../src/interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
+import {pack} from "../src/libraries/AccountAmount.sol";
 
 contract MarketTest is MarketBase {
     bytes32 internal constant SALT = keccak256("another root");
@@ -67,7 +77,7 @@ contract MarketTest is MarketBase {
 
     // ---------------------------------------------------------------------------- requests
 
-    function test_request_locks_the_price_and_binds_its_words() public {
+    function test_request_locks_the_price_and_stores_the_request_hash() public {
         bytes32 id = request(1);
         require(id == market.executionIdOf(client, 1));
         require(id == keccak256(abi.encode(block.chainid, address(market), client, uint64(1))));
@@ -94,7 +104,7 @@ contract MarketTest is MarketBase {
         market.requestExecution(model, steps, 0, 0, price, uint64(deadline), nonce);
     }
 
-    function test_request_refuses_what_cannot_be_served() public {
+    function test_requests_outside_the_bounds_are_refused() public {
         uint256 time = block.timestamp;
         refuse(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, bytes32(uint256(1))));
         tryRequest(bytes32(uint256(1)), 1, 3e6, time + 60, 1);
@@ -129,7 +139,7 @@ contract MarketTest is MarketBase {
         assertEq(market.quote(MODEL, 3), 6.06e6);
     }
 
-    function test_pausing_stops_requests_and_nothing_else() public {
+    function test_pausing_only_stops_new_requests() public {
         bytes32 id = request(1);
         bytes32 other = request(2);
         market.setPaused(true);
@@ -139,9 +149,10 @@ contract MarketTest is MarketBase {
         submitPlan(id, 1);
         commit(node[0], id);
         settle(id, makeSettlement(1e6, 0, 0));
-        Due memory due = makeDue(id, makeTerms(requests[id], 1), 0, makeSettlement(1e6, 0, 0).payouts);
-        due.own = makeExposures(1);
-        market.distribute(toList(due));
+        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
+        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 1), 0, payouts);
+        history.own = makeExposures(1);
+        market.distribute(toList(history));
         vm.warp(block.timestamp + 60);
         market.refund(other);
         vm.prank(node[0]);
@@ -162,71 +173,71 @@ contract MarketTest is MarketBase {
     function test_plan_is_accepted_once_with_a_quorum() public {
         bytes32 id = request(1);
         Request memory r = requests[id];
-        Terms memory terms = makeTerms(r, 3);
-        bytes memory few = certify(2, planHash(id, terms));
+        PlanSubmission memory plan = makePlan(r, 3);
+        bytes memory few = certify(2, planHash(id, plan));
         refuse(abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
-        market.submitCompletePlan(r, terms, few);
+        market.submitCompletePlan(r, plan, few);
         submitPlan(id, 3);
         Execution memory execution = market.executionOf(id);
         require(execution.executorCount == 3 && execution.status == Status.Planned);
-        require(execution.record == market.recordOf(makeDue(id, terms, 0, new bytes32[](0)), false));
-        assertEq(nodes.nodeOf(node[0]).locked, 0); // nobody can be judged yet
-        bytes memory again = certify(3, planHash(id, terms));
+        require(execution.record == market.recordOf(makeHistory(id, plan, 0, new bytes32[](0)), false));
+        assertEq(nodes.nodeOf(node[0]).locked, 0); // locked only by the commitments
+        bytes memory again = certify(3, planHash(id, plan));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Planned));
-        market.submitCompletePlan(r, terms, again);
+        market.submitCompletePlan(r, plan, again);
     }
 
     function test_a15_plan_of_another_execution_is_refused() public {
         bytes32 first = request(1);
         bytes32 second = request(2);
-        Terms memory terms = makeTerms(requests[first], 3);
+        PlanSubmission memory plan = makePlan(requests[first], 3);
         Request memory r = requests[second];
-        bytes memory signatures = certify(3, planHash(first, terms));
-        vm.expectRevert(); // recovers to strangers
-        market.submitCompletePlan(r, terms, signatures);
-        signatures = certify(3, planHash(second, terms));
-        vm.expectRevert(); // the seed is that of the first
-        market.submitCompletePlan(r, terms, signatures);
+        bytes memory signatures = certify(3, planHash(first, plan));
+        vm.expectRevert(); // the recovered signers are no members
+        market.submitCompletePlan(r, plan, signatures);
+        signatures = certify(3, planHash(second, plan));
+        vm.expectRevert(); // the seed signature is for the first execution
+        market.submitCompletePlan(r, plan, signatures);
         r = requests[first];
         r.inputsDigest = 0; // not what the client asked for
-        signatures = certify(3, planHash(first, terms));
+        signatures = certify(3, planHash(first, plan));
         refuse(abi.encodeWithSelector(IMarket.RecordMismatch.selector, first));
-        market.submitCompletePlan(r, terms, signatures);
+        market.submitCompletePlan(r, plan, signatures);
     }
 
     function test_a17_plan_needs_the_groups_signature_under_its_seed() public {
         bytes32 id = request(1);
         Request memory r = requests[id];
-        Terms memory terms = makeTerms(r, 1);
-        terms.seedSignature = blsSign(GROUP_SECRET + 1, seedMessage(r));
-        bytes memory signatures = certify(3, planHash(id, terms));
+        PlanSubmission memory plan = makePlan(r, 1);
+        plan.seedSignature = blsSign(GROUP_SECRET + 1, seedMessage(r));
+        bytes memory signatures = certify(3, planHash(id, plan));
         vm.expectRevert();
-        market.submitCompletePlan(r, terms, signatures);
-        terms.seedSignature = "";
-        signatures = certify(3, planHash(id, terms));
+        market.submitCompletePlan(r, plan, signatures);
+        plan.seedSignature = "";
+        signatures = certify(3, planHash(id, plan));
         vm.expectRevert();
-        market.submitCompletePlan(r, terms, signatures);
+        market.submitCompletePlan(r, plan, signatures);
     }
 
-    function test_plan_must_fit_its_deadline_and_bounds() public {
+    function test_plans_outside_the_bounds_or_after_the_deadline_are_refused() public {
         bytes32 id = request(1);
         Request memory r = requests[id];
-        Terms memory terms = makeTerms(r, 0);
+        PlanSubmission memory plan = makePlan(r, 0);
         refuse(abi.encodeWithSelector(IMarket.ExecutorsMissing.selector, id));
-        market.submitCompletePlan(r, terms, "");
-        terms.executors = 1025;
+        market.submitCompletePlan(r, plan, "");
+        plan.executors = 1025;
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 1025, 1024));
-        market.submitCompletePlan(r, terms, "");
-        terms = makeTerms(r, 1);
-        terms.planRoot = 0;
+        market.submitCompletePlan(r, plan, "");
+        plan = makePlan(r, 1);
+        plan.planRoot = 0;
         refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
-        market.submitCompletePlan(r, terms, "");
+        market.submitCompletePlan(r, plan, "");
         vm.warp(r.deadline);
         refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, r.deadline));
-        market.submitCompletePlan(r, terms, "");
+        market.submitCompletePlan(r, plan, "");
     }
 
-    function test_executions_in_flight_keep_their_quorum() public {
+    function test_open_executions_keep_their_committee_configuration() public {
         bytes32 id = request(1);
         committee.resetMembers(makeMembers()); // configuration 2
         submitPlan(id, 1);
@@ -237,7 +248,7 @@ contract MarketTest is MarketBase {
 
     // ------------------------------------------------------------------------- commitments
 
-    function test_commitments_are_written_once_by_active_nodes() public {
+    function test_a_node_commits_once_and_must_be_active() public {
         bytes32 id = request(1);
         Completion[] memory list = new Completion[](1);
         list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
@@ -266,86 +277,91 @@ contract MarketTest is MarketBase {
         market.commitCompletions(new Completion[](65));
     }
 
-    function test_the_committee_commits_for_all_in_one_call() public {
+    function test_the_committee_commits_all_executors_in_one_call() public {
         bytes32 id = request(1);
-        bytes32[] memory words = makeExposures(2);
+        bytes32[] memory exposures = makeExposures(2);
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
-        market.commitExecution(id, SALT, words, "");
+        market.commitExecution(id, SALT, exposures, "");
         submitPlan(id, 3);
         refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
-        market.commitExecution(id, 0, words, "");
+        market.commitExecution(id, 0, exposures, "");
         refuse(abi.encodeWithSelector(IMarket.ExecutorsMissing.selector, id));
         market.commitExecution(id, SALT, new bytes32[](0), "");
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 1025, 1024));
         market.commitExecution(id, SALT, new bytes32[](1025), "");
-        bytes memory few = certify(2, commitmentsHash(id, SALT, words));
+        bytes memory few = certify(2, commitmentsHash(id, SALT, exposures));
         refuse(abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
-        market.commitExecution(id, SALT, words, few);
+        market.commitExecution(id, SALT, exposures, few);
         bytes memory other = certify(3, commitmentsHash(id, SALT, makeExposures(3)));
         vm.expectRevert();
-        market.commitExecution(id, SALT, words, other);
+        market.commitExecution(id, SALT, exposures, other);
         assertEq(market.refundableAt(id), block.timestamp + 60);
-        commitAll(id, 2); // one answers for the third's tasks, too
+        commitAll(id, 2); // one of the two executes the third's tasks, too
         assertEq(market.refundableAt(id), block.timestamp + 60 + 1 hours);
         for (uint256 i; i < 3; ++i) {
             assertEq(nodes.nodeOf(node[i]).locked, i < 2 ? EXPOSURE : 0);
         }
         refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
-        market.commitExecution(id, SALT, words, "");
+        market.commitExecution(id, SALT, exposures, "");
         Completion[] memory late = new Completion[](1);
-        late[0] = Completion(id, 1, SALT, EXPOSURE); // it would lock a stake for nothing
+        late[0] = Completion(id, 1, SALT, EXPOSURE); // it would lock stake without need
         refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
         vm.prank(node[2]);
         market.commitCompletions(late);
         settle(id, makeSettlement(1e6, 0, 0));
-        Due memory due = makeDue(id, makeTerms(requests[id], 2), keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts);
-        market.distribute(toList(due));
+        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
+        bytes32 root = keccak256("commitments");
+        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 2), root, payouts);
+        market.distribute(toList(history));
         assertEq(market.balanceOf(node[0]), 1e6);
         assertEq(nodes.nodeOf(node[0]).locked, 0);
     }
 
-    function test_commitments_wait_for_stake_that_is_free() public {
+    function test_commitments_revert_until_enough_stake_is_unlocked() public {
         bytes32 first = request(1);
         bytes32 second = request(2);
         submitPlan(first, 2);
-        submitPlan(second, 2); // plans cost nobody stake
-        bytes32[] memory words = makeExposures(2);
-        words[1] = toWord(node[1], NODE_STAKE);
-        commitAll(first, words);
+        submitPlan(second, 2); // plans lock no stake
+        bytes32[] memory exposures = makeExposures(2);
+        exposures[1] = pack(node[1], NODE_STAKE);
+        commitAll(first, exposures);
         bytes memory signatures = certify(3, commitmentsHash(second, SALT, makeExposures(2)));
         refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], 0, EXPOSURE));
         market.commitExecution(second, SALT, makeExposures(2), signatures);
         assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE); // all or nothing
         bytes32[] memory twice = makeExposures(2);
-        twice[1] = twice[0]; // nobody is listed twice
+        twice[1] = twice[0]; // a node must not be listed twice
         bytes memory other = certify(3, commitmentsHash(second, SALT, twice));
         refuse(abi.encodeWithSelector(INodeRegistry.ExposuresNotAscending.selector, node[0], node[0]));
         market.commitExecution(second, SALT, twice, other);
         settle(first, makeSettlement(1e6, 0, 0));
-        Due memory due = makeDue(first, makeTerms(requests[first], 2), keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts);
-        due.exposures = words;
-        market.distribute(toList(due));
-        market.commitExecution(second, SALT, makeExposures(2), signatures); // the same words, now that there is room
+        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
+        bytes32 root = keccak256("commitments");
+        ExecutionHistory memory history = makeHistory(first, makePlan(requests[first], 2), root, payouts);
+        history.exposures = exposures;
+        market.distribute(toList(history));
+        // The same call succeeds, now that the stake is unlocked.
+        market.commitExecution(second, SALT, makeExposures(2), signatures);
         assertEq(nodes.nodeOf(node[1]).locked, EXPOSURE);
     }
 
-    function test_commitments_that_never_lock_are_refunded() public {
+    function test_an_execution_whose_commitments_never_lock_is_refunded() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        bytes32[] memory words = new bytes32[](1);
-        words[0] = toWord(node[0], NODE_STAKE + 1);
-        bytes memory signatures = certify(3, commitmentsHash(id, SALT, words));
+        bytes32[] memory exposures = new bytes32[](1);
+        exposures[0] = pack(node[0], NODE_STAKE + 1);
+        bytes memory signatures = certify(3, commitmentsHash(id, SALT, exposures));
         refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[0], NODE_STAKE, NODE_STAKE + 1));
-        market.commitExecution(id, SALT, words, signatures);
-        vm.warp(block.timestamp + 60); // no grace: nothing is committed
+        market.commitExecution(id, SALT, exposures, signatures);
+        vm.warp(block.timestamp + 60); // no grace, because there are no commitments
         market.refund(id);
         assertEq(market.balanceOf(client), 1000e6);
         assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertConserved();
     }
 
-    /// @dev Who was bound twice is locked twice, and released twice.
-    function test_own_commitments_and_the_committees_are_released_alike() public {
+    /// @dev A node whose commitment is recorded twice has its exposure locked twice, and released twice.
+    function test_exposures_of_both_kinds_of_commitment_are_released() public {
         bytes32 id = request(1);
         submitPlan(id, 2);
         commit(node[1], id);
@@ -354,40 +370,40 @@ contract MarketTest is MarketBase {
         assertEq(nodes.nodeOf(node[1]).locked, 2 * EXPOSURE);
         settle(id, makeSettlement(1e6, 0, 0));
         bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
-        Due memory due = makeDue(id, makeTerms(requests[id], 2), keccak256("commitments"), payouts);
+        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 2), keccak256("commitments"), payouts);
         bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
-        refuseDue(mismatch, due); // it leaves out the node's own
-        due.own = new bytes32[](1);
-        due.own[0] = toWord(node[1], EXPOSURE + 1);
-        refuseDue(mismatch, due);
-        due.own[0] = toWord(node[1], EXPOSURE);
-        market.distribute(toList(due));
+        refuseDistribute(mismatch, history); // the node's own commitment is missing
+        history.own = new bytes32[](1);
+        history.own[0] = pack(node[1], EXPOSURE + 1);
+        refuseDistribute(mismatch, history);
+        history.own[0] = pack(node[1], EXPOSURE);
+        market.distribute(toList(history));
         assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertEq(nodes.nodeOf(node[1]).locked, 0);
     }
 
-    /// @dev A record's commitments cannot be passed off as a plan, which would leave the stake locked.
-    function test_a_record_reads_one_way_only() public {
+    /// @dev Otherwise the execution could be marked as distributed while the stake stays locked.
+    function test_commitments_cannot_be_passed_off_as_a_plan() public {
         bytes32 id = request(1);
         submitPlan(id, 2);
-        Due memory due = makeDue(id, makeTerms(requests[id], 2), 0, new bytes32[](0));
-        bytes32 planned = market.recordOf(due, false);
+        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 2), 0, new bytes32[](0));
+        bytes32 planned = market.recordOf(history, false);
         commitAll(id, 2);
         vm.warp(block.timestamp + 60 + 1 hours);
         market.refund(id);
-        due.requestHash = planned;
-        due.planRoot = keccak256("commitments");
-        due.seed = keccak256(abi.encodePacked(makeExposures(2)));
-        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), due);
-        due = makeDue(id, makeTerms(requests[id], 2), 0, new bytes32[](0));
-        due.exposures = makeExposures(2); // nothing binds exposures without commitments
-        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), due);
-        due.commitments = keccak256("commitments");
-        market.distribute(toList(due));
+        history.requestHash = planned;
+        history.planRoot = keccak256("commitments");
+        history.seed = keccak256(abi.encodePacked(makeExposures(2)));
+        refuseDistribute(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), history);
+        history = makeHistory(id, makePlan(requests[id], 2), 0, new bytes32[](0));
+        history.exposures = makeExposures(2); // exposures without a root of commitments
+        refuseDistribute(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), history);
+        history.commitments = keccak256("commitments");
+        market.distribute(toList(history));
         assertEq(nodes.nodeOf(node[1]).locked, 0);
     }
 
-    function test_one_call_commits_many_executions() public {
+    function test_one_call_commits_to_many_executions() public {
         Completion[] memory list = new Completion[](64);
         for (uint64 i; i < 64; ++i) {
             bytes32 id = request(i);
@@ -402,12 +418,12 @@ contract MarketTest is MarketBase {
 
     // -------------------------------------------------------------------------- settlement
 
-    function test_settle_decides_and_distribute_credits() public {
+    function test_settle_decides_payouts_and_distribute_credits_them() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
         settle(id, s);
-        assertEq(market.balanceOf(node[0]), 0); // decided, not credited
+        assertEq(market.balanceOf(node[0]), 0); // decided, not yet credited
         assertEq(market.balanceOf(node[1]), 30e6); // rewards at once
         assertEq(market.balanceOf(client), 999e6 - 0.01e6); // one per cent is the fee
         assertEq(market.balanceOf(address(this)), 70e6); // the treasury
@@ -428,52 +444,55 @@ contract MarketTest is MarketBase {
         market.settle(id, s, signatures);
     }
 
-    function refuseDue(bytes memory reason, Due memory due) internal {
-        Due[] memory dues = toList(due);
+    function refuseDistribute(bytes memory reason, ExecutionHistory memory history) internal {
+        ExecutionHistory[] memory histories = toList(history);
         refuse(reason);
-        market.distribute(dues);
+        market.distribute(histories);
     }
 
     function test_distribute_pays_once_and_only_what_was_decided() public {
         bytes32 id = request(1);
         bytes32[] memory none = new bytes32[](0);
-        Terms memory terms = makeTerms(requests[id], 2);
-        refuseDue(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested), makeDue(id, terms, 0, none));
+        PlanSubmission memory plan = makePlan(requests[id], 2);
+        bytes memory reason = abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested);
+        refuseDistribute(reason, makeHistory(id, plan, 0, none));
         submitPlan(id, 2);
         Settlement memory s = makeSettlement(1e6, 0, 0);
         settle(id, s);
         bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
-        refuseDue(mismatch, makeDue(id, terms, 0, none));
-        refuseDue(mismatch, makeDue(id, terms, SALT, s.payouts));
-        s.payouts[0] = toWord(node[0], 2e6);
-        refuseDue(mismatch, makeDue(id, terms, 0, s.payouts));
-        s.payouts[0] = toWord(node[0], 1e6);
-        market.distribute(toList(makeDue(id, terms, 0, s.payouts)));
-        refuseDue(abi.encodeWithSelector(IMarket.AlreadyDistributed.selector, id), makeDue(id, terms, 0, s.payouts));
+        refuseDistribute(mismatch, makeHistory(id, plan, 0, none));
+        refuseDistribute(mismatch, makeHistory(id, plan, SALT, s.payouts));
+        s.payouts[0] = pack(node[0], 2e6);
+        refuseDistribute(mismatch, makeHistory(id, plan, 0, s.payouts));
+        s.payouts[0] = pack(node[0], 1e6);
+        market.distribute(toList(makeHistory(id, plan, 0, s.payouts)));
+        reason = abi.encodeWithSelector(IMarket.AlreadyDistributed.selector, id);
+        refuseDistribute(reason, makeHistory(id, plan, 0, s.payouts));
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
-        market.distribute(new Due[](65));
+        market.distribute(new ExecutionHistory[](65));
     }
 
-    function test_distribute_releases_what_was_refunded() public {
+    function test_distribute_releases_the_exposures_of_refunded_executions() public {
         bytes32 id = request(1);
-        bytes32 never = request(2); // gets no plan
+        bytes32 never = request(2); // never gets a plan
         submitPlan(id, 2);
         commitAll(id, 2);
         vm.warp(block.timestamp + 60 + 1 hours);
         market.refund(id);
         market.refund(never);
-        Terms memory terms = makeTerms(requests[id], 2);
+        PlanSubmission memory plan = makePlan(requests[id], 2);
         bytes32[] memory payouts = makeSettlement(3e6, 0, 0).payouts;
-        market.distribute(toList(makeDue(id, terms, keccak256("commitments"), payouts)));
-        assertEq(market.balanceOf(node[0]), 0); // whatever is stated, a refund pays nobody
+        market.distribute(toList(makeHistory(id, plan, keccak256("commitments"), payouts)));
+        assertEq(market.balanceOf(node[0]), 0); // after a refund the stated payouts are ignored
         assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertEq(nodes.nodeOf(node[1]).locked, 0);
-        terms = makeTerms(requests[never], 2);
-        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, never), makeDue(never, terms, 0, payouts));
+        plan = makePlan(requests[never], 2);
+        bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, never);
+        refuseDistribute(mismatch, makeHistory(never, plan, 0, payouts));
         assertConserved();
     }
 
-    function test_settle_cannot_pay_more_than_there_is() public {
+    function test_payouts_above_the_locked_price_are_refused() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         Settlement memory s = makeSettlement(PRICE + 1, 0, 0);
@@ -485,20 +504,20 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
-    function test_self_slashing_does_not_pay() public {
+    function test_slashing_ones_own_node_loses_money() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        Settlement memory s = makeSettlement(0, 100e6, 100e6); // the liar is the validator and the client
+        Settlement memory s = makeSettlement(0, 100e6, 100e6); // node, validator and client are one party
         settle(id, s);
         assertEq(market.balanceOf(node[1]), 80e6);
         assertEq(market.balanceOf(address(this)), 20e6);
         assertConserved();
     }
 
-    function test_rewards_shrink_with_an_emptied_stake() public {
+    function test_rewards_are_scaled_down_when_less_stake_is_left() public {
         vm.prank(address(market));
         nodes.slash(node[2], NODE_STAKE - 10e6);
-        usdc.mint(client, NODE_STAKE - 10e6); // the treasury's elsewhere; keeps the sums below exact
+        usdc.mint(client, NODE_STAKE - 10e6); // stands for money outside the market
         bytes32 id = request(1);
         submitPlan(id, 1);
         Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
@@ -521,14 +540,14 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
-    function test_settle_needs_a_plan_a_quorum_and_its_own_words() public {
+    function test_settle_checks_status_quorum_and_contents() public {
         bytes32 id = request(1);
         Settlement memory s = makeSettlement(1e6, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
         market.settle(id, s, signatures);
         submitPlan(id, 1);
-        s.payouts[0] = toWord(client, 1e6); // another text than the one that was signed
+        s.payouts[0] = pack(client, 1e6); // not what was signed
         vm.expectRevert();
         market.settle(id, s, signatures);
         s = makeSettlement(1e6, 0, 0);
@@ -538,8 +557,8 @@ contract MarketTest is MarketBase {
         market.settle(id, s, signatures);
         s = makeSettlement(1e6, 0, 0);
         s.payouts = new bytes32[](2);
-        s.payouts[0] = toWord(node[0], 1);
-        s.payouts[1] = toWord(node[0], 1);
+        s.payouts[0] = pack(node[0], 1);
+        s.payouts[1] = pack(node[0], 1);
         signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.PayoutsNotAscending.selector, node[0], node[0]));
         market.settle(id, s, signatures);
@@ -571,49 +590,49 @@ contract MarketTest is MarketBase {
         uint256 count = 1024;
         bytes32 id = request(1);
         Request memory r = requests[id];
-        Terms memory terms = makeTerms(r, 0);
-        terms.executors = uint32(count);
-        bytes32[] memory words = new bytes32[](count);
+        PlanSubmission memory plan = makePlan(r, 0);
+        plan.executors = uint32(count);
+        bytes32[] memory exposures = new bytes32[](count);
         Settlement memory s = makeSettlement(0, 0, 0);
         s.payouts = new bytes32[](2 * count);
         for (uint160 i; i < 2 * count; ++i) {
             address account = address(0x10001 + i);
             if (i < count) {
                 joinNode(account);
-                words[i] = toWord(account, EXPOSURE);
+                exposures[i] = pack(account, EXPOSURE);
             }
-            s.payouts[i] = toWord(account, 1000);
+            s.payouts[i] = pack(account, 1000);
         }
-        bytes memory signatures = certify(3, planHash(id, terms));
+        bytes memory signatures = certify(3, planHash(id, plan));
         uint256 before = gasleft();
-        market.submitCompletePlan(r, terms, signatures);
-        require(before - gasleft() < 250_000, "plan"); // as dear as the smallest
-        signatures = certify(3, commitmentsHash(id, SALT, words));
+        market.submitCompletePlan(r, plan, signatures);
+        require(before - gasleft() < 250_000, "plan"); // the same as for the smallest plan
+        signatures = certify(3, commitmentsHash(id, SALT, exposures));
         before = gasleft();
-        market.commitExecution(id, SALT, words, signatures);
+        market.commitExecution(id, SALT, exposures, signatures);
         require(before - gasleft() < 1 << 24, "commitments");
         signatures = certify(3, settlementHash(id, s));
         before = gasleft();
         market.settle(id, s, signatures);
         require(before - gasleft() < 1 << 24, "settle");
-        Due memory due = makeDue(id, terms, 0, s.payouts);
-        (due.commitments, due.exposures) = (SALT, words);
-        Due[] memory dues = toList(due);
+        ExecutionHistory memory history = makeHistory(id, plan, 0, s.payouts);
+        (history.commitments, history.exposures) = (SALT, exposures);
+        ExecutionHistory[] memory histories = toList(history);
         for (uint256 left = 2 * count; left > 0; left -= left < 384 ? left : 384) {
             before = gasleft();
-            market.distribute(dues);
+            market.distribute(histories);
             require(before - gasleft() < 1 << 24, "distribute");
             assertEq(nodes.nodeOf(address(0x10001)).locked, 0);
         }
         assertEq(market.balanceOf(address(0x10001)), 1000);
         assertEq(market.balanceOf(address(0x10800)), 1000);
         refuse(abi.encodeWithSelector(IMarket.AlreadyDistributed.selector, id));
-        market.distribute(dues);
+        market.distribute(histories);
         assertEq(market.totalLocked(), 0);
         assertConserved();
     }
 
-    function test_fees_are_the_members_in_equal_parts() public {
+    function test_members_share_the_fees_equally() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         settle(id, makeSettlement(1e6 + 300, 0, 0));
@@ -661,34 +680,34 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
-    function test_unknown_executions_have_no_verbs() public {
+    function test_calls_for_unknown_executions_are_refused() public {
         bytes memory reason = abi.encodeWithSelector(IMarket.StatusInvalid.selector, bytes32(0), Status.Unknown);
         refuse(reason);
         market.refund(0);
         Request memory r = makeRequest(99);
-        Terms memory terms = makeTerms(r, 1);
+        PlanSubmission memory plan = makePlan(r, 1);
         refuse(
             abi.encodeWithSelector(
                 IMarket.StatusInvalid.selector, market.executionIdOf(client, 99), Status.Unknown
             )
         );
-        market.submitCompletePlan(r, terms, "");
+        market.submitCompletePlan(r, plan, "");
         Settlement memory s;
         refuse(reason);
         market.settle(0, s, "");
-        refuseDue(reason, makeDue(0, terms, 0, s.payouts));
+        refuseDistribute(reason, makeHistory(0, plan, 0, s.payouts));
     }
 
     // -------------------------------------------------------------------------- parameters
 
-    function test_the_published_parameters_are_refused() public {
+    function test_a_slash_of_ten_times_the_cost_is_refused() public {
         Parameters memory p = defaultParameters();
         p.slashMilli = 10_000; // 0.08 * 0.9^2 * 11.2 = 0.7258 of the cost
         refuse(abi.encodeWithSelector(IMarket.ParametersUnsafe.selector, 725_760, 1_000_000));
         market.setParameters(p);
     }
 
-    function test_the_threshold_is_exact() public {
+    function test_the_condition_on_parameters_is_exact() public {
         Parameters memory p = defaultParameters();
         p.slashMilli = 14_233; // 0.0648 * (1.2 + 14.233) = 1.0000584
         market.setParameters(p);
@@ -697,7 +716,7 @@ contract MarketTest is MarketBase {
         market.setParameters(p);
     }
 
-    function test_parameters_are_the_owners_and_in_range() public {
+    function test_the_owner_sets_parameters_within_their_ranges() public {
         Parameters memory p = defaultParameters();
         vm.expectRevert();
         vm.prank(client);
@@ -715,7 +734,7 @@ contract MarketTest is MarketBase {
         p.collusionBps = 10_000;
         refuseParameters(p, "collusionBps");
         p = defaultParameters();
-        p.treasuryBps = 0; // slashing oneself would cost nothing
+        p.treasuryBps = 0; // slashing one's own node would cost nothing
         refuseParameters(p, "treasuryBps");
         p.treasuryBps = 10_001;
         refuseParameters(p, "treasuryBps");
@@ -753,7 +772,7 @@ contract MarketTest is MarketBase {
         nodes.setUnbondingPeriod(UNBONDING - 1);
     }
 
-    function test_the_treasury_is_the_owners_to_name() public {
+    function test_only_the_owner_sets_the_treasury() public {
         refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
         market.setTreasury(address(0));
         refuse(abi.encodeWithSelector(Ownable.OwnableUnauthorizedAccount.selector, client));
@@ -764,10 +783,10 @@ contract MarketTest is MarketBase {
     }
 
     function test_the_code_fits_eip170() public view {
-        require(address(market).code.length <= 24_576, "no chain would take it");
+        require(address(market).code.length <= 24_576, "the code is too large for a chain");
     }
 
-    function test_the_market_needs_its_parts() public {
+    function test_the_constructor_refuses_zero_addresses() public {
         Parameters memory p = defaultParameters();
         for (uint256 i; i < 4; ++i) {
             refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
@@ -797,7 +816,7 @@ contract MarketTest is MarketBase {
         }
     }
 
-    function testFuzz_settlement_conserves(uint96 pay, uint96 slash, uint96 reward) public {
+    function testFuzz_settlement_conserves_money(uint96 pay, uint96 slash, uint96 reward) public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         Settlement memory s = makeSettlement(pay % 4e6, slash % 3000e6, reward % 3000e6);

@@ -2,9 +2,9 @@
 pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
-import {Completion, Due} from "../src/interfaces/IMarket.sol";
+import {Completion, ExecutionHistory} from "../src/interfaces/IMarket.sol";
 
-/// @dev The network of Base whose committee has a group key and one snapshot.
+/// @dev The network of Base, whose committee also has a group key and one snapshot.
 abstract contract MarketBase is Base {
     function setUp() public virtual override {
         super.setUp();
@@ -33,8 +33,8 @@ abstract contract MarketBase is Base {
         market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
     }
 
-    function toList(Due memory due) internal pure returns (Due[] memory dues) {
-        dues = new Due[](1);
-        dues[0] = due;
+    function toList(ExecutionHistory memory history) internal pure returns (ExecutionHistory[] memory histories) {
+        histories = new ExecutionHistory[](1);
+        histories[0] = history;
     }
 }

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {accountOf, toWord} from "../src/Words.sol";
 import {MarketBase} from "./MarketBase.sol";
-import {Due, Execution, Request, Settlement, Status, Terms} from "../src/interfaces/IMarket.sol";
+import {
+    Execution, ExecutionHistory, PlanSubmission, Request, Settlement, Status
+} from "../src/interfaces/IMarket.sol";
+import {accountOf, amountOf, pack} from "../src/libraries/AccountAmount.sol";
 
-/// @dev Everything that moves money, in any order, by forge's choice. Owns the network it acts on. Nodes
-/// 0 and 1 are honest, node 2 lies: settlements slash only it.
+/// @dev The calls that move money; forge chooses their order and arguments. The handler owns the network. Nodes 0 and
+/// 1 are honest, node 2 is not: settlements slash only node 2.
 contract MarketHandler is MarketBase {
     uint256 internal constant EXECUTIONS = 12;
 
     bytes32[] internal _ids;
-    mapping(bytes32 executionId => uint32) internal _planned; // executors of the plan
+    mapping(bytes32 executionId => uint32) internal _planned; // number of executors in the plan
     mapping(bytes32 executionId => bytes32) internal _commitments;
-    mapping(bytes32 executionId => bytes32[]) internal _own; // words of nodes' own commitments
+    mapping(bytes32 executionId => bytes32[]) internal _own; // packed entries of the nodes' own commitments
     mapping(bytes32 executionId => Settlement) internal _settlements;
     mapping(bytes32 executionId => uint256) internal _distributions; // successful ones
     uint256 internal _earned; // by node 0, out of prices
@@ -36,25 +38,25 @@ contract MarketHandler is MarketBase {
         market.freeze(uint64(block.timestamp + later % 20));
     }
 
-    function ask() external {
+    function requestOne() external {
         if (_ids.length < EXECUTIONS) _ids.push(request(uint64(_ids.length)));
     }
 
-    function plan(uint256 which, uint16 executors) external {
+    function submit(uint256 which, uint16 executors) external {
         bytes32 id = _pick(which);
         uint32 count = executors % 3 + 1;
         submitPlan(id, count);
         _planned[id] = count;
     }
 
-    function open(uint16 executors) external {
+    function openSigned(uint16 executors) external {
         require(_ids.length < EXECUTIONS);
         Request memory r = makeRequest(uint64(_ids.length));
         bytes32 id = market.executionIdOf(client, r.nonce);
         requests[id] = r;
         uint32 count = executors % 3 + 1;
-        Terms memory terms = makeTerms(r, count);
-        market.openExecution(r, signRequest(CLIENT_KEY, r), terms, certify(3, planHash(id, terms)));
+        PlanSubmission memory plan = makePlan(r, count);
+        market.openExecution(r, signRequest(CLIENT_KEY, r), plan, certify(3, planHash(id, plan)));
         _ids.push(id);
         _planned[id] = count;
     }
@@ -62,7 +64,7 @@ contract MarketHandler is MarketBase {
     function commitOne(uint256 which, uint256 who) external {
         bytes32 id = _pick(which);
         commit(node[who % 3], id);
-        _own[id].push(toWord(node[who % 3], EXPOSURE));
+        _own[id].push(pack(node[who % 3], EXPOSURE));
     }
 
     function commitMany(uint256 which) external {
@@ -127,19 +129,19 @@ contract MarketHandler is MarketBase {
         }
         assertEq(market.totalBalances(), owed);
         assertEq(usdc.balanceOf(address(nodes)), staked);
-        assertEq(market.balanceOf(node[0]) + _withdrawn, _earned); // each payout once, to the micro-USDC
-        assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE); // no honest stake is touched
+        assertEq(market.balanceOf(node[0]) + _withdrawn, _earned); // each payout exactly once
+        assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE); // honest nodes keep their stakes
         assertEq(nodes.nodeOf(node[1]).stake, NODE_STAKE);
     }
 
-    /// @dev Whatever happened before: time closes every execution, and everybody gets out what is theirs.
+    /// @dev After any sequence of calls: every execution can be closed, and every account can withdraw its balance.
     function finish() external {
         for (uint256 i; i < _ids.length; ++i) {
             bytes32 id = _ids[i];
             Status status = market.executionOf(id).status;
             if (status == Status.Requested || status == Status.Planned) {
-                uint256 due = market.refundableAt(id);
-                if (block.timestamp < due) vm.warp(due);
+                uint256 refundable = market.refundableAt(id);
+                if (block.timestamp < refundable) vm.warp(refundable);
                 market.refund(id);
             }
             if (_planned[id] > 0 && !market.executionOf(id).released) _distribute(id);
@@ -158,7 +160,7 @@ contract MarketHandler is MarketBase {
             _drain(vm.addr(memberKeys[i]));
         }
         assertEq(market.totalBalances(), 0);
-        require(usdc.balanceOf(address(market)) < 4, "more than the rest of a division stayed");
+        require(usdc.balanceOf(address(market)) < 4, "more than the remainder of a division is left");
     }
 
     function _drain(address account) internal {
@@ -170,16 +172,17 @@ contract MarketHandler is MarketBase {
 
     function _distribute(bytes32 id) internal {
         Settlement memory s = _settlements[id];
-        Due memory due = makeDue(id, makeTerms(requests[id], _planned[id]), _commitments[id], s.payouts);
-        due.own = _own[id];
-        market.distribute(toList(due));
+        PlanSubmission memory plan = makePlan(requests[id], _planned[id]);
+        ExecutionHistory memory history = makeHistory(id, plan, _commitments[id], s.payouts);
+        history.own = _own[id];
+        market.distribute(toList(history));
         ++_distributions[id];
         _earned += _payout(id);
     }
 
     function _payout(bytes32 id) internal view returns (uint256) {
         bytes32[] storage payouts = _settlements[id].payouts;
-        return payouts.length == 0 ? 0 : uint96(uint256(payouts[0]));
+        return payouts.length == 0 ? 0 : amountOf(payouts[0]);
     }
 
     function _pick(uint256 which) internal view returns (bytes32) {
@@ -211,13 +214,13 @@ contract MarketInvariantTest {
         list[0].selectors = new bytes4[](13);
         list[0].selectors[0] = MarketHandler.deposit.selector;
         list[0].selectors[1] = MarketHandler.withdraw.selector;
-        list[0].selectors[2] = MarketHandler.ask.selector;
-        list[0].selectors[3] = MarketHandler.plan.selector;
+        list[0].selectors[2] = MarketHandler.requestOne.selector;
+        list[0].selectors[3] = MarketHandler.submit.selector;
         list[0].selectors[4] = MarketHandler.commitOne.selector;
         list[0].selectors[5] = MarketHandler.decide.selector;
         list[0].selectors[6] = MarketHandler.refund.selector;
         list[0].selectors[7] = MarketHandler.freeze.selector;
-        list[0].selectors[8] = MarketHandler.open.selector;
+        list[0].selectors[8] = MarketHandler.openSigned.selector;
         list[0].selectors[9] = MarketHandler.commitMany.selector;
         list[0].selectors[10] = MarketHandler.distributeOne.selector;
         list[0].selectors[11] = MarketHandler.collect.selector;

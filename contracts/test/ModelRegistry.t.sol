@@ -59,12 +59,20 @@ contract ModelRegistryTest is Base {
     }
 
     function test_register_refuses_bad_sizes() public {
-        refuse("m", makeTasks(0, 1), new uint32[](0), abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 0));
         refuse(
-            "m", makeTasks(1025, 1), makeChain(2), abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 1025)
+            "m", makeTasks(0, 1), new uint32[](0), abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 0)
         );
         refuse(
-            "m", makeTasks(2, 1), new uint32[](4097), abi.encodeWithSelector(IModelRegistry.EdgeCountInvalid.selector, 4097)
+            "m",
+            makeTasks(1025, 1),
+            makeChain(2),
+            abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 1025)
+        );
+        refuse(
+            "m",
+            makeTasks(2, 1),
+            new uint32[](4097),
+            abi.encodeWithSelector(IModelRegistry.EdgeCountInvalid.selector, 4097)
         );
     }
 

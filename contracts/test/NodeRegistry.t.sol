@@ -3,10 +3,10 @@ pragma solidity ^0.8.28;
 
 import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {toWord} from "../src/Words.sol";
 import {Base} from "./Base.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";
+import {pack} from "../src/libraries/AccountAmount.sol";
 
 contract NodeRegistryTest is Base {
     function test_register_takes_exactly_the_stake() public view {
@@ -51,7 +51,7 @@ contract NodeRegistryTest is Base {
         assertEq(nodes.nodeCount(), 3);
     }
 
-    function test_register_refuses_twice_bad_keys_no_vram_long_endpoints() public {
+    function test_register_checks_its_arguments() public {
         bytes32 taken = nodes.nodeOf(node[0]).signingKey;
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeExists.selector, node[0]));
         vm.prank(node[0]);
@@ -70,7 +70,7 @@ contract NodeRegistryTest is Base {
         nodes.register(bytes32(uint256(7)), 12, string(new bytes(257)));
     }
 
-    function test_leaving_takes_the_unbonding_period() public {
+    function test_a_stake_is_withdrawn_after_the_unbonding_period() public {
         vm.prank(node[0]);
         nodes.requestUnstake();
         require(!nodes.isActive(node[0]));
@@ -86,13 +86,13 @@ contract NodeRegistryTest is Base {
         nodes.withdrawStake();
         assertEq(usdc.balanceOf(node[0]), NODE_STAKE);
         assertEq(nodes.nodeCount(), 2);
-        require(nodes.nodesPage(0, 10)[0].account == node[2]); // the last took its place
+        require(nodes.nodesPage(0, 10)[0].account == node[2]); // the last node takes its position
         vm.prank(node[0]);
-        nodes.register(bytes32(uint256(uint160(node[0]))), 12, ""); // and may come back with its key
+        nodes.register(bytes32(uint256(uint160(node[0]))), 12, ""); // it can register again with the same key
         assertEq(nodes.nodeCount(), 3);
     }
 
-    function test_the_last_of_the_list_can_leave() public {
+    function test_all_nodes_can_leave_from_the_last_to_the_first() public {
         for (uint256 i; i < 3; ++i) {
             vm.prank(node[i]);
             nodes.requestUnstake();
@@ -107,7 +107,7 @@ contract NodeRegistryTest is Base {
         assertEq(usdc.balanceOf(address(nodes)), 0);
     }
 
-    function test_who_took_a_leavers_place_can_leave() public {
+    function test_a_node_that_was_moved_in_the_list_can_leave() public {
         for (uint256 i; i < 3; i += 2) {
             vm.prank(node[i]);
             nodes.requestUnstake();
@@ -121,7 +121,7 @@ contract NodeRegistryTest is Base {
         require(page.length == 1 && page[0].account == node[1]);
     }
 
-    function test_cancelled_leaving_is_staying() public {
+    function test_a_node_that_cancels_its_unbonding_stays_active() public {
         vm.prank(node[0]);
         nodes.requestUnstake();
         vm.prank(node[0]);
@@ -132,7 +132,7 @@ contract NodeRegistryTest is Base {
         nodes.withdrawStake();
     }
 
-    function test_slashed_below_the_stake_is_inactive_until_topped_up() public {
+    function test_a_node_slashed_below_its_least_stake_is_inactive_until_it_tops_up() public {
         vm.prank(address(market));
         assertEq(nodes.slash(node[0], 5e6), 5e6);
         assertEq(usdc.balanceOf(address(market)), 1000e6 + 5e6);
@@ -143,7 +143,7 @@ contract NodeRegistryTest is Base {
         require(nodes.isActive(node[0]));
     }
 
-    function test_slash_takes_no_more_than_there_is() public {
+    function test_slash_takes_at_most_the_stake() public {
         vm.prank(address(market));
         assertEq(nodes.slash(node[0], type(uint256).max), NODE_STAKE);
         vm.prank(address(market));
@@ -153,7 +153,7 @@ contract NodeRegistryTest is Base {
         assertEq(usdc.balanceOf(address(nodes)), 2 * NODE_STAKE);
     }
 
-    function test_a_leaving_node_can_be_slashed() public {
+    function test_an_unbonding_node_can_be_slashed() public {
         vm.prank(node[0]);
         nodes.requestUnstake();
         vm.prank(address(market));
@@ -169,17 +169,17 @@ contract NodeRegistryTest is Base {
 
     function oneExposure(address account, uint96 amount) internal pure returns (bytes32[] memory list) {
         list = new bytes32[](1);
-        list[0] = toWord(account, amount);
+        list[0] = pack(account, amount);
     }
 
-    function test_a_locked_stake_stays() public {
+    function test_a_locked_stake_cannot_be_withdrawn() public {
         vm.prank(address(market));
         nodes.lock(oneExposure(node[0], EXPOSURE));
         assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
         vm.prank(node[0]);
         nodes.requestUnstake();
         vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 1)); // a leaving node cannot stop a plan
+        nodes.lock(oneExposure(node[0], 1)); // an unbonding node cannot block an execution
         vm.warp(block.timestamp + UNBONDING);
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StakeExposed.selector, node[0], EXPOSURE + 1));
         vm.prank(node[0]);
@@ -204,16 +204,16 @@ contract NodeRegistryTest is Base {
         vm.prank(address(market));
         nodes.lock(oneExposure(node[0], 1));
         vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 0)); // nothing needs nothing
+        nodes.lock(oneExposure(node[0], 0)); // an exposure of 0 needs no free stake
         vm.expectRevert(abi.encodeWithSelector(kind, client, 0, 1));
         vm.prank(address(market));
-        nodes.lock(oneExposure(client, 1)); // no node, no stake
+        nodes.lock(oneExposure(client, 1)); // not a node, so there is no stake
         vm.prank(address(market));
         nodes.release(oneExposure(node[0], NODE_STAKE - 1));
         assertEq(nodes.nodeOf(node[0]).locked, 0);
     }
 
-    function test_exposures_are_the_markets() public {
+    function test_only_the_market_locks_and_releases() public {
         bytes32[] memory list = oneExposure(node[0], 1);
         bytes memory reason = abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this));
         vm.expectRevert(reason);
@@ -222,7 +222,7 @@ contract NodeRegistryTest is Base {
         nodes.release(list);
     }
 
-    function test_an_operator_takes_a_node_for_its_own() public {
+    function test_an_operator_must_allow_the_nodes_that_name_it() public {
         require(nodes.nodeOf(node[0]).operator == node[0]);
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.OperatorUnwilling.selector, client, node[0]));
         vm.prank(node[0]);
@@ -239,13 +239,13 @@ contract NodeRegistryTest is Base {
         require(nodes.nodeOf(node[0]).operator == node[0]);
     }
 
-    function test_a24_taking_anothers_key_first_gains_nothing() public {
+    function test_a24_registering_anothers_key_first_gains_nothing() public {
         bytes32 key = keccak256("the victim's key");
         usdc.mint(client, NODE_STAKE);
         vm.prank(client);
         usdc.approve(address(nodes), NODE_STAKE);
         vm.prank(client);
-        nodes.register(key, 12, ""); // the thief stakes in full and cannot sign a single message
+        nodes.register(key, 12, ""); // the attacker has staked in full and cannot sign a message
         address victim = address(0x4001);
         usdc.mint(victim, NODE_STAKE);
         vm.prank(victim);
@@ -258,8 +258,10 @@ contract NodeRegistryTest is Base {
         require(nodes.isActive(victim));
     }
 
-    function test_owners_verbs_are_the_owners_and_bounded() public {
-        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, 91 days, 1 days + 1 hours + 1, 90 days));
+    function test_owner_functions_are_restricted_and_bounded() public {
+        vm.expectRevert(
+            abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, 91 days, 1 days + 1 hours + 1, 90 days)
+        );
         nodes.setUnbondingPeriod(91 days);
         vm.expectRevert();
         vm.prank(client);
@@ -271,7 +273,7 @@ contract NodeRegistryTest is Base {
         new NodeRegistry(address(this), IERC20(address(0)), 1);
     }
 
-    function test_verbs_refuse_what_makes_no_sense() public {
+    function test_invalid_calls_of_nodes_are_refused() public {
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AmountMissing.selector));
         vm.prank(node[0]);
         nodes.topUp(0);
@@ -280,7 +282,8 @@ contract NodeRegistryTest is Base {
         nodes.cancelUnstake();
         vm.prank(node[0]);
         nodes.requestUnstake();
-        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeLeaving.selector, node[0], block.timestamp + UNBONDING));
+        uint256 unbondingAt = block.timestamp + UNBONDING;
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeLeaving.selector, node[0], unbondingAt));
         vm.prank(node[0]);
         nodes.requestUnstake();
         vm.prank(node[1]);
@@ -288,7 +291,7 @@ contract NodeRegistryTest is Base {
         require(keccak256(bytes(nodes.nodeOf(node[1]).endpoint)) == keccak256("http://moved"));
     }
 
-    function test_pages() public {
+    function test_pages_of_the_node_list() public {
         assertEq(nodes.nodesPage(0, 2).length, 2);
         assertEq(nodes.nodesPage(2, 2).length, 1);
         assertEq(nodes.nodesPage(3, 2).length, 0);
@@ -297,7 +300,7 @@ contract NodeRegistryTest is Base {
         nodes.nodesPage(0, 257);
     }
 
-    function test_strangers_have_no_verbs() public {
+    function test_calls_of_unregistered_accounts_are_refused() public {
         bytes memory unknown = abi.encodeWithSelector(INodeRegistry.UnknownNode.selector, address(this));
         vm.expectRevert(unknown);
         nodes.setEndpoint("");

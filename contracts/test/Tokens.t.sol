@@ -6,16 +6,15 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {MarketBase} from "./MarketBase.sol";
 import {Market} from "../src/Market.sol";
-import {ModelRegistry} from "../src/ModelRegistry.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
 import {IMarket, Settlement} from "../src/interfaces/IMarket.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 
-/// @dev Everything that a token may do wrong: keep a fee, answer false, call back.
-contract OddToken is ERC20("Odd", "ODD") {
+/// @dev A token that can misbehave: charge a fee on transfers, return false, or call back.
+contract FaultyToken is ERC20("Faulty", "FAULTY") {
     uint256 public fee;
-    bool public lying;
+    bool public returnsFalse;
     address public target; // called back before a transfer ends
     bytes public callback;
     bytes public failure; // what the callback reverted with
@@ -28,8 +27,8 @@ contract OddToken is ERC20("Odd", "ODD") {
         fee = fee_;
     }
 
-    function setLying(bool lying_) external {
-        lying = lying_;
+    function setReturnsFalse(bool returnsFalse_) external {
+        returnsFalse = returnsFalse_;
     }
 
     function setCallback(address target_, bytes calldata callback_) external {
@@ -46,7 +45,7 @@ contract OddToken is ERC20("Odd", "ODD") {
     }
 
     function _move(address from, address to, uint256 amount) internal returns (bool) {
-        if (lying) return false;
+        if (returnsFalse) return false;
         _transfer(from, to, amount - fee);
         if (target != address(0)) {
             address once = target;
@@ -58,24 +57,24 @@ contract OddToken is ERC20("Odd", "ODD") {
     }
 }
 
-/// @dev Row A23: reentrancy, odd tokens, forced ether.
+/// @dev Attack A23 of docs/security.md: reentrancy, misbehaving tokens, forced ether.
 contract TokensTest is MarketBase {
-    OddToken internal odd;
+    FaultyToken internal token;
 
     function setUp() public override {
         super.setUp();
-        odd = new OddToken();
-        nodes = new NodeRegistry(address(this), IERC20(address(odd)), UNBONDING);
-        market = new Market(address(this), IERC20(address(odd)), committee, nodes, models, defaultParameters());
+        token = new FaultyToken();
+        nodes = new NodeRegistry(address(this), IERC20(address(token)), UNBONDING);
+        market = new Market(address(this), IERC20(address(token)), committee, nodes, models, defaultParameters());
         nodes.setMarket(address(market));
-        usdc = TestUSDC(address(odd)); // for assertConserved
-        odd.mint(client, 1000e6);
+        usdc = TestUSDC(address(token)); // for assertConserved
+        token.mint(client, 1000e6);
         vm.prank(client);
-        odd.approve(address(market), type(uint256).max);
-        odd.mint(address(odd), 1000e6); // the token itself is an account that calls
-        odd.mint(node[0], NODE_STAKE);
+        token.approve(address(market), type(uint256).max);
+        token.mint(address(token), 1000e6); // the token itself is an account in its callbacks
+        token.mint(node[0], NODE_STAKE);
         vm.prank(node[0]);
-        odd.approve(address(nodes), type(uint256).max);
+        token.approve(address(nodes), type(uint256).max);
     }
 
     function depositAs(address account, uint256 amount) internal {
@@ -83,8 +82,8 @@ contract TokensTest is MarketBase {
         market.deposit(amount);
     }
 
-    function test_a23_a_token_that_keeps_a_fee_is_refused() public {
-        odd.setFee(1);
+    function test_a23_a_token_that_charges_a_fee_is_refused() public {
+        token.setFee(1);
         refuse(abi.encodeWithSelector(IMarket.TransferShort.selector, 99, 100));
         depositAs(client, 100);
         refuse(abi.encodeWithSelector(INodeRegistry.TransferShort.selector, NODE_STAKE - 1, NODE_STAKE));
@@ -93,10 +92,10 @@ contract TokensTest is MarketBase {
         assertConserved();
     }
 
-    function test_a23_a_token_that_answers_false_is_refused() public {
+    function test_a23_a_token_that_returns_false_is_refused() public {
         depositAs(client, 100);
-        odd.setLying(true);
-        bytes memory reason = abi.encodeWithSelector(SafeERC20.SafeERC20FailedOperation.selector, address(odd));
+        token.setReturnsFalse(true);
+        bytes memory reason = abi.encodeWithSelector(SafeERC20.SafeERC20FailedOperation.selector, address(token));
         refuse(reason);
         depositAs(client, 100);
         refuse(reason);
@@ -107,24 +106,24 @@ contract TokensTest is MarketBase {
     }
 
     function test_a23_reentering_a_deposit_takes_nothing() public {
-        odd.setCallback(address(market), abi.encodeCall(market.deposit, (50)));
+        token.setCallback(address(market), abi.encodeCall(market.deposit, (50)));
         refuse(abi.encodeWithSelector(IMarket.TransferShort.selector, 150, 100));
-        depositAs(client, 100); // two deposits would have been credited for one
+        depositAs(client, 100); // otherwise one transfer would be credited as two deposits
         assertConserved();
         assertEq(market.totalBalances(), 0);
     }
 
     function test_a23_reentering_a_withdrawal_takes_nothing_twice() public {
         depositAs(client, 100);
-        depositAs(address(odd), 100);
-        odd.setCallback(address(market), abi.encodeCall(market.withdraw, (101)));
+        depositAs(address(token), 100);
+        token.setCallback(address(market), abi.encodeCall(market.withdraw, (101)));
         vm.prank(client);
         market.withdraw(100);
-        require(bytes4(odd.failure()) == IMarket.BalanceTooSmall.selector);
-        odd.setCallback(address(market), abi.encodeCall(market.withdraw, (100)));
-        vm.expectRevert(); // less arrives than leaves: the deposit fails whole
+        require(bytes4(token.failure()) == IMarket.BalanceTooSmall.selector);
+        token.setCallback(address(market), abi.encodeCall(market.withdraw, (100)));
+        vm.expectRevert(); // the callback takes tokens out, so less arrives than was sent: the deposit reverts
         depositAs(client, 7);
-        assertEq(market.balanceOf(address(odd)), 100);
+        assertEq(market.balanceOf(address(token)), 100);
         assertConserved();
     }
 
@@ -137,23 +136,23 @@ contract TokensTest is MarketBase {
         Settlement memory s = makeSettlement(1e6, 5e6, 1e6);
         s.slashes[0].node = node[0];
         bytes memory signatures = certify(3, settlementHash(id, s));
-        odd.setCallback(address(market), abi.encodeCall(market.settle, (id, s, signatures)));
-        market.settle(id, s, signatures); // the registry sends the slashed stake: the token calls back
-        require(bytes4(odd.failure()) == IMarket.StatusInvalid.selector);
+        token.setCallback(address(market), abi.encodeCall(market.settle, (id, s, signatures)));
+        market.settle(id, s, signatures); // the token calls back when the registry sends the slashed stake
+        require(bytes4(token.failure()) == IMarket.StatusInvalid.selector);
         assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE - 5e6);
         assertConserved();
     }
 
     function test_a23_forced_ether_and_stray_tokens_change_nothing() public {
         depositAs(client, 100);
-        vm.deal(address(market), 1 ether); // as a block reward or a dying contract would
-        odd.mint(address(market), 55);
+        vm.deal(address(market), 1 ether); // as a block reward or a self-destructing contract can
+        token.mint(address(market), 55);
         assertEq(address(market).balance, 1 ether);
         assertEq(market.totalBalances(), 100);
         require(market.conserved());
         vm.prank(client);
         market.withdraw(100);
         (bool success,) = address(market).call{value: 1}("");
-        require(!success, "the market takes ether");
+        require(!success, "the market accepts ether");
     }
 }

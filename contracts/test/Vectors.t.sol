@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {Base} from "./Base.sol";
 import {Bls} from "../src/libraries/Bls.sol";
 import {PlanTask, Roots, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
 import {Selection} from "../src/libraries/Selection.sol";
 
-/// @dev One case of vectors/selection.json, in the order that tests/contracts/vectors.py writes.
+/// @dev One case of vectors/selection.json. tests/contracts/vectors.py writes the fields in this order.
 struct SelectionCase {
     SnapshotHeader header;
     SnapshotEntry entry;
@@ -20,7 +21,7 @@ struct SelectionCase {
     bytes32 entryLeaf;
 }
 
-/// @dev Python and Solidity compute the same integers: vectors written by one, checked by the other.
+/// @dev Python and Solidity compute the same integers: Python writes the vectors, Solidity recomputes them.
 contract VectorsTest is Base {
     function read(string memory name) internal view returns (bytes[] memory) {
         return vm.parseJsonBytesArray(vm.readFile(string.concat("test/vectors/", name)), ".cases");
@@ -42,7 +43,7 @@ contract VectorsTest is Base {
         }
     }
 
-    function test_a17_randomness_is_judged_alike() public view {
+    function test_a17_python_and_solidity_agree_on_signatures() public view {
         bytes[] memory cases = read("bls.json");
         bytes memory previous = blsKey(1);
         for (uint256 i; i < cases.length; ++i) {
@@ -56,7 +57,19 @@ contract VectorsTest is Base {
         }
     }
 
-    function test_logarithms_at_the_ends() public pure {
+    function clockOf(uint64 task) external pure returns (uint256) {
+        return Selection.clock(0, task, Selection.EXECUTOR, address(1), 1);
+    }
+
+    /// @dev The hash has room for 32 bits of the task's index: a larger one reverts and is not truncated.
+    function test_a_task_index_beyond_32_bits_reverts() public {
+        uint64 tooLarge = 1 << 32;
+        require(this.clockOf(tooLarge - 1) > 0);
+        vm.expectRevert(abi.encodeWithSelector(SafeCast.SafeCastOverflowedUintDowncast.selector, 32, tooLarge));
+        this.clockOf(tooLarge);
+    }
+
+    function test_logarithms_at_the_bounds() public pure {
         assertEq(Selection.neglog2Q32(0), 64 << 32);
         assertEq(Selection.neglog2Q32((1 << 63) - 1), 1 << 32);
         assertEq(Selection.neglog2Q32(type(uint64).max), 0);

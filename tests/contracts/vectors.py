@@ -1,7 +1,7 @@
 """Write the vectors that Python and Solidity share: ``python -m tests.contracts.vectors``.
 
-Every case is an abi.encode of inputs and of what Python makes of them; the forge tests decode it
-and compute the same. Sizes reach from nothing to the bounds of the wire.
+Every case is an abi.encode of inputs and of the results that Python computes from them. The forge
+tests decode it and compare their own results. The inputs range from zero to the wire's bounds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,13 @@ pragma solidity ^0.8.28;
 
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../libraries/Roots.sol";
 
-/// @notice A member's signature over `Snapshot(configuration, sequence, epoch, root)`.
+/// @notice A member's EIP-712 signature over `Snapshot(configuration, sequence, epoch, root)`.
+/// @param configuration Number of the committee configuration.
+/// @param sequence Sequence number of the snapshot.
+/// @param epoch Number of the attempt to agree on the snapshot. An honest member signs one root for the same
+/// configuration, sequence and epoch.
+/// @param root Root of the snapshot.
+/// @param signature 65 bytes (r, s, v).
 struct SnapshotVote {
     uint64 configuration;
     uint64 sequence;
@@ -12,8 +18,11 @@ struct SnapshotVote {
     bytes signature;
 }
 
-/// @notice A member's signature over a `Plan(executionId, planRoot, …)`.
-/// @param tail The struct's further words, as abi.encode lays them out.
+/// @notice A member's EIP-712 signature over `Plan(executionId, planRoot, seed, executors)`.
+/// @param executionId Id of the execution. An honest member signs one plan per execution.
+/// @param planRoot Root of the plan.
+/// @param tail abi.encode of the fields that follow `planRoot`.
+/// @param signature 65 bytes (r, s, v).
 struct PlanVote {
     bytes32 executionId;
     bytes32 planRoot;
@@ -21,8 +30,11 @@ struct PlanVote {
     bytes signature;
 }
 
-/// @notice One task of a plan, opened out of the plan's root.
-/// @param candidates The executor and its fallbacks.
+/// @notice One task of a plan, with the proof that the plan's root contains it.
+/// @param plan Header of the plan.
+/// @param task The task.
+/// @param proof Merkle proof of the task under `plan.tasksRoot`.
+/// @param candidates The task's nodes in the plan's order: the executor first, then its fallbacks.
 struct OpenedTask {
     PlanHeader plan;
     PlanTask task;
@@ -30,8 +42,11 @@ struct OpenedTask {
     address[] candidates;
 }
 
-/// @notice Who could run that task, opened out of the snapshot's root.
-/// @param classes Hashes of the determinism classes that may run it; none means any.
+/// @notice The determinism classes that may run a task, with the proof that the snapshot's root contains them.
+/// @param header Header of the snapshot.
+/// @param classes Hashes of the classes' names; if the list is empty, any class may run the task.
+/// @param heldIndex Position of the task among the snapshot's loaded tasks.
+/// @param heldProof Merkle proof of the task's leaf under `header.heldRoot`.
 struct OpenedSnapshot {
     SnapshotHeader header;
     bytes32[] classes;
@@ -39,7 +54,11 @@ struct OpenedSnapshot {
     bytes32[] heldProof;
 }
 
-/// @notice One node, opened out of the same snapshot.
+/// @notice A node's entry in a snapshot, with the proof that the snapshot's root contains it.
+/// @param entry The entry.
+/// @param index Position of the entry in the snapshot.
+/// @param proof Merkle proof of the entry under the header's `entriesRoot`.
+/// @param resident Ids of the tasks that the node has loaded.
 struct OpenedEntry {
     SnapshotEntry entry;
     uint64 index;
@@ -47,13 +66,13 @@ struct OpenedEntry {
     bytes32[] resident;
 }
 
-/// @title The members' bonds, and what takes them
-/// @notice Members put USDC at stake. Anybody who shows that a member signed what no honest member
-/// signs takes the whole bond: a fifth goes to him, the rest to the treasury. Everything is checked
-/// here, from signatures and roots alone; no vote is asked.
+/// @title The committee members' bonds
+/// @notice Members deposit USDC as a bond. Anybody can report a member that signed what an honest member never
+/// signs. The member then loses its whole bond: a fifth goes to the reporter, the rest to the treasury. The contract
+/// checks reports by itself, from signatures and Merkle proofs, without any vote.
 ///
-/// A report can be copied out of the pool by whoever is quicker. That costs the reporter his reward
-/// and the liar nothing less, so reports are not hidden.
+/// A pending report can be copied and front-run. The reporter then loses the reward, but the member loses its bond
+/// all the same, so reports need no protection.
 interface IBonds {
     // ------------------------------------------------------------------------------- errors
 
@@ -61,79 +80,105 @@ interface IBonds {
     error AddressMissing();
     /// @notice The amount is zero.
     error AmountMissing();
-    /// @notice The account has no bond.
+    /// @notice `account` has no bond.
     error BondMissing(address account);
-    /// @notice A member's bond stays; so does that of a member to be.
+    /// @notice `account` is a member of the current or of the announced committee, and must keep its bond.
     error MemberBonded(address account);
-    /// @notice The release was not requested.
+    /// @notice `account` has not called `requestRelease`.
     error ReleaseNotRequested(address account);
-    /// @notice The bond is locked until the given time.
+    /// @notice The bond cannot be released before block time `releasableAt`.
     error StillBonded(address account, uint64 releasableAt);
-    /// @notice The period is longer than the bound.
+    /// @notice The release period of `period` seconds exceeds `maximum`.
     error PeriodTooLong(uint64 period, uint64 maximum);
-    /// @notice The signature does not recover.
+    /// @notice No signer can be recovered from the vote's signature.
     error VoteInvalid();
-    /// @notice The two votes are by different accounts.
+    /// @notice The two votes are signed by different accounts.
     error VotersDiffer(address first, address second);
-    /// @notice The two votes are for different slots.
+    /// @notice The two votes are for different snapshots or executions, so they do not contradict each other.
     error SlotsDiffer();
-    /// @notice The two votes say the same.
+    /// @notice The two votes say the same; or the plan agrees with the group's signature.
     error VotesAgree();
-    /// @notice The account was punished for this already.
+    /// @notice `account` has already been punished for this offence.
     error AlreadyPunished(address account);
-    /// @notice What was opened is not what the root binds: 0 plan, 1 task, 2 candidates, 3 snapshot,
-    /// 4 classes, 5 listed node, 6 better node.
+    /// @notice The stated data does not match the root: 0 plan, 1 task, 2 candidates, 3 snapshot, 4 classes, 5 listed
+    /// node, 6 better node.
     error OpeningInvalid(uint8 part);
-    /// @notice The entries do not show that the node is absent.
+    /// @notice The entries do not prove that `node` is absent from the snapshot.
     error StrangerUnproven(address node);
-    /// @notice No node is listed at this place.
+    /// @notice The task has no candidate at this position.
     error PlaceInvalid(uint256 place);
-    /// @notice The node may not run the task, or stands before the place.
+    /// @notice `node` may not run the task, or the plan already lists it at or before the reported position.
     error NotACandidate(address node);
-    /// @notice The plan's choice is right: its clock is the smaller one.
+    /// @notice The plan's choice is right. `listed` is the clock of the listed node, `claimed` that of the node that
+    /// the report calls better. The smaller clock wins, and the lower address if the clocks are equal.
     error ChoiceRight(uint256 listed, uint256 claimed);
 
     // ------------------------------------------------------------------------------- events
 
-    /// @notice A bond was posted or added to.
+    /// @notice `account` added `amount` micro-USDC to its bond, which is now `bond`.
     event BondPosted(address indexed account, uint256 amount, uint256 bond);
-    /// @notice A bond may be taken out from then on.
+    /// @notice `account` can release its bond from block time `releasableAt`.
     event ReleaseRequested(address indexed account, uint64 releasableAt);
-    /// @notice A bond was taken out.
+    /// @notice The bond of `account`, `amount` micro-USDC, was paid out.
     event BondReleased(address indexed account, uint256 amount);
-    /// @notice A member signed what it must not, and lost its bond.
+    /// @notice `member` lost its bond of `amount` micro-USDC because of a report by `reporter`. `offence` identifies
+    /// the kind of report and the snapshot or execution that it concerns.
     event MemberPunished(address indexed member, address indexed reporter, bytes32 offence, uint256 amount);
-    /// @notice Where forfeited bonds go.
+    /// @notice `treasury` now receives the forfeited bonds, less the reporters' rewards.
     event TreasurySet(address indexed treasury);
 
     // ----------------------------------------------------------------------------- the bond
 
-    /// @notice Adds to the caller's bond.
+    /// @notice Adds to the caller's bond, and cancels a requested release. The caller must have approved the amount
+    /// for this contract.
+    /// @param amount Amount in micro-USDC.
     function post(uint256 amount) external;
 
-    /// @notice Starts the period after which the caller may take its bond; not for members.
+    /// @notice Starts the period after which the caller can release its bond. Reverts for members of the current and
+    /// of the announced committee.
     function requestRelease() external;
 
-    /// @notice Pays the caller's bond out.
+    /// @notice Pays out the caller's bond after the release period. Reverts for members of the current and of the
+    /// announced committee.
     function release() external;
 
-    /// @notice What an account has at stake.
+    /// @notice Returns the bond of an account, in micro-USDC.
+    /// @param account Any account.
     function bondOf(address account) external view returns (uint256);
 
-    /// @notice From when on an account may take its bond; 0 before it asked.
+    /// @notice Returns the block time from which an account can release its bond; 0 if no release is requested.
+    /// @param account Any account.
     function releasableAt(address account) external view returns (uint64);
+
+    // ----------------------------------------------------------------------- owner functions
+
+    /// @notice Sets the account that receives forfeited bonds, less the reporters' rewards.
+    /// @param treasury_ The account; not zero.
+    function setTreasury(address treasury_) external;
 
     // ------------------------------------------------------------------------------ reports
 
-    /// @notice A member signed two roots for one snapshot slot: configuration, sequence and epoch.
+    /// @notice Reports a member that signed two roots for the same configuration, sequence number and epoch.
+    /// @param first One of the votes.
+    /// @param second The other vote.
     function reportSnapshots(SnapshotVote calldata first, SnapshotVote calldata second) external;
 
-    /// @notice A member signed two plans for one execution: another root, or other words beside it.
+    /// @notice Reports a member that signed two plans for one execution, with different roots or different further
+    /// fields.
+    /// @param first One of the votes.
+    /// @param second The other vote.
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external;
 
-    /// @notice A member signed a plan for another seed, snapshot or model than the group's signature is
-    /// for, of which there is one per execution.
-    /// @param signature The group's, over the message of the execution's seed.
+    /// @notice Reports a member that signed a plan with another seed, snapshot or model than the group signed. The
+    /// group signs one seed message per execution.
+    /// @param vote The member's vote.
+    /// @param plan Header of the plan.
+    /// @param configuration Committee configuration whose group key signed.
+    /// @param modelId Model in the group's message.
+    /// @param snapshotSequence Sequence number of the snapshot in the group's message.
+    /// @param snapshotRoot Root of the snapshot in the group's message.
+    /// @param signature The group's signature over the execution's seed message: 128 bytes, a G1 point in EIP-2537's
+    /// encoding.
     function reportSeed(
         PlanVote calldata vote,
         PlanHeader calldata plan,
@@ -144,10 +189,16 @@ interface IBonds {
         bytes calldata signature
     ) external;
 
-    /// @notice A member signed a plan that lists, at `place`, a node although a better one that may
-    /// run the task stands later in the list or not at all; or a node that may not run it while
-    /// another may. Both are weighed here.
-    /// @dev The figures of the task and the snapshot's reference are taken as signed.
+    /// @notice Reports a member that signed a plan with a wrong node at a position of a task's list. Either the listed
+    /// node may not run the task while another node may; or another node that may run it has the smaller clock, and
+    /// comes later in the list or not at all. The contract computes both clocks.
+    /// @dev The task's figures and the snapshot's reference node are taken as they were signed.
+    /// @param vote The member's vote.
+    /// @param opened The task and its list of candidates.
+    /// @param snapshot The classes that may run the task.
+    /// @param place Reported position in the list, from 0.
+    /// @param listed Snapshot entry of the node at that position.
+    /// @param better Snapshot entry of the node that should be there.
     function reportSelection(
         PlanVote calldata vote,
         OpenedTask calldata opened,
@@ -157,14 +208,19 @@ interface IBonds {
         OpenedEntry calldata better
     ) external;
 
-    /// @notice A member signed a plan that lists, at `place`, a node that is not in the snapshot: of two
-    /// neighbouring entries one is below it and one above, or it is beyond the first or the last.
-    /// @param around Two neighbours, or the first entry, or the last; their resident tasks are not read.
+    /// @notice Reports a member that signed a plan with a node that is not in the plan's snapshot. Entries are sorted
+    /// by node, so two neighbouring entries around the node's address prove its absence; so does the first or the
+    /// last entry if the address lies beyond it.
+    /// @param vote The member's vote.
+    /// @param opened The task and its list of candidates.
+    /// @param header Header of the snapshot.
+    /// @param place Reported position in the list, from 0.
+    /// @param neighbours Two neighbouring entries, or the first entry, or the last. `resident` is not read.
     function reportStranger(
         PlanVote calldata vote,
         OpenedTask calldata opened,
         SnapshotHeader calldata header,
         uint256 place,
-        OpenedEntry[] calldata around
+        OpenedEntry[] calldata neighbours
     ) external;
 }

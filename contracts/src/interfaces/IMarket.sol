@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// @notice The market's parameters. C is the cost of computing one task.
-/// @param minPrice The smallest price that a request locks, in micro-USDC.
-/// @param minDeadlineS The soonest deadline of a request, in seconds from now.
-/// @param maxDeadlineS The latest deadline of a request, in seconds from now.
-/// @param settlementGraceS Seconds after the deadline in which a complete execution may still settle.
-/// @param feeBps The committee's fee, in 1/10000 of what an execution pays its nodes.
-/// @param treasuryBps Least share of a slash that is the treasury's, in 1/10000; what makes slashing
-/// oneself a loss, whoever the validator and the client are.
-/// @param rewardMilli R: reward of a task, in 1/1000 of C.
+/// @notice The market's economic parameters. C is the cost of computing one task, the unit of R, S and B.
+/// @param minPrice Least maximum price of a request, in micro-USDC.
+/// @param minDeadlineS Shortest time from a request to its deadline, in seconds.
+/// @param maxDeadlineS Longest time from a request to its deadline, in seconds.
+/// @param settlementGraceS Extra time after the deadline for settling an execution whose executors have all
+/// committed to their outputs, in seconds.
+/// @param feeBps The committee's fee, in basis points (1/10000) of what an execution pays its nodes.
+/// @param treasuryBps Least share of every slash that goes to the treasury, in basis points. It makes slashing
+/// one's own node a loss, even when the same party is also the validator and the client.
+/// @param rewardMilli R: reward for a task, in 1/1000 of C.
 /// @param slashMilli S: stake lost for a wrong result, in 1/1000 of C.
-/// @param validationBonusMilli B: what a lie can gain beyond the saved cost, a validator's bonus above
-/// all, in 1/1000 of C.
-/// @param samplingBps p: share of tasks that are verified, in 1/10000.
-/// @param collusionBps r: assumed share of colluding nodes, in 1/10000.
-/// @param tieBreakers k: judges that must all be honest to convict a lie, the first validator and those
-/// that its accusation calls up. A lie is convicted with probability (1-r)^k.
+/// @param validationBonusMilli B: the most that a wrong result can earn beyond the saved cost C, in 1/1000 of C.
+/// Mostly this is the bonus that a validator gets.
+/// @param samplingBps p: share of tasks that are verified, in basis points.
+/// @param collusionBps r: assumed share of colluding nodes, in basis points.
+/// @param tieBreakers k: number of judges that must all be honest to convict a wrong result: the first validator
+/// and the further ones that its accusation calls in. The probability of a conviction is (1-r)^k.
 struct Parameters {
-    uint96 minPrice; // requests and settlements read the first slot only
+    uint96 minPrice; // the fields up to rewardMilli fill one storage slot; requests and settlements read no other
     uint32 minDeadlineS;
     uint32 maxDeadlineS;
     uint32 settlementGraceS;
@@ -32,7 +33,8 @@ struct Parameters {
     uint8 tieBreakers;
 }
 
-/// @notice Life of an execution: Requested, then Planned, then Settled; or Refunded from either.
+/// @notice State of an execution: Requested, then Planned, then Settled. Requested and Planned executions can
+/// become Refunded. Unknown is the state of an id that no request has used.
 enum Status {
     Unknown,
     Requested,
@@ -41,17 +43,17 @@ enum Status {
     Refunded
 }
 
-/// @notice What a client asks for. Its EIP-712 hashStruct is the request hash, whether the client sent
-/// it or signed it.
-/// @param client Who asks and pays.
-/// @param modelId What is executed.
-/// @param steps Steps asked for.
-/// @param inputsDigest Digest of the inputs; they travel off chain.
-/// @param clientKey Ed25519 key that the client's messages of this execution carry.
-/// @param maxPrice Micro-USDC to lock.
-/// @param deadline When the client may have its money back.
-/// @param nonce Any number that the client has not used.
-/// @param snapshotSequence The committee's snapshot to choose nodes from.
+/// @notice A client's request. Its EIP-712 hashStruct is the request hash, for a request that the client sends
+/// itself and for one that it only signs.
+/// @param client Account that asks and pays.
+/// @param modelId Id of the model to execute.
+/// @param steps Number of steps to execute.
+/// @param inputsDigest Digest of the inputs, which travel off chain.
+/// @param clientKey Ed25519 key that signs the client's off-chain messages of this execution.
+/// @param maxPrice Amount to lock, in micro-USDC.
+/// @param deadline Block time from which the client can have the locked amount refunded, in Unix seconds.
+/// @param nonce Any number that the client has not used before.
+/// @param snapshotSequence Sequence number of the committee's snapshot that nodes are selected from.
 /// @param snapshotRoot Root of that snapshot.
 struct Request {
     address client;
@@ -66,38 +68,39 @@ struct Request {
     bytes32 snapshotRoot;
 }
 
-/// @notice A plan as the chain takes it.
-/// @param planRoot Root of the plan.
-/// @param seedSignature The group's signature, 128 bytes of EIP-2537, over
-/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot); its
-/// keccak256 is the seed that the plan follows from.
-/// @param executors Nodes that the plan gives work to. Who they are and what each stands to lose is in the
-/// plan that the root binds; the chain learns it with their commitments, so that accepting a plan costs
-/// the same for any number.
-struct Terms {
+/// @notice What the contract needs of a plan. The executors and their exposures are in the plan that the root
+/// binds; the contract learns them with the commitments. Accepting a plan therefore costs the same for any number
+/// of executors.
+/// @param planRoot Merkle root of the plan.
+/// @param seedSignature The group's signature (128 bytes, a G1 point in EIP-2537's encoding) over
+/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot). Its
+/// keccak256 is the seed of the plan's node selection.
+/// @param executors Number of nodes that execute tasks of the plan.
+struct PlanSubmission {
     bytes32 planRoot;
     bytes seedSignature;
     uint32 executors;
 }
 
-/// @notice An execution as stored; the rest is in its events, bound by hashes.
-/// @param client Who asked and pays.
-/// @param steps Steps asked for.
-/// @param deadline When the client may have its money back.
-/// @param maxPrice Locked micro-USDC.
-/// @param configuration The committee's configuration at the request.
-/// @param executorCount Nodes that the plan gives work to.
-/// @param committed How many nodes committed by their own calls.
-/// @param status Where it stands.
-/// @param certified Whether the committee has certified the commitments of all executors.
-/// @param released Whether the exposures are released.
-/// @param distributed How many payouts are credited.
-/// @param record Binds all that is said of the execution; what is said is in the events. It begins as the
-/// request hash and becomes, in this order, keccak256(abi.encode(Plan's type hash, record, planRoot, seed)),
-/// keccak256(abi.encode(record, word)) with every node's own commitment, word = node << 96 | exposure,
-/// keccak256(abi.encode(record, commitments, keccak256 of the exposures one after another)) with
-/// `commitExecution`, and keccak256(abi.encode(record, keccak256 of the payouts one after another)) with
-/// `settle`. Plan and commitments differ in length, so that neither can be passed off as the other.
+/// @notice An execution as it is stored. All further data is in events; `record` binds it.
+/// @param client Account that asked and pays.
+/// @param steps Number of steps requested.
+/// @param deadline Block time from which the client can have its money back, in Unix seconds.
+/// @param maxPrice Amount that the request locked, in micro-USDC.
+/// @param configuration Number of the committee configuration that was in force at the request. All quorums of
+/// the execution are quorums of that configuration.
+/// @param executorCount Number of executors in the plan; 0 before there is a plan.
+/// @param committed Number of nodes that called `commitCompletions` for this execution.
+/// @param status State of the execution.
+/// @param certified Whether `commitExecution` has recorded the commitments of all executors.
+/// @param released Whether `distribute` has released the exposures.
+/// @param distributed Number of payouts that `distribute` has credited.
+/// @param record Hash chain over the execution's data. It starts as the request hash. Each step replaces it by:
+///   1. the plan: keccak256(abi.encode(type hash of Plan, record, planRoot, seed));
+///   2. each `commitCompletions` of a node: keccak256(abi.encode(record, packed)), packed = node << 96 | exposure;
+///   3. `commitExecution`: keccak256(abi.encode(record, root, keccak256 of the concatenated exposures));
+///   4. `settle`: keccak256(abi.encode(record, keccak256 of the concatenated payouts)).
+/// The encodings of steps 1 and 3 differ in length, so that neither can be passed off as the other.
 struct Execution {
     address client;
     uint32 steps;
@@ -114,8 +117,11 @@ struct Execution {
 }
 
 /// @notice A node's own commitment to its outputs of one execution.
-/// @param exposure Micro-USDC of its stake to lock: what lies in all its tasks would cost it. Members do
-/// not count a commitment that locks less.
+/// @param executionId Id of the execution.
+/// @param steps Number of steps that the node has computed.
+/// @param root Root over the node's outputs.
+/// @param exposure Stake to lock, in micro-USDC: what the node would lose if its results in all its tasks of the
+/// execution were wrong. Committee members ignore a commitment that locks less.
 struct Completion {
     bytes32 executionId;
     uint32 steps;
@@ -123,24 +129,29 @@ struct Completion {
     uint96 exposure;
 }
 
-/// @notice Credits `amount` micro-USDC to `to`.
+/// @notice A payment out of slashed stake.
+/// @param to Account whose balance is credited.
+/// @param amount Amount in micro-USDC.
 struct Payment {
     address to;
     uint96 amount;
 }
 
-/// @notice Takes up to `amount` micro-USDC of a node's stake.
+/// @notice A stake reduction.
+/// @param node Account of the node.
+/// @param amount Most to take, in micro-USDC. Less is taken from a node whose stake is smaller.
 struct Slash {
     address node;
     uint96 amount;
 }
 
-/// @notice What the committee decided about an execution.
-/// @param steps Steps that were delivered.
-/// @param evidenceRoot Root of draw and verdicts: the outcome of every drawn task.
-/// @param payouts Words (account << 96 | micro-USDC), by strictly ascending account, out of the price.
-/// @param rewards Payments out of what is slashed here.
-/// @param slashes Stake to take.
+/// @notice The committee's decision about an execution.
+/// @param steps Number of steps that were delivered.
+/// @param evidenceRoot Root over the verification results: which tasks were drawn, and the outcome of each.
+/// @param payouts What nodes earn out of the locked price, by strictly ascending account. Each entry packs an
+/// account and micro-USDC as account << 96 | amount.
+/// @param rewards Payments out of what `slashes` takes.
+/// @param slashes Stake to take from nodes.
 struct Settlement {
     uint32 steps;
     bytes32 evidenceRoot;
@@ -149,12 +160,17 @@ struct Settlement {
     Slash[] slashes;
 }
 
-/// @notice What was said of a closed execution; all of it is in its events.
-/// @param own Words (node << 96 | exposure) of nodes' own commitments, in their order.
-/// @param commitments Root of `commitExecution`; 0 when there was none.
-/// @param exposures Words (node << 96 | exposure) of `commitExecution`.
-/// @param payouts Of its settlement; none after a refund.
-struct Due {
+/// @notice The data of a settled or refunded execution, which the caller collects from the events. The contract
+/// checks it against the stored `record`. Packed entries are account << 96 | micro-USDC.
+/// @param executionId Id of the execution.
+/// @param requestHash EIP-712 hashStruct of its request.
+/// @param planRoot Root of its plan.
+/// @param seed Seed of its plan.
+/// @param own Packed entries (node, exposure) of `commitCompletions`, in the order of the calls.
+/// @param commitments Root of `commitExecution`; 0 when there was no such call.
+/// @param exposures Packed entries (node, exposure) of `commitExecution`; empty when there was no such call.
+/// @param payouts Packed entries (account, payout) of the settlement; ignored after a refund.
+struct ExecutionHistory {
     bytes32 executionId;
     bytes32 requestHash;
     bytes32 planRoot;
@@ -165,96 +181,107 @@ struct Due {
     bytes32[] payouts;
 }
 
-/// @title The market: escrow, executions, settlement
-/// @notice A client deposits USDC and asks for an execution, which locks its maximum price. The
-/// committee submits one plan, one root over the executors' signed commitments and one settlement, each
-/// with a quorum. What is not delivered by the deadline is refunded by anybody's call. A settlement
-/// decides the payouts; `distribute` credits those of many executions in one call, for anybody. All
-/// credits are balances that their owners withdraw.
-/// Every path conserves: token balance = sum of balances + what executions hold + fees.
+/// @title The market: deposits, executions and settlement
+/// @notice A client deposits USDC and requests an execution, which locks its maximum price. The committee submits
+/// one plan, one root over the executors' signed commitments and one settlement, each with a quorum of signatures.
+/// A settlement decides the payouts; `distribute` credits the payouts of many executions in one call. Anybody can
+/// call it. An execution that is not settled in time can be refunded by anybody's call. All credits are balances
+/// that their owners withdraw.
 ///
-/// What is deliberately not on chain: the draw, and the validators' commitments and reveals. A
-/// validator's salted commitment goes to all members before any member hands out a reveal; the draw's
-/// randomness is the group's unique signature over commitments that are on chain. Two quorums share an
-/// honest member, so what 2f+1 members attest in a settlement's evidence root holds what at least one
-/// honest member saw in that order; a transaction per validator would add cost and no trust.
+/// Invariant: the token balance covers the sum of all balances, all locked prices and all undistributed payouts
+/// and fees (see `conserved`). All token amounts are in micro-USDC (1e-6 USDC), all times in Unix seconds.
+///
+/// The exposure of a node in an execution is the part of its stake that the execution locks: what the node would
+/// lose if its results in all its tasks were wrong.
+///
+/// The draw of the verified tasks and the validators' commitments and reveals are not on chain, on purpose. The
+/// draw's randomness is the group's unique signature over commitments that are on chain. A validator's salted
+/// commitment goes to all members before any member publishes a reveal. Two quorums share at least one honest
+/// member, so the order that 2f+1 members attest in a settlement's evidence root is the order that an honest
+/// member saw. A transaction per validator would add cost and no security.
 interface IMarket {
     // ------------------------------------------------------------------------------- errors
 
-    /// @notice An amount must not be zero.
+    /// @notice The amount is zero.
     error AmountMissing();
-    /// @notice An address must not be zero.
+    /// @notice An address is zero.
     error AddressMissing();
-    /// @notice The account's balance in the market is too small.
+    /// @notice `account` has `balance` micro-USDC in the market; `required` are needed.
     error BalanceTooSmall(address account, uint256 balance, uint256 required);
-    /// @notice The account's balance is kept for signed requests until this time.
+    /// @notice The balance of `account` is reserved for signed requests until block time `until`.
     error Frozen(address account, uint256 until);
-    /// @notice A freeze lengthens the one before and ends within 30 days.
+    /// @notice A freeze must end within [`earliest`, `latest`] (block times): after the freeze in force and at most
+    /// 30 days from now. `until` does not.
     error FreezeInvalid(uint64 until, uint256 earliest, uint256 latest);
-    /// @notice New requests are paused; everything else works on.
+    /// @notice New requests are paused. Open executions can go on.
     error RequestsPaused();
-    /// @notice A parameter is out of its range.
+    /// @notice The parameter with the name `parameter` is out of its range.
     error ParameterInvalid(string parameter);
-    /// @notice Cheating would pay: p (1-r)^k (R+S) must exceed C+B; both sides in 1e-6 of C.
+    /// @notice A wrong result would be profitable with these parameters: the expected loss p (1-r)^k (R+S) must
+    /// exceed the gain C+B. Both are stated in 1e-6 of C.
     error ParametersUnsafe(uint256 expectedLossMicro, uint256 gainMicro);
-    /// @notice An execution could outlast the nodes' unbonding period.
+    /// @notice An execution can last `longestExecutionS` seconds; the nodes' `unbondingPeriod`, in seconds, must be
+    /// longer.
     error UnbondingTooShort(uint256 longestExecutionS, uint256 unbondingPeriod);
-    /// @notice Executions have 1 to 65536 steps.
+    /// @notice The number of steps must be from 1 to `maximum`; a settlement may also state 0.
     error StepsInvalid(uint256 steps, uint256 maximum);
-    /// @notice The offered price is below the quote or the minimum.
+    /// @notice `maxPrice` is below `required`, the greater of the quote and the minimum price, in micro-USDC.
     error PriceTooLow(uint256 maxPrice, uint256 required);
-    /// @notice The deadline is outside this window.
+    /// @notice The deadline must be within [`earliest`, `latest`] (block times).
     error DeadlineInvalid(uint64 deadline, uint256 earliest, uint256 latest);
-    /// @notice The client has used this nonce.
+    /// @notice `client` has already used this nonce.
     error NonceUsed(address client, uint64 nonce);
-    /// @notice The request is not signed by its client.
+    /// @notice The request is not signed by `client`.
     error ClientSignatureInvalid(address client);
-    /// @notice The request does not name one of the snapshots that the committee contract remembers.
+    /// @notice The request's snapshot is not among the recent ones that the committee contract stores.
     error SnapshotUnknown(uint64 sequence, bytes32 root);
-    /// @notice What is stated of the execution is not what its record binds.
+    /// @notice The stated data of the execution does not hash to its stored record.
     error RecordMismatch(bytes32 executionId);
-    /// @notice The execution is not in a state that allows this.
+    /// @notice The call is not allowed in the execution's present `status`.
     error StatusInvalid(bytes32 executionId, Status status);
-    /// @notice The deadline of the execution has passed.
+    /// @notice The execution's `deadline` (block time) has passed.
     error DeadlinePassed(bytes32 executionId, uint64 deadline);
-    /// @notice A root must not be zero.
+    /// @notice A root is zero.
     error RootMissing(bytes32 executionId);
-    /// @notice A plan gives work to at least one node.
+    /// @notice A plan and its commitments must have at least one executor.
     error ExecutorsMissing(bytes32 executionId);
-    /// @notice The caller is not an active node.
+    /// @notice The caller, `node`, is not an active node.
     error NodeInactive(address node);
-    /// @notice Too many items for one call.
+    /// @notice A list has `count` items; at most `maximum` are allowed.
     error TooMany(uint256 count, uint256 maximum);
-    /// @notice The node, or the committee for all nodes, has committed to this execution already.
+    /// @notice `node` has already committed to this execution; for address 0, the committee has already committed
+    /// for all executors.
     error CommitmentExists(bytes32 executionId, address node);
-    /// @notice Payouts must be listed by strictly ascending account; this one is not.
+    /// @notice Payouts must be listed by strictly ascending account; `account` follows `previous`.
     error PayoutsNotAscending(address previous, address account);
-    /// @notice Payouts exceed what is locked.
+    /// @notice The payouts sum to `paid` micro-USDC; the execution has locked `available`.
     error Overpaid(bytes32 executionId, uint256 paid, uint256 available);
-    /// @notice Payouts are credited and exposures released already.
+    /// @notice All payouts are credited and all exposures are released.
     error AlreadyDistributed(bytes32 executionId);
-    /// @notice Not refundable before this time.
+    /// @notice The execution can be refunded from block time `refundableAt`.
     error NotRefundable(bytes32 executionId, uint256 refundableAt);
-    /// @notice The token did not deliver the amount; it is not the token that this contract is for.
+    /// @notice A transfer of `expected` token units changed the contract's balance by `received`. The market works
+    /// only with a token that transfers exactly the stated amount.
     error TransferShort(uint256 received, uint256 expected);
 
     // ------------------------------------------------------------------------------- events
 
-    /// @notice An account added funds.
+    /// @notice `account` deposited `amount` micro-USDC.
     event Deposited(address indexed account, uint256 amount);
-    /// @notice An account took funds out.
+    /// @notice `account` withdrew `amount` micro-USDC.
     event Withdrawn(address indexed account, uint256 amount);
-    /// @notice An account keeps its balance for signed requests until this time.
+    /// @notice The balance of `account` is reserved for signed requests until block time `until`.
     event BalanceFrozen(address indexed account, uint64 until);
-    /// @notice New parameters hold for later requests.
+    /// @notice New parameters are in force.
     event ParametersSet(Parameters parameters);
-    /// @notice The account that receives undistributed slashes changed.
+    /// @notice `treasury` receives the slashed stake that rewards leave over.
     event TreasurySet(address indexed treasury);
-    /// @notice New requests are refused, or accepted again.
+    /// @notice New requests are refused (`paused`) or accepted again.
     event PausedSet(bool paused);
-    /// @notice The committee's members shared the fees.
+    /// @notice Fees of `amount` micro-USDC were credited to the committee's `members` (their number) in equal shares.
     event FeesCollected(uint256 amount, uint256 members);
-    /// @notice The committee is asked to choose nodes.
+    /// @notice An execution was requested: the committee is to select nodes for it. The arguments are the fields of
+    /// `Request`.
     event RequestNodeSelections(
         bytes32 indexed executionId,
         bytes32 indexed modelId,
@@ -268,21 +295,23 @@ interface IMarket {
         uint64 snapshotSequence,
         bytes32 snapshotRoot
     );
-    /// @notice The plan of an execution is fixed.
+    /// @notice The plan with root `planRoot`, selection seed `seed` and a number of `executors` is final.
     event PlanAccepted(bytes32 indexed executionId, bytes32 planRoot, bytes32 seed, uint32 executors);
-    /// @notice A node is bound to its outputs, by its own call; `exposure` of its stake is locked.
+    /// @notice `node` committed by its own call to outputs of `steps` steps with this root; `exposure` micro-USDC of
+    /// its stake are locked.
     event CompletionCommitted(
         bytes32 indexed executionId, address indexed node, uint32 steps, bytes32 root, uint96 exposure
     );
-    /// @notice All executors are bound to their outputs, by the commitments they signed; their exposures are
-    /// locked.
+    /// @notice The committee certified the commitments that all executors signed, under `root`. The stated exposures
+    /// (packed, node << 96 | micro-USDC) are locked.
     event ExecutionCommitted(bytes32 indexed executionId, bytes32 root, bytes32[] exposures);
-    /// @notice A settlement paid somebody out of slashed stake.
+    /// @notice A settlement credited `amount` micro-USDC of slashed stake to `to`.
     event Rewarded(bytes32 indexed executionId, address indexed to, uint256 amount);
-    /// @notice A settlement took stake; `amount` is what was really taken.
+    /// @notice A settlement took `amount` micro-USDC of the stake of `node`, which can be less than it asked for.
     event Slashed(bytes32 indexed executionId, address indexed node, uint256 amount);
-    /// @notice An execution is settled: `paid` to `payouts` and `fee` to the committee out of its price,
-    /// `refunded` to the client, `slashed` in all.
+    /// @notice An execution was settled after `steps` delivered steps. Of its locked price, `paid` micro-USDC go to
+    /// `payouts` (packed, account << 96 | micro-USDC), `fee` to the committee, and `refunded` back to the client.
+    /// `slashed` is the sum of all stake taken, `evidenceRoot` the root over the verification results.
     event Settled(
         bytes32 indexed executionId,
         uint32 steps,
@@ -293,35 +322,49 @@ interface IMarket {
         bytes32 evidenceRoot,
         bytes32[] payouts
     );
-    /// @notice Exposures of an execution are released and the next payouts credited; `remaining` are left.
+    /// @notice The execution's exposures are released. This call credited `credited` payouts; `remaining` payouts
+    /// are left for further calls.
     event Distributed(bytes32 indexed executionId, uint256 credited, uint256 remaining);
-    /// @notice The client has its price back.
+    /// @notice The locked price, `amount` micro-USDC, was credited back to `client`.
     event Refunded(bytes32 indexed executionId, address indexed client, uint256 amount);
 
     // ------------------------------------------------------------------------------- money
 
-    /// @notice Adds to the caller's balance, by allowance.
+    /// @notice Adds to the caller's balance. The caller must have approved the amount for this contract.
+    /// @param amount Amount in micro-USDC.
     function deposit(uint256 amount) external;
 
-    /// @notice Adds to the caller's balance with an EIP-2612 permit. A permit that somebody else has
-    /// already submitted does no harm.
+    /// @notice Adds to the caller's balance with an EIP-2612 permit instead of a previous approval. If somebody else
+    /// has already submitted the permit, the deposit still works.
+    /// @param amount Amount in micro-USDC, which the permit must cover.
+    /// @param permitDeadline Block time until which the permit is valid.
+    /// @param v Recovery id of the permit's signature.
+    /// @param r First half of the permit's signature.
+    /// @param s Second half of the permit's signature.
     function depositWithPermit(uint256 amount, uint256 permitDeadline, uint8 v, bytes32 r, bytes32 s) external;
 
-    /// @notice Takes from the caller's balance, unless it is frozen.
+    /// @notice Sends a part of the caller's balance to the caller. Reverts while the balance is frozen.
+    /// @param amount Amount in micro-USDC.
     function withdraw(uint256 amount) external;
 
-    /// @notice Keeps the caller's balance for signed requests: until then it can neither be withdrawn nor
-    /// spent by `requestExecution`, so that a quorum may rely on it before a request is on chain.
-    /// Members attest a signed request whose deadline the freeze outlasts, and of one client at most
-    /// one at a time that is neither on chain nor past its deadline; as two quorums share an honest
-    /// member, no two certified requests compete for one balance.
-    /// @param until Later than the freeze in force, at most 30 days from now.
+    /// @notice Reserves the caller's balance for signed requests: until the stated time it can neither be withdrawn
+    /// nor be spent by `requestExecution`. The committee can therefore rely on the balance before a request is on
+    /// chain. Members attest a signed request only if the freeze outlasts its deadline. Of one client they attest at
+    /// most one request at a time that is neither on chain nor past its deadline. Two quorums share an honest
+    /// member, so no two certified requests compete for one balance.
+    /// @param until Block time at which the freeze ends: later than the freeze in force, at most 30 days from now.
     function freeze(uint64 until) external;
 
     // --------------------------------------------------------------------------- executions
 
-    /// @notice Asks for an execution on the latest snapshot and locks its maximum price. See `Request`.
-    /// @param maxPrice At least `quote(modelId, steps)` and the minimum price.
+    /// @notice Requests an execution on the latest snapshot and locks its maximum price.
+    /// @param modelId Id of the model to execute.
+    /// @param steps Number of steps, 1 to 65536.
+    /// @param inputsDigest Digest of the inputs, which travel off chain.
+    /// @param clientKey Ed25519 key that signs the client's off-chain messages of this execution.
+    /// @param maxPrice Amount to lock in micro-USDC: at least `quote(modelId, steps)` and the minimum price.
+    /// @param deadline Block time from which the locked amount can be refunded.
+    /// @param nonce Any number that the caller has not used before.
     /// @return executionId keccak256(abi.encode(chain id, this contract, client, nonce)).
     function requestExecution(
         bytes32 modelId,
@@ -333,30 +376,36 @@ interface IMarket {
         uint64 nonce
     ) external returns (bytes32 executionId);
 
-    /// @notice Fixes the plan, once, with a quorum over
-    /// `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)` and the group's signature
-    /// under the seed.
-    /// @dev All quorums of an execution are of the configuration that was in force at its request.
-    function submitCompletePlan(Request calldata request, Terms calldata terms, bytes calldata signatures)
+    /// @notice Sets the plan of a requested execution, once and before its deadline.
+    /// @dev All quorums of an execution are quorums of the committee configuration at its request.
+    /// @param request The request as `RequestNodeSelections` stated it.
+    /// @param plan The plan's root, the group's signature that gives its seed, and the number of executors.
+    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)`,
+    /// in the format of `ICommittee.requireQuorum`.
+    function submitCompletePlan(Request calldata request, PlanSubmission calldata plan, bytes calldata signatures)
         external;
 
-    /// @notice Opens an execution that its client only signed, and fixes its plan, in one call.
-    /// @param request Of a client whose balance covers it; its snapshot may be older than the latest.
-    /// @param clientSignature EIP-712 signature (r, s, v) of `Request` in the domain
-    /// {SplitUp, 1, chain id, this contract}.
+    /// @notice Opens an execution that its client has only signed, and sets its plan, in one call. Anybody can call.
+    /// @param request A request whose price the client's balance covers. Its snapshot may be older than the latest.
+    /// @param clientSignature The client's 65-byte EIP-712 signature (r, s, v) of `Request` in the domain
+    /// {name "SplitUp", version "1", chain id, this contract}.
+    /// @param plan As for `submitCompletePlan`.
+    /// @param signatures As for `submitCompletePlan`, of the current committee configuration.
+    /// @return executionId As `requestExecution` returns it.
     function openExecution(
         Request calldata request,
         bytes calldata clientSignature,
-        Terms calldata terms,
+        PlanSubmission calldata plan,
         bytes calldata signatures
     ) external returns (bytes32 executionId);
 
-    /// @notice Binds all executors to their outputs and locks what each stands to lose, once, with a quorum
-    /// over `Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)`. The draw of verifications
-    /// comes after it: nobody is judged before the stake is locked. It reverts while somebody's free stake
-    /// does not cover the exposure, and may come again when it does.
+    /// @notice Commits all executors to their outputs and locks their exposures, once. Verified tasks are drawn only
+    /// afterwards, so nobody is judged before the stake is locked. The call reverts while the free stake of a node
+    /// does not cover its exposure, and can be repeated later.
+    /// @param executionId Id of a planned execution.
     /// @param root Root over the commitments that the executors signed.
-    /// @param exposures Words (node << 96 | micro-USDC), by strictly ascending node.
+    /// @param exposures 1 to 1024 packed entries, node << 96 | micro-USDC, by strictly ascending node.
+    /// @param signatures A quorum over `Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)`.
     function commitExecution(
         bytes32 executionId,
         bytes32 root,
@@ -364,102 +413,133 @@ interface IMarket {
         bytes calldata signatures
     ) external;
 
-    /// @notice Binds the calling node to its outputs of up to 64 executions, once each, and locks its
-    /// exposures: the way of a node that the committee leaves out. Refused once the committee has certified
-    /// the commitments of all.
+    /// @notice Commits the calling node to its outputs of some executions, once each, and locks its exposures. A
+    /// node uses this when the committee leaves its commitment out. Reverts after `commitExecution`.
+    /// @param completions At most 64 commitments.
     function commitCompletions(Completion[] calldata completions) external;
 
-    /// @notice Decides payouts and slashes, once, with a quorum over
-    /// `Settlement(bytes32 executionId,bytes32 settlementHash)`, settlementHash = keccak256(abi.encode(s)).
-    /// What payouts and fee leave of the price returns to the client at once. Rewards are scaled down
-    /// together when less was slashed than they need or than the treasury's share leaves; the rest of
-    /// the slashes is the treasury's.
-    /// @param s At most 2048 payouts, 64 rewards and 64 slashes.
+    /// @notice Decides payouts and slashes of a planned execution, once. The part of the price that payouts and fee
+    /// leave over is credited to the client, and slashed stake to the rewards and the treasury, in this call. If
+    /// less was slashed than the rewards need, or than the treasury's share leaves for them, all rewards are scaled
+    /// down by the same factor. The treasury gets the rest of the slashed stake.
+    /// @param executionId Id of a planned execution.
+    /// @param s The decision: at most 2048 payouts, 64 rewards and 64 slashes.
+    /// @param signatures A quorum over `Settlement(bytes32 executionId,bytes32 settlementHash)` with
+    /// settlementHash = keccak256(abi.encode(s)).
     function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external;
 
-    /// @notice Credits the payouts of up to 64 closed executions and releases their exposures; anybody may
-    /// call. Of one execution 384 payouts are credited in one call, the others by calling again. A
-    /// refunded one has no payouts; one that never had a plan has nothing to distribute.
-    function distribute(Due[] calldata dues) external;
+    /// @notice Releases the exposures of settled or refunded executions and credits the payouts of settled ones.
+    /// Anybody can call. One call credits at most 384 payouts of an execution; further calls credit the others. An
+    /// execution that was refunded before it had a plan has nothing to distribute.
+    /// @param histories Data of at most 64 executions.
+    function distribute(ExecutionHistory[] calldata histories) external;
 
-    /// @notice Gives the client its price back after `refundableAt`; anybody may call.
+    /// @notice Credits the locked price back to the client, from block time `refundableAt` on. Anybody can call.
+    /// @param executionId Id of a requested or planned execution.
     function refund(bytes32 executionId) external;
 
-    /// @notice Credits the fees to the current members in equal parts; anybody may call.
+    /// @notice Credits the collected fees to the current committee members in equal shares. Anybody can call. What
+    /// the division leaves over stays for the next call.
     function collectFees() external;
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ------------------------------------------------------------------------ owner functions
 
-    /// @notice Sets the parameters; reverts unless lying costs more than it brings, and unless the nodes'
-    /// unbonding period outlasts every execution.
+    /// @notice Sets the parameters. Reverts unless a wrong result is expected to lose money, and unless the nodes'
+    /// unbonding period is longer than every execution.
+    /// @param parameters_ The new parameters. Settlements and refunds of open executions use them, too.
     function setParameters(Parameters calldata parameters_) external;
 
-    /// @notice Names the account that receives undistributed slashes.
+    /// @notice Sets the account that receives the slashed stake that rewards leave over.
+    /// @param treasury_ The account; not zero.
     function setTreasury(address treasury_) external;
 
-    /// @notice Refuses new requests, or accepts them again. Nothing else: what is open is planned, settled,
-    /// refunded and withdrawn all the same.
+    /// @notice Stops or resumes new requests. Open executions can still be planned, settled, distributed and
+    /// refunded, and balances can still be withdrawn.
+    /// @param paused_ Whether new requests are refused.
     function setPaused(bool paused_) external;
 
     // ------------------------------------------------------------------------------- views
 
-    /// @notice The account's balance in micro-USDC.
+    /// @notice Returns the balance of an account, in micro-USDC.
+    /// @param account Any account.
     function balanceOf(address account) external view returns (uint256);
 
-    /// @notice Until when the account's balance is kept for signed requests; 0 for never.
+    /// @notice Returns the block time until which the balance of an account is reserved for signed requests; 0 if
+    /// it was never frozen.
+    /// @param account Any account.
     function frozenUntil(address account) external view returns (uint64);
 
-    /// @notice The least price of a request: the sum of `quoteParts`. What is not used returns.
+    /// @notice Returns the least price that a request may lock, in micro-USDC: the sum of `quoteParts`. What the
+    /// execution does not use returns to the client.
+    /// @param modelId Id of a registered model.
+    /// @param steps Number of steps.
     function quote(bytes32 modelId, uint32 steps) external view returns (uint256);
 
-    /// @notice What an execution costs at most: every task paid, every task verified once (the expected
-    /// share is p), and the committee's fee on both.
+    /// @notice Returns the parts of the quote: every task paid, and every task verified once. (The expected share
+    /// of verified tasks is p.)
+    /// @param modelId Id of a registered model.
+    /// @param steps Number of steps.
+    /// @return executors Rewards of the executors, in micro-USDC.
+    /// @return verification Rewards of the validators at most, in micro-USDC.
+    /// @return fee The committee's fee on both, in micro-USDC.
     function quoteParts(bytes32 modelId, uint32 steps)
         external
         view
         returns (uint256 executors, uint256 verification, uint256 fee);
 
-    /// @notice The id that a request of this client and nonce has.
+    /// @notice Returns the id of the execution that a client requests with a nonce.
+    /// @param client Account of the client.
+    /// @param nonce The request's nonce.
     function executionIdOf(address client, uint64 nonce) external view returns (bytes32);
 
-    /// @notice EIP-712 hashStruct of a request.
+    /// @notice Returns the EIP-712 hashStruct of a request.
+    /// @param request The request.
     function requestHashOf(Request calldata request) external pure returns (bytes32);
 
-    /// @notice The record of an execution of which this is said; see `Execution`.
-    /// @param settled Whether the payouts belong to it.
-    function recordOf(Due calldata due, bool settled) external pure returns (bytes32);
+    /// @notice Returns the record that an execution with this data has; see `Execution`. Reverts if the data states
+    /// exposures but no root of their commitments.
+    /// @param history Data of the execution.
+    /// @param settled Whether the record includes the payouts.
+    function recordOf(ExecutionHistory calldata history, bool settled) external pure returns (bytes32);
 
-    /// @notice The execution; all zero when unknown.
+    /// @notice Returns an execution; all fields are zero if the id is unknown.
+    /// @param executionId Id of the execution.
     function executionOf(bytes32 executionId) external view returns (Execution memory);
 
-    /// @notice keccak256(abi.encode(steps, root)) of the node's own commitment; 0 when there is none.
+    /// @notice Returns keccak256(abi.encode(steps, root)) of a node's own commitment; 0 if there is none.
+    /// @param executionId Id of the execution.
+    /// @param node Account of the node.
     function commitmentOf(bytes32 executionId, address node) external view returns (bytes32);
 
-    /// @notice First block time at which `refund` works: the deadline, plus the grace when the commitments of
-    /// all are certified, or as many nodes have committed themselves as the plan has executors.
+    /// @notice Returns the first block time at which `refund` works: the deadline, plus the settlement grace if the
+    /// commitments of all executors are certified or if as many nodes have committed themselves as the plan has
+    /// executors.
+    /// @param executionId Id of the execution.
     function refundableAt(bytes32 executionId) external view returns (uint256);
 
-    /// @notice The parameters in force.
+    /// @notice Returns the parameters in force.
     function parameters() external view returns (Parameters memory);
 
-    /// @notice The most seconds from a request to its settlement; nodes unbond for longer.
+    /// @notice Returns the longest time from a request to the end of its grace, in seconds. The nodes' unbonding
+    /// period is longer.
     function longestExecutionS() external view returns (uint64);
 
-    /// @notice The account that receives undistributed slashes.
+    /// @notice Returns the account that receives the slashed stake that rewards leave over.
     function treasury() external view returns (address);
 
-    /// @notice Whether new requests are refused.
+    /// @notice Returns whether new requests are refused.
     function paused() external view returns (bool);
 
-    /// @notice Sum of all balances.
+    /// @notice Returns the sum of all balances, in micro-USDC.
     function totalBalances() external view returns (uint256);
 
-    /// @notice Locked prices of open executions, and payouts that are not distributed yet.
+    /// @notice Returns the sum of the locked prices of open executions and of the undistributed payouts, in
+    /// micro-USDC.
     function totalLocked() external view returns (uint256);
 
-    /// @notice Fees that `collectFees` shares.
+    /// @notice Returns the fees that `collectFees` can credit, in micro-USDC.
     function totalFees() external view returns (uint256);
 
-    /// @notice Whether the contract holds what it owes.
+    /// @notice Returns whether the contract's token balance covers all balances, locked amounts and fees.
     function conserved() external view returns (bool);
 }

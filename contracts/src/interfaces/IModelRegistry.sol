@@ -2,10 +2,10 @@
 pragma solidity ^0.8.28;
 
 /// @notice One task of a model's graph.
-/// @param taskId Digest of the task's canonical bytes.
-/// @param vramBytes Video memory that the task needs.
-/// @param flops Operations of one step.
-/// @param priceMicroUsdc Reward of one step.
+/// @param taskId Digest of the task's canonical encoding.
+/// @param vramBytes Video memory that the task needs, in bytes.
+/// @param flops Floating-point operations of one step.
+/// @param priceMicroUsdc Reward for one step, in micro-USDC.
 struct Task {
     bytes32 taskId;
     uint64 vramBytes;
@@ -14,11 +14,11 @@ struct Task {
 }
 
 /// @notice A registered model.
-/// @param developer Who registered it.
-/// @param taskCount Number of tasks.
-/// @param pricePerStep Sum of the tasks' rewards of one step, in micro-USDC.
-/// @param dagRoot keccak256(abi.encode(tasks, edges)); the data is in `ModelRegistered`.
-/// @param name The name it was registered under.
+/// @param developer Account that registered the model.
+/// @param taskCount Number of tasks, 1 to 1024.
+/// @param pricePerStep Sum of the tasks' rewards for one step, in micro-USDC.
+/// @param dagRoot keccak256(abi.encode(tasks, edges)); the tasks and edges are in the `ModelRegistered` event.
+/// @param name Name under which the model was registered.
 struct Model {
     address developer;
     uint16 taskCount;
@@ -28,35 +28,36 @@ struct Model {
 }
 
 /// @title The models and their task graphs
-/// @notice Stores a root and a price per model, emits the graph. A name belongs to its first
-/// developer, who re-points it by registering a new model under it.
+/// @notice Stores a hash of the graph and a price per model; the graph itself is in an event. A name belongs to the
+/// developer who used it first. Registering another model under the name makes the name point to that model.
 interface IModelRegistry {
     // ------------------------------------------------------------------------------- errors
 
-    /// @notice The model id or a task's id is zero.
+    /// @notice The model's id or the id of a task is zero.
     error IdMissing();
-    /// @notice The model is registered already.
+    /// @notice A model with this id is already registered.
     error ModelExists(bytes32 modelId);
-    /// @notice No such model.
+    /// @notice No model with this id is registered.
     error UnknownModel(bytes32 modelId);
-    /// @notice No model of that name.
+    /// @notice No model is registered under this name.
     error UnknownName(string name);
-    /// @notice The name belongs to another developer.
+    /// @notice The name belongs to another developer, `owner`.
     error NameTaken(string name, address owner);
-    /// @notice Names have 1 to 64 bytes.
+    /// @notice A name has 1 to 64 bytes; this one has `length`.
     error NameLengthInvalid(uint256 length);
-    /// @notice Models have 1 to 1024 tasks.
+    /// @notice A model has 1 to 1024 tasks; this one has `count`.
     error TaskCountInvalid(uint256 count);
-    /// @notice More edges than the bound.
+    /// @notice A model has at most 4096 edges; this one has `count`.
     error EdgeCountInvalid(uint256 count);
-    /// @notice The edge does not lead from a task to a later task of the model.
+    /// @notice The edge at position `index` does not lead from a task to a later task of the model.
     error EdgeInvalid(uint256 index, uint32 edge);
-    /// @notice Edges must be strictly ascending; this one is not.
+    /// @notice Edges must be strictly ascending; the edge at position `index` is not above the one before.
     error EdgesNotAscending(uint256 index);
 
     // ------------------------------------------------------------------------------- events
 
-    /// @notice A model is registered.
+    /// @notice `developer` registered the model `modelId` under `name`. `dagRoot` is the hash of `tasks` and `edges`,
+    /// as `Model` defines it; an edge is `from << 16 | to`.
     event ModelRegistered(
         bytes32 indexed modelId,
         address indexed developer,
@@ -66,22 +67,27 @@ interface IModelRegistry {
         uint32[] edges
     );
 
-    // -------------------------------------------------------------------- developers' verb
+    // -------------------------------------------------------------------- developer function
 
-    /// @notice Registers a model under a name.
+    /// @notice Registers a model under a name, with the caller as its developer.
     /// @param modelId Digest of the model's manifest.
+    /// @param name Name of 1 to 64 bytes: a new one, or one that belongs to the caller.
     /// @param tasks 1 to 1024 tasks in topological order.
-    /// @param edges `from << 16 | to` with from < to, strictly ascending: acyclic, without duplicates.
+    /// @param edges At most 4096 edges between positions in `tasks`, each `from << 16 | to` with from < to, strictly
+    /// ascending. The graph therefore has neither cycles nor duplicate edges.
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges) external;
 
     // ------------------------------------------------------------------------------- views
 
-    /// @notice The model; reverts when unknown.
+    /// @notice Returns a model. Reverts if it is unknown.
+    /// @param modelId Id of the model.
     function modelOf(bytes32 modelId) external view returns (Model memory);
 
-    /// @notice Price of one step in micro-USDC; reverts when unknown.
+    /// @notice Returns the price of one step, in micro-USDC. Reverts if the model is unknown.
+    /// @param modelId Id of the model.
     function pricePerStep(bytes32 modelId) external view returns (uint256);
 
-    /// @notice The model that a name points to; reverts when unknown.
+    /// @notice Returns the id of the model that a name points to. Reverts if the name is unknown.
+    /// @param name The name.
     function modelByName(string calldata name) external view returns (bytes32 modelId);
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// @notice A node as everybody sees it.
-/// @param account The node's Ethereum account.
-/// @param signingKey Ed25519 key of the node's messages.
-/// @param vramGb Video memory that the node offers and stakes for.
+/// @notice A registered node.
+/// @param account The node's Ethereum account; zero if no node is registered.
+/// @param signingKey Ed25519 key that signs the node's off-chain messages.
+/// @param vramGb Video memory that the node offers and stakes for, in gigabytes.
 /// @param stake Stake in micro-USDC.
-/// @param locked Part of the stake that running executions may still cost.
-/// @param unbondingAt When the stake may be withdrawn; 0 while the node stays.
-/// @param active Whether the node may be given work: staying, and staked in full.
-/// @param operator Whose node it is; nodes of one operator do not check each other.
-/// @param endpoint Where the node is reached.
+/// @param locked Sum of the exposures of running executions, in micro-USDC. After a slash it can exceed the stake.
+/// @param unbondingAt Block time from which the stake can be withdrawn, in Unix seconds; 0 unless the node is
+/// unbonding.
+/// @param active Whether the node may get work: it is not unbonding, and its stake is at least `minStake`.
+/// @param operator Account of the party that runs the node. Nodes of one operator do not verify each other.
+/// @param endpoint URL at which the node is reached.
 struct NodeView {
     address account;
     bytes32 signingKey;
@@ -23,85 +24,100 @@ struct NodeView {
     string endpoint;
 }
 
-/// @title The nodes and their stake
-/// @notice A node stakes 1000 USDC plus 100 USDC per gigabyte of video memory. The market locks, per
-/// running execution, what a lie in it costs; while anything is locked the stake stays. A leaving
-/// node can be slashed until it has withdrawn. Only the market locks, releases and slashes.
+/// @title The nodes and their stakes
+/// @notice A node stakes 1000 USDC plus 100 USDC per gigabyte of video memory. For each running execution the market
+/// locks the node's exposure: what the node would lose if its results in all its tasks were wrong. A stake cannot be
+/// withdrawn while any part of it is locked. An unbonding node can be slashed until it has withdrawn. Only the
+/// market can lock, release and slash stake.
 interface INodeRegistry {
     // ------------------------------------------------------------------------------- errors
 
-    /// @notice The account has registered already.
+    /// @notice `account` is already registered.
     error NodeExists(address account);
-    /// @notice The account is not registered.
+    /// @notice `account` is not registered.
     error UnknownNode(address account);
-    /// @notice The signing key is zero, or belongs to this other account.
+    /// @notice The signing key is zero, or it belongs to the account `owner`.
     error SigningKeyInvalid(bytes32 signingKey, address owner);
-    /// @notice A node must offer video memory.
+    /// @notice The stated video memory is zero.
     error VramMissing();
-    /// @notice The endpoint is longer than the bound.
+    /// @notice An endpoint has at most 256 bytes; that of `account` has `length`.
     error EndpointTooLong(address account, uint256 length);
-    /// @notice The node is leaving already.
+    /// @notice The node is already unbonding; its stake is free from block time `unbondingAt`.
     error NodeLeaving(address account, uint64 unbondingAt);
-    /// @notice The node is not leaving; ask for it first.
+    /// @notice The node is not unbonding; call `requestUnstake` first.
     error NodeStaying(address account);
-    /// @notice The stake is locked until this time.
+    /// @notice The stake cannot be withdrawn before block time `unbondingAt`.
     error StillUnbonding(address account, uint64 unbondingAt);
-    /// @notice Executions of the node are not closed yet; the market's `distribute` releases them.
+    /// @notice Executions have locked `locked` micro-USDC of the stake. The market's `distribute` releases them after
+    /// the executions are settled or refunded.
     error StakeExposed(address account, uint256 locked);
-    /// @notice The node's free stake does not cover what a lie in this execution costs.
+    /// @notice The node's unlocked stake is `free` micro-USDC; the execution must lock `required`.
     error ExposureTooHigh(address account, uint256 free, uint256 required);
-    /// @notice Exposures must be listed by strictly ascending account; this one is not.
+    /// @notice Exposures must be listed by strictly ascending account; `account` follows `previous`.
     error ExposuresNotAscending(address previous, address account);
-    /// @notice The operator has not allowed this node to name it.
+    /// @notice `operator` has not allowed the node `account` to name it as its operator.
     error OperatorUnwilling(address operator, address account);
-    /// @notice Nothing to add.
+    /// @notice The amount is zero.
     error AmountMissing();
-    /// @notice Only the market may call this.
+    /// @notice Only the market may call this function.
     error NotMarket(address caller);
-    /// @notice The market is set once.
+    /// @notice The market is already set and cannot be changed.
     error MarketExists(address market);
-    /// @notice A page is at most this long.
+    /// @notice A page has at most `maximum` nodes; `count` were asked for.
     error PageTooLong(uint256 count, uint256 maximum);
-    /// @notice The unbonding period is outside these bounds.
+    /// @notice The unbonding period must be within [`minimum`, `maximum`]; all are in seconds.
     error PeriodInvalid(uint64 period, uint64 minimum, uint64 maximum);
-    /// @notice An address must not be zero.
+    /// @notice An address is zero.
     error AddressMissing();
-    /// @notice The token did not deliver the amount; it is not the token that this contract is for.
+    /// @notice A transfer of `expected` token units changed the contract's balance by `received`. The registry works
+    /// only with a token that transfers exactly the stated amount.
     error TransferShort(uint256 received, uint256 expected);
 
     // ------------------------------------------------------------------------------- events
 
-    /// @notice A node joined.
+    /// @notice A node registered with `vramGb` gigabytes of video memory and a stake in micro-USDC.
     event NodeRegistered(
         address indexed account, bytes32 indexed signingKey, uint32 vramGb, uint96 stake, string endpoint
     );
-    /// @notice A node moved.
+    /// @notice A node is now reached at another URL.
     event EndpointChanged(address indexed account, string endpoint);
-    /// @notice An operator takes a node for its own, or no longer.
+    /// @notice `operator` allows the node `account` to name it as its operator, or no longer does.
     event NodeAllowed(address indexed operator, address indexed account, bool allowed);
-    /// @notice A node belongs to this operator from now on.
+    /// @notice The node's operator is now `operator`.
     event OperatorChanged(address indexed account, address indexed operator);
-    /// @notice A node added stake.
+    /// @notice A node added `amount` micro-USDC to its stake, which is now `stake`.
     event StakeAdded(address indexed account, uint96 amount, uint96 stake);
-    /// @notice A node leaves; its stake is free at `unbondingAt`.
+    /// @notice A node started unbonding; it can withdraw its stake from block time `unbondingAt`.
     event UnstakeRequested(address indexed account, uint64 unbondingAt);
-    /// @notice A node stays after all.
+    /// @notice A node cancelled its unbonding.
     event UnstakeCancelled(address indexed account);
-    /// @notice A node has left and taken its stake.
+    /// @notice A node withdrew its stake, `amount` micro-USDC, and is no longer registered.
     event StakeWithdrawn(address indexed account, uint96 amount);
-    /// @notice A node lost stake.
+    /// @notice A node lost `amount` micro-USDC of its stake; `stake` is left.
     event NodeSlashed(address indexed account, uint96 amount, uint96 stake);
-    /// @notice The market that may slash is set.
+    /// @notice The market was set.
     event MarketSet(address indexed market);
-    /// @notice The unbonding period of future requests changed.
+    /// @notice The unbonding period of later requests is now `period` seconds.
     event UnbondingPeriodSet(uint64 period);
 
-    // -------------------------------------------------------------------------- nodes' verbs
+    // ------------------------------------------------------------------------ node functions
 
-    /// @notice Joins with exactly `minStake(vramGb)`, taken from the caller by allowance.
+    /// @notice Registers the caller as a node and takes exactly `minStake(vramGb)` as its stake. The caller must have
+    /// approved that amount for this contract.
+    /// @param signingKey Ed25519 key that signs the node's off-chain messages; no other node may have it.
+    /// @param vramGb Video memory that the node offers, in gigabytes.
+    /// @param endpoint URL at which the node is reached, at most 256 bytes.
     function register(bytes32 signingKey, uint32 vramGb, string calldata endpoint) external;
 
-    /// @notice Joins with an EIP-2612 permit instead of an allowance.
+    /// @notice Registers the caller with an EIP-2612 permit over `minStake(vramGb)` instead of a previous approval.
+    /// If somebody else has already submitted the permit, the registration still works.
+    /// @param signingKey As for `register`.
+    /// @param vramGb As for `register`.
+    /// @param endpoint As for `register`.
+    /// @param permitDeadline Block time until which the permit is valid.
+    /// @param v Recovery id of the permit's signature.
+    /// @param r First half of the permit's signature.
+    /// @param s Second half of the permit's signature.
     function registerWithPermit(
         bytes32 signingKey,
         uint32 vramGb,
@@ -112,75 +128,94 @@ interface INodeRegistry {
         bytes32 s
     ) external;
 
-    /// @notice Changes where the caller is reached.
+    /// @notice Changes the calling node's URL.
+    /// @param endpoint The new URL, at most 256 bytes.
     function setEndpoint(string calldata endpoint) external;
 
-    /// @notice Names the operator of the calling node, which has allowed it; a node begins as its own.
+    /// @notice Sets the operator of the calling node. After registration a node is its own operator.
+    /// @param operator The node's own account, or an operator that has allowed the node with `allowNode`.
     function setOperator(address operator) external;
 
-    /// @notice Allows a node to name the caller as its operator. Without this consent a node could hide
-    /// behind an honest operator, whose nodes would then not check it.
+    /// @notice Allows a node to name the caller as its operator, or withdraws that permission. Without it a node
+    /// could name an honest operator, whose nodes would then not verify it.
+    /// @param account The node's account.
+    /// @param allowed Whether the node may name the caller.
     function allowNode(address account, bool allowed) external;
 
-    /// @notice Adds to the caller's stake, for instance after a slash.
+    /// @notice Adds to the calling node's stake, for instance after a slash.
+    /// @param amount Amount in micro-USDC, which the caller must have approved for this contract.
     function topUp(uint96 amount) external;
 
-    /// @notice Begins to leave: no new work at once, the stake after the unbonding period.
+    /// @notice Starts the calling node's unbonding. It gets no new work from now on and can withdraw its stake after
+    /// the unbonding period.
     function requestUnstake() external;
 
-    /// @notice Stays after all.
+    /// @notice Cancels the calling node's unbonding.
     function cancelUnstake() external;
 
-    /// @notice Takes the stake and leaves, when the unbonding period is over and nothing is locked.
+    /// @notice Pays the stake to the calling node and removes the node. Reverts before the end of the unbonding
+    /// period and while any stake is locked.
     function withdrawStake() external;
 
-    // ------------------------------------------------------------------------ market's verbs
+    // ---------------------------------------------------------------------- market functions
 
-    /// @notice Locks stake for an execution; reverts unless every node's free stake covers it.
-    /// @dev A leaving node is accepted: its stake stays while it is locked, and refusing it would let
-    /// a node stop a plan by leaving.
-    /// @param exposures Words (account << 96 | micro-USDC), by strictly ascending account.
+    /// @notice Locks stake for an execution. Reverts unless the unlocked stake of every listed node covers its
+    /// exposure.
+    /// @dev Unbonding nodes are accepted: their stake stays while it is locked, and refusing them would let a node
+    /// block an execution by unbonding.
+    /// @param exposures Packed entries, account << 96 | micro-USDC, by strictly ascending account.
     function lock(bytes32[] calldata exposures) external;
 
-    /// @notice Releases what `lock` locked.
+    /// @notice Releases stake that `lock` locked.
+    /// @param exposures Packed entries, account << 96 | micro-USDC.
     function release(bytes32[] calldata exposures) external;
 
-    /// @notice Takes up to `amount` of a node's stake, active or unbonding, and sends it to the market.
-    /// @return taken What was really taken: never more than the stake, 0 for a node that has left.
+    /// @notice Takes stake from a node and sends it to the market. Unbonding nodes can be slashed, too.
+    /// @param account The node's account.
+    /// @param amount Most to take, in micro-USDC.
+    /// @return taken Amount taken, in micro-USDC: at most the stake, and 0 for a node that has withdrawn.
     function slash(address account, uint256 amount) external returns (uint256 taken);
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ----------------------------------------------------------------------- owner functions
 
-    /// @notice Names the market; once.
+    /// @notice Sets the market, once.
+    /// @param market_ The contract that may lock, release and slash stake.
     function setMarket(address market_) external;
 
-    /// @notice Changes the unbonding period; stakes that are unbonding already keep their date. It must
-    /// outlast every execution of the market.
+    /// @notice Sets the unbonding period. Nodes that are already unbonding keep their date.
+    /// @param period Period in seconds: longer than every execution of the market, at most 90 days.
     function setUnbondingPeriod(uint64 period) external;
 
     // ------------------------------------------------------------------------------- views
 
-    /// @notice The stake that `vramGb` gigabytes need, in micro-USDC.
+    /// @notice Returns the stake that a node needs, in micro-USDC.
+    /// @param vramGb The node's video memory in gigabytes.
     function minStake(uint32 vramGb) external pure returns (uint96);
 
-    /// @notice A node; all zero when unknown.
+    /// @notice Returns a node; all fields are zero if it is unknown.
+    /// @param account The node's account.
     function nodeOf(address account) external view returns (NodeView memory);
 
-    /// @notice Whether the node may be given work.
+    /// @notice Returns whether a node may get work; see `NodeView.active`.
+    /// @param account The node's account.
     function isActive(address account) external view returns (bool);
 
-    /// @notice Whether the operator has allowed the node to name it.
+    /// @notice Returns whether an operator has allowed a node to name it as its operator.
+    /// @param operator The operator's account.
+    /// @param account The node's account.
     function isAllowed(address operator, address account) external view returns (bool);
 
-    /// @notice How many nodes are registered.
+    /// @notice Returns the number of registered nodes.
     function nodeCount() external view returns (uint256);
 
-    /// @notice Up to `count` (at most 256) nodes from position `start`; fewer at the end.
+    /// @notice Returns a page of the list of nodes. The order of the list changes when a node leaves.
+    /// @param start Position of the first node in the list, from 0.
+    /// @param count Most nodes to return, up to 256; the last page can be shorter.
     function nodesPage(uint256 start, uint256 count) external view returns (NodeView[] memory);
 
-    /// @notice Seconds between leaving and withdrawing.
+    /// @notice Returns the time from `requestUnstake` to `withdrawStake`, in seconds.
     function unbondingPeriod() external view returns (uint64);
 
-    /// @notice The contract that may lock and slash.
+    /// @notice Returns the contract that may lock, release and slash stake; zero before it is set.
     function market() external view returns (address);
 }

@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// @title BLS signatures on BLS12-381, checked with the precompiles of EIP-2537
-/// @notice Signatures are points of G1 (128 bytes: x, y of 64 each), keys points of G2 (256 bytes:
-/// x.c0, x.c1, y.c0, y.c1). The same ciphersuite as `splitup/crypto/bls.py`: RFC 9380,
-/// BLS12381G1_XMD:SHA-256_SSWU_RO_, under SplitUp's own domain tag.
-/// @dev The pairing precompile checks canonical form, curve and subgroup of what it is given, and
-/// fails otherwise; only the identity, which it takes, is refused here.
+/// @title BLS signatures on BLS12-381, verified with the precompiles of EIP-2537
+/// @notice Signatures are points of G1 (128 bytes: x and y of 64 bytes each), keys are points of G2 (256 bytes: x.c0,
+/// x.c1, y.c0, y.c1). The hash to the curve is RFC 9380's suite BLS12381G1_XMD:SHA-256_SSWU_RO_ with SplitUp's domain
+/// separation tag, as in `splitup/crypto/bls.py`.
+/// @dev The pairing precompile fails unless its points are in canonical encoding, on the curve and in the subgroup. It
+/// accepts the identity, which this library refuses.
 library Bls {
     // ---------------------------------------------------------------------------- constants
 
     uint256 internal constant SIGNATURE_BYTES = 128;
     uint256 internal constant KEY_BYTES = 256;
 
-    /// @dev A precompile that fails takes all the gas it was given. Two pairs cost 103 k.
+    /// @dev A failing precompile consumes all the gas that the call passes to it. A pairing check of two pairs needs
+    /// 103 k gas.
     uint256 private constant PAIRING_GAS = 300_000;
     address private constant MODEXP = address(0x05);
     address private constant G1_ADD = address(0x0b);
     address private constant PAIRING = address(0x0f);
     address private constant MAP_TO_G1 = address(0x10);
 
-    /// @dev The tag and its length, as RFC 9380 appends them (DST_prime).
+    /// @dev Domain separation tag and its length, as RFC 9380 appends them (DST_prime).
     bytes private constant DST = "SPLITUP-V1-BLS12381G1_XMD:SHA-256_SSWU_RO_\x2a";
-    /// @dev The field's modulus in 64 bytes.
+    /// @dev The modulus p of the base field, in 64 bytes.
     bytes32 private constant P_HIGH = 0x000000000000000000000000000000001a0111ea397fe69a4b1ba7b6434bacd7;
     bytes32 private constant P_LOW = 0x64774b84f38512bf6730d2a0f6b0f6241eabfffeb153ffffb9feffffffffaaab;
-    /// @dev The generator of G2, negated: e(signature, -G2) · e(H(message), key) = 1.
+    /// @dev The negated generator of G2. A signature is valid if e(signature, -G2) · e(H(message), key) = 1.
     bytes private constant NEGATED_G2 = hex"00000000000000000000000000000000024aa2b2f08f0a91260805272dc51051"
         hex"c6e47ad4fa403b02b4510b647ae3d1770bac0326a805bbefd48056c8c121bdb8"
         hex"0000000000000000000000000000000013e02b6052719f607dacd3a088274f65"
@@ -37,8 +38,9 @@ library Bls {
 
     // ------------------------------------------------------------------------------- checks
 
-    /// @notice Whether `signature` is the one signature over `message` under `key`.
-    /// @dev False for every malformed point. A key that was not checked with {isKey} may be anything.
+    /// @notice Returns whether a signature over a message is valid under a key. There is one valid signature per
+    /// message and key. Returns false for a malformed point.
+    /// @dev The key must have been checked with {isKey}.
     function isSignature(bytes memory key, bytes memory message, bytes memory signature)
         internal
         view
@@ -48,7 +50,7 @@ library Bls {
         return _pair(bytes.concat(signature, NEGATED_G2, hashToCurve(message), key));
     }
 
-    /// @notice Whether `key` is a point of the prime-order subgroup of G2 and not the identity.
+    /// @notice Returns whether a key is a point of the prime-order subgroup of G2 and not the identity.
     function isKey(bytes memory key) internal view returns (bool) {
         if (key.length != KEY_BYTES || _isZero(key)) return false;
         return _pair(bytes.concat(new bytes(SIGNATURE_BYTES), key)); // e(identity, key) = 1 for any point
@@ -56,8 +58,9 @@ library Bls {
 
     // ------------------------------------------------------------------------ hash to curve
 
-    /// @notice Hashes a message to a point of G1: RFC 9380, section 3, hash_to_curve.
-    /// @dev The precompile clears the cofactor of each point, which is the same as of their sum.
+    /// @notice Hashes a message to a point of G1: hash_to_curve of RFC 9380, section 3.
+    /// @dev The precompile clears the cofactor of both points. The sum is the same as if the cofactor were cleared
+    /// once, after the addition.
     function hashToCurve(bytes memory message) internal view returns (bytes memory point) {
         // expand_message_xmd (section 5.3.1) to 128 bytes: a block of zeros, the length, a zero byte
         bytes32 b0 = sha256(bytes.concat(bytes32(0), bytes32(0), message, hex"008000", DST));
@@ -70,7 +73,7 @@ library Bls {
         return _call(G1_ADD, bytes.concat(first, second), 128);
     }
 
-    /// @dev 512 bits modulo p, as a field element of EIP-2537: base^1 mod p.
+    /// @dev Returns a 512-bit number modulo p in EIP-2537's encoding, computed as number^1 mod p.
     function _reduce(bytes32 high, bytes32 low) private view returns (bytes memory) {
         bytes memory input =
             abi.encodePacked(uint256(64), uint256(1), uint256(64), high, low, uint8(1), P_HIGH, P_LOW);
@@ -84,7 +87,7 @@ library Bls {
         return success && output.length == 32 && abi.decode(output, (uint256)) == 1;
     }
 
-    /// @dev These calls get well-formed input; a chain without EIP-2537 answers with no bytes.
+    /// @dev The input of these calls is always valid. On a chain without EIP-2537 they return no bytes.
     function _call(address precompile, bytes memory input, uint256 length)
         private
         view
@@ -99,6 +102,6 @@ library Bls {
         return keccak256(data) == keccak256(new bytes(data.length));
     }
 
-    /// @notice The chain lacks a precompile of EIP-2537.
+    /// @notice The chain does not have the precompile of EIP-2537 at this address.
     error PrecompileMissing(address precompile);
 }
