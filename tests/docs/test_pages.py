@@ -31,6 +31,7 @@ LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
 PATH: Final = re.compile(rf"^(?:{FOLDERS}|{'|'.join(PACKAGES)})(?:/[\w.,{{}}-]+)+/?$")
 MODULE: Final = re.compile(rf"^({'|'.join(PACKAGES)})((?:\.\w+)+)$")
+NAMED_PAGE: Final = re.compile(r"(?<![\w/])docs/[\w/-]+\.(?:md|svg)")
 BRACES: Final = re.compile(r"\{([^{}]*)\}")
 
 
@@ -127,6 +128,14 @@ def test_prose_fits_its_columns(page: Path) -> None:
 def test_python_in_pages_is_python(page: Path) -> None:
     for place, block in enumerate(iter_blocks(page, "python")):
         compile(block, f"{name_page(page)}, block {place}", "exec")
+
+
+def test_pages_named_in_the_code_exist() -> None:
+    for pattern in ("*.py", "*.sol", "*.toml"):
+        for folder in (*PACKAGES.values(), "contracts/src", "contracts/test", "tests", "bench"):
+            for path in (ROOT / folder).rglob(pattern):
+                for name in NAMED_PAGE.findall(path.read_text("utf-8")):
+                    assert (ROOT / name).is_file(), f"{name_page(path)}: there is no {name}"
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:
