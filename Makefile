@@ -4,17 +4,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
+DOCS := $(VENV)/.docs.stamp
 NODE_MODULES := contracts/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
+PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test lint bench contracts clean
+.PHONY: demo up test lint coverage bench contracts docs constraints clean
 
-demo: $(READY)  ## a network, a model, an execution: everything once, in a minute
+demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
 
-up: $(READY)  ## a network that stays, in .splitup
+up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
 test: lint  ## everything that CI checks
@@ -22,23 +25,39 @@ test: lint  ## everything that CI checks
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy $(PACKAGES) bench tests
 
-bench: $(READY)  ## every bar, measured; one object on stdout
+coverage: $(READY)  ## the tests that start no network, with branch coverage
+	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term
+
+bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on stdout
 	$(BIN)/python -m bench
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
 
-$(ENVIRONMENT): pyproject.toml
+docs: $(DOCS)  ## build the site into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+constraints: $(READY) $(DOCS)  ## write the installed versions of all dependencies to constraints.txt
+	sed -n '/^#/p' constraints.txt > constraints.new
+	$(BIN)/python -m pip freeze --exclude-editable >> constraints.new
+	mv constraints.new constraints.txt
+
+$(ENVIRONMENT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[devnet,dev]'
+	$(INSTALL) --editable '.[devnet,dev]'
+	touch $@
+
+$(DOCS): $(ENVIRONMENT)
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json
 	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
-clean:  ## what tools left behind; keeps .venv, node_modules and .splitup
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis contracts/out contracts/cache dist
+clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage contracts/out contracts/cache dist site
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -136,7 +136,7 @@ async def run(quick: bool) -> Report:
             for size, found in large.items():
                 found.stored = await measure_large(engines, models[size], size, share)
                 found.object_ms = await time_objects(engines, found.nbytes, 80 // share)
-    return make_report(*measured, list(large.values()))
+    return make_report(measured[0], measured[1], list(large.values()))
 
 
 async def measure(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from splitup.cli.verbs import app
 from splitup.graph.arrays import encode_array
 from splitup.graph.reference import list_region
+from splitup.protocol.disputes.bisection import Dispute
 from tests.protocol.disputes import test_bisection as disputes
 from tests.protocol.disputes.test_bisection import DEVICE, GRAPH, KEYS, REFERENCE, STORED, WORLD
 
@@ -38,7 +39,7 @@ def judge(arguments: list[str], code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def play_about_one_operation(liar: int) -> disputes.Dispute:
+def play_about_one_operation(liar: int) -> Dispute:
     """A lie that the liar defends with operations of its own making."""
     lie = disputes.compute_on_reference(WORLD, disputes.lie_at(STEP, STORED[2], 0.05))
     pair = (lie, REFERENCE) if liar == 0 else (REFERENCE, lie)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,11 @@ def test_messages_name_the_input_and_the_way_out() -> None:
 
 def test_files_of_the_reference_library_are_read(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    arrays = {"a": np.arange(4, dtype=np.float16), "b": np.zeros((0, 3)), "c": np.ones((2, 2))}
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "a": np.arange(4, dtype=np.float16),
+        "b": np.zeros((0, 3)),
+        "c": np.ones((2, 2)),
+    }
     save_file(arrays, path, metadata={"format": "np"})
     tensors = validate_safetensors(path)
     assert {name: t.shape for name, t in tensors.items()} == {n: a.shape for n, a in arrays.items()}

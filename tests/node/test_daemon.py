@@ -174,8 +174,8 @@ async def test_execution_is_computed_committed_revealed_and_verified(
     certificate = await market.order(executors, steps=5, nonce=1)
     await market.notify(certificate)
     xs, results = await execute(market, certificate, STEPS)
-    for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
-        assert np.array_equal(result, expected)
+    for output, expected in zip(results, compute_reference(xs, TASKS), strict=True):
+        assert np.array_equal(output, expected)
 
     completions = await wait_for_completions(market, certificate)
     execution_id = certificate.plan.request.execution_id

@@ -549,8 +549,8 @@ def _digest_request(request: Request) -> str:
     return request.digest("request")
 
 
-plan_agreement.compute_plan = compute_plan
-plan_agreement.add_exposures = add_exposures
+plan_agreement.compute_plan = compute_plan  # type: ignore[attr-defined]
+plan_agreement.add_exposures = add_exposures  # type: ignore[attr-defined]
 
 
 @cache

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from splitup.chain.client import Chain
-from splitup.chain.committee_reader import fetch_node_key
-from splitup.chain.market import exposures_to_abi, terms_to_abi
 from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical

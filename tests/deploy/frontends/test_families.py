@@ -27,9 +27,8 @@ from tests.deploy.checkpoints import (
     save_safetensors,
 )
 from tests.deploy.execution import CutModel
-from tests.deploy.frontends.test_decoder import feed
 from tests.deploy.llamas import relative_error
-from tests.deploy.steps import as_inputs
+from tests.deploy.steps import as_inputs, feed
 
 BOUND = 1e-5
 

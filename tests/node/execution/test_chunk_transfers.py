@@ -19,12 +19,11 @@ from splitup.client.execution.session import Session
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
-from splitup.messages.base import CLIENT
+from splitup.messages.base import CLIENT, RELAY_PATH
 from splitup.messages.frames import TensorChunk
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
-from splitup.net.relay import RELAY_PATH
 from splitup.net.tensor_chunks import TensorChunks, has_room
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap

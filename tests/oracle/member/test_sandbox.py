@@ -131,13 +131,13 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     given: dict[str, Any] = {}
-    start = sandbox.asyncio.create_subprocess_exec
+    start = sandbox.asyncio.create_subprocess_exec  # type: ignore[attr-defined]
 
     async def record(*arguments: Any, **options: Any) -> Any:
         given.update(options)
         return await start(*arguments, **options)
 
-    monkeypatch.setattr(sandbox.asyncio, "create_subprocess_exec", record)
+    monkeypatch.setattr(sandbox.asyncio, "create_subprocess_exec", record)  # type: ignore[attr-defined]
     monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(Unavailable):

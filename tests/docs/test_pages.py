@@ -1,0 +1,152 @@
+"""The documentation's links, anchors, paths, programs and line lengths are right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PROSE_COLUMNS: Final = 120
+README_LINES: Final = 100
+# Folders that a path in backticks may begin with, and the packages that are named without theirs.
+FOLDERS: Final = "splitup|node|oracle|deploy|contracts|tests|docs|bench|examples|scripts"
+PACKAGES: Final = {
+    "splitup": "splitup",
+    "splitup_node": "node/splitup_node",
+    "splitup_oracle": "oracle/splitup_oracle",
+    "splitup_deploy": "deploy/splitup_deploy",
+}
+# What only exists on the machine of a reader or in the store.
+ELSEWHERE: Final = re.compile(r"contracts/(node_modules|out|cache)|executions/")
+
+FENCE: Final = re.compile(r"^ *(`{3,}|~{3,})")
+CODE: Final = re.compile(r"`([^`]+)`")
+LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
+PATH: Final = re.compile(rf"^(?:{FOLDERS}|{'|'.join(PACKAGES)})(?:/[\w.,{{}}-]+)+/?$")
+MODULE: Final = re.compile(rf"^({'|'.join(PACKAGES)})((?:\.\w+)+)$")
+NAMED_PAGE: Final = re.compile(r"(?<![\w/])docs/[\w/-]+\.(?:md|svg)")
+BRACES: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def iter_prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a page that are not in a block of code."""
+    fence = ""
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        found = FENCE.match(line)
+        if found and (not fence or found[1].startswith(fence)):
+            fence = "" if fence else found[1]
+        elif not fence:
+            yield number, line
+
+
+def iter_blocks(page: Path, language: str) -> Iterator[str]:
+    """Yield the blocks of code in one language."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    yield from pattern.findall(page.read_text("utf-8"))
+
+
+def make_anchor(heading: str) -> str:
+    """Return a heading's anchor, as GitHub and mkdocs make it of plain text."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip())
+
+
+def get_anchors(page: Path) -> set[str]:
+    headings = (HEADING.match(line) for _, line in iter_prose(page))
+    return {make_anchor(found[1]) for found in headings if found}
+
+
+def expand_braces(text: str) -> list[str]:
+    """Return "a/b.c" and "a/d.c" for "a/{b,d}.c"."""
+    parts = BRACES.split(text)
+    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def find_path(name: str) -> Path:
+    first, slash, rest = name.partition("/")
+    return ROOT / (PACKAGES.get(first, first) + slash + rest)
+
+
+def is_module(package: str, names: list[str]) -> bool:
+    """Say whether the names are a module, or a module and what it defines."""
+    for count in (len(names), len(names) - 1):
+        path = ROOT / PACKAGES[package] / "/".join(names[:count])
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            return count == len(names) or names[-1] in (
+                path.with_suffix(".py")
+                if path.with_suffix(".py").is_file()
+                else path / "__init__.py"
+            ).read_text("utf-8")
+    return False
+
+
+def name_page(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for number, line in iter_prose(page):
+        for target in LINK.findall(CODE.sub("", line)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            linked = (page.parent / name).resolve() if name else page
+            assert linked.exists(), f"line {number}: there is no {target}"
+            if anchor:
+                assert anchor in get_anchors(linked), f"line {number}: no heading for {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_named_paths_and_modules_exist(page: Path) -> None:
+    for number, line in iter_prose(page):
+        for code in CODE.findall(line):
+            if PATH.match(code) and not ELSEWHERE.match(code):
+                for name in expand_braces(code):
+                    assert find_path(name).exists(), f"line {number}: there is no {name}"
+            if found := MODULE.match(code):
+                names = found[2].strip(".").split(".")
+                assert is_module(found[1], names), f"line {number}: there is no {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_prose_fits_its_columns(page: Path) -> None:
+    before, is_code = "", False
+    for number, line in iter_prose(page):
+        is_code = line.startswith("    ") and (is_code or not before.strip())
+        if not is_code and not line.lstrip().startswith("|"):  # a table's row cannot be wrapped
+            assert len(line) <= PROSE_COLUMNS, f"line {number} has {len(line)} columns"
+        before = line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_python_in_pages_is_python(page: Path) -> None:
+    for place, block in enumerate(iter_blocks(page, "python")):
+        compile(block, f"{name_page(page)}, block {place}", "exec")
+
+
+def test_pages_named_in_the_code_exist() -> None:
+    for pattern in ("*.py", "*.sol", "*.toml"):
+        for folder in (*PACKAGES.values(), "contracts/src", "contracts/test", "tests", "bench"):
+            for path in (ROOT / folder).rglob(pattern):
+                for name in NAMED_PAGE.findall(path.read_text("utf-8")):
+                    assert (ROOT / name).is_file(), f"{name_page(path)}: there is no {name}"
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= README_LINES
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = " ".join((ROOT / "docs/adr/README.md").read_text("utf-8").split())
+    for page in sorted((ROOT / "docs/adr").glob("0*.md")):
+        title = page.read_text("utf-8").splitlines()[0].split(". ", 1)[1]
+        assert f"[{title}]({page.name})" in index
