@@ -6,7 +6,7 @@
     │   └── ConfigurationError  a configuration file, key file or passphrase is missing or wrong
     ├── PeerFault               another party broke the protocol; carries evidence
     │   ├── BadSignature        a signature does not verify
-    │   └── Refused             a server refused a request; carries the HTTP status
+    │   └── Refused             a server understood a request and said no; carries the HTTP status
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
     │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
@@ -51,7 +51,7 @@ class BadSignature(PeerFault):
 
 
 class Refused(PeerFault):
-    """A server refused a request. ``status`` is the HTTP status; the message is the server's."""
+    """A server said no. ``status`` is the HTTP status; the message is the server's own sentence."""
 
     def __init__(self, message: str, *, status: int, peer: str = "") -> None:
         super().__init__(message, peer=peer)
