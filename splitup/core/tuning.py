@@ -37,7 +37,7 @@ STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy ne
 STALL_STEPS: Final = 8  # … or this many times the usual, for slow models
 PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
 HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and STALL_STEPS times the usual step
-HANG_LOST_S: Final = 3.0  # a task without inputs while its producers are ahead has lost them
+HANG_LOST_S: Final = 3.0  # a task whose producers are ahead and that has no inputs has lost them
 
 # ---- messages ----------------------------------------------------------------------------------
 
