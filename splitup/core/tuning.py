@@ -11,9 +11,9 @@ from splitup.core.limits import KIB, MIB
 
 # ---- data plane --------------------------------------------------------------------------------
 
-DIRECT_BYTES: Final = 32 * MIB  # of tensor chunks that wait for one peer, or for the store
-DIRECT_HEAD_START_S: Final = 0.05  # chunks are sent directly this long before the upload starts
-DIRECT_CONNECT_S: Final = 0.5  # a first large input waits this for connections to its readers
+DIRECT_BYTES: Final = 32 * MIB  # of chunks that wait for one peer, or are ahead of the store
+DIRECT_HEAD_START_S: Final = 0.05  # that chunks get before the same bytes go to the store
+DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
 TENSOR_CHUNKS_BYTES: Final = (
     256 * MIB
 )  # of tensors that a node receives at once; further ones come from the store
@@ -175,8 +175,8 @@ MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their pl
 
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
-MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests that are not known yet
-MAX_SNAPSHOTS: Final = 64  # contents kept by root; requests refer to one of the last minutes
+MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
+MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
 SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
 MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 MAX_CHUNKED_MESSAGES: Final = 4  # offered at once: an observation, a proposal, and those before

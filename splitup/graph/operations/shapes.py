@@ -174,7 +174,7 @@ def _read_sizes(node: Node, maxima: Mapping[str, int]) -> Dims:
 
 
 def _fits(op: str, offset: int, size: Dim, old: Dim, maxima: Mapping[str, int]) -> bool:
-    """Say whether an axis may be padded or shrunk like this, whatever the symbols are bound to."""
+    """Return whether an axis may be padded or shrunk like this for all values of the symbols."""
     if isinstance(size, str):
         if size not in maxima or offset != 0:
             return False
