@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.client.inputs import format_usdc
-from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
+from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.publishing.model_usage import ModelUsage
 from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
@@ -117,16 +117,9 @@ def describe_model(
                 "index": index,
                 "place": "node",
                 "gate": task.gate,
-                "label": task.label,
                 "task_id": task.task_id if is_complete else None,
-                "inputs": [_describe_port(port) for port in task.inputs],
-                "outputs": [_describe_port(port) for port in task.outputs],
-                "graph_bytes": task.graph_bytes,
-                "weights_bytes": task.weights_bytes,
-                "state_bytes": task.state_bytes,
-                "vram_bytes": task.vram_bytes,
+                **_describe_task(task),
                 "class_bytes": profile.classes_bytes[index],
-                "flops": task.flops,
                 "time_ps": profile.times_ps[index],
                 "price_micro_usdc": task.price_micro_usdc,
             }
@@ -140,20 +133,22 @@ def _describe_client(client: ClientPart) -> dict[str, Any]:
         "inputs": [_describe_port(port) for port in client.inputs],
         "outputs": [_describe_port(port) for port in client.outputs],
         "tasks": [
-            {
-                "index": index,
-                "place": "client",
-                "label": task.label,
-                "inputs": [_describe_port(port) for port in task.inputs],
-                "outputs": [_describe_port(port) for port in task.outputs],
-                "graph_bytes": task.graph_bytes,
-                "weights_bytes": task.weights_bytes,
-                "state_bytes": task.state_bytes,
-                "vram_bytes": task.vram_bytes,
-                "flops": task.flops,
-            }
+            {"index": index, "place": "client", **_describe_task(task)}
             for index, task in enumerate(client.tasks)
         ],
+    }
+
+
+def _describe_task(task: Task | ClientTask) -> dict[str, Any]:
+    return {
+        "label": task.label,
+        "inputs": [_describe_port(port) for port in task.inputs],
+        "outputs": [_describe_port(port) for port in task.outputs],
+        "graph_bytes": task.graph_bytes,
+        "weights_bytes": task.weights_bytes,
+        "state_bytes": task.state_bytes,
+        "vram_bytes": task.vram_bytes,
+        "flops": task.flops,
     }
 
 
