@@ -399,7 +399,7 @@ def test_open_executions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = start()
     ids = [simulation.request(n) for n in range(1, 4)]
     simulation.run(2)
-    assert any("left to be refunded" in line for line in simulation.logs)
+    assert any("will be refunded" in line for line in simulation.logs)
     assert ids[2] not in simulation.certificates
     settle(simulation, *ids[:2])
 
