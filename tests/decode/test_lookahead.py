@@ -116,5 +116,5 @@ def test_options_that_the_model_has_no_room_for() -> None:
 
 
 def test_options_belong_to_lookahead() -> None:
-    with pytest.raises(InvalidInput, match="'sequential' and has no window"):
+    with pytest.raises(InvalidInput, match="'sequential' has no window"):
         make_decoder("sequential", make_request([3], Sampler()), LookaheadOptions())
