@@ -16,6 +16,7 @@ from aiohttp import web
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
+from splitup.chain.models import RecordedModels
 from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
@@ -92,7 +93,12 @@ class Node:
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
-        self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
+        self._cache = Cache(
+            self._config.data_dir / "cache",
+            self._gateway,
+            self._http.session,
+            RecordedModels(self._chain).check,
+        )
         self._loaded_tasks = LoadedTasks(
             self._workers, self._cache, lambda: self.engine.step_loop.speed
         )

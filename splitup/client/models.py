@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.chain.client import Chain
+from splitup.chain.models import RecordedModels
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.generation import get_text_info
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
@@ -45,6 +46,7 @@ class Models:
         """``thread`` compiles, and later runs, the tasks that a model leaves to the client."""
         self._chain = chain
         self._gateway = gateway
+        self._recorded = RecordedModels(chain)
         self._http = http
         self._cache_directory = cache_directory
         self._thread = thread
@@ -54,7 +56,10 @@ class Models:
         self._loading = asyncio.Lock()
 
     async def fetch(self, model: str) -> Model:
-        """Return a registered model by name or id; raise InvalidInput when there is none."""
+        """Return a registered model by name or id; raise InvalidInput when there is none.
+
+        Raises InvalidModel when its manifest differs from what the chain records.
+        """
         if model not in self._models:
             model_id = model if _MODEL_ID.match(model) else await self._resolve(model)
             try:
@@ -65,6 +70,7 @@ class Models:
                     "splitup-deploy list"
                 ) from None
             manifest = await asyncio.to_thread(load_manifest, data)
+            await self._recorded.check(manifest)
             self._models[model] = Model(model, model_id, manifest)
         return self._models[model]
 
@@ -91,7 +97,12 @@ class Models:
             return None
         async with self._loading:
             if model.model_id not in self._programs:
-                cache = Cache(self._cache_directory, self._gateway, self._http.session)
+                cache = Cache(
+                    self._cache_directory,
+                    self._gateway,
+                    self._http.session,
+                    self._recorded.check,
+                )
                 files = [
                     await cache.fetch_program(model.model_id, task)
                     for task in manifest.client.tasks

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,9 +38,15 @@ class Cache:
     """Content-addressed files under ``directory``, fetched through the gateway when missing."""
 
     def __init__(
-        self, directory: Path, gateway: GatewayClient, session: aiohttp.ClientSession
+        self,
+        directory: Path,
+        gateway: GatewayClient,
+        session: aiohttp.ClientSession,
+        check_manifest: Callable[[Manifest], Awaitable[None]],
     ) -> None:
+        """``check_manifest`` raises InvalidModel for a manifest that the chain does not record."""
         self._directory = directory
+        self._check_manifest = check_manifest
         self._gateway = gateway
         self._session = session
         self._manifests: dict[str, Manifest] = {}
@@ -62,6 +68,7 @@ class Cache:
                 data = await self._gateway.fetch_manifest(model_id)
                 await asyncio.to_thread(write_file, path, data)
             known = load_manifest(data)
+            await self._check_manifest(known)
             while len(self._manifests) >= tuning.MAX_CACHED_MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))
             self._manifests[model_id] = known

@@ -24,7 +24,7 @@ ALLOWED = {
     "protocol": {"core", "crypto", "graph", "messages"},
     "net": {"core", "crypto", "messages", "protocol"},
     "storage": {"core", "crypto", "graph", "messages", "protocol", "net"},
-    "chain": {"core", "crypto", "messages", "protocol"},
+    "chain": {"core", "crypto", "graph", "messages", "protocol"},
     "config": {"core", "crypto", "messages"},
 }
 

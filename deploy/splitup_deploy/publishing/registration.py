@@ -7,11 +7,10 @@ exist. A call that failed can be made again: it sends what is missing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from splitup.chain.client import Chain
+from splitup.chain.models import encode_edges, encode_tasks
 from splitup.core.errors import ChainRejected, InvalidInput
-from splitup.graph.manifest import Manifest
 from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import CompiledModel
 from splitup_deploy.publishing.registered_models import (
@@ -93,24 +92,6 @@ async def publish(
         uploaded_objects=objects,
         uploaded_bytes=sent_bytes,
     )
-
-
-def encode_tasks(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the tasks as ``ModelRegistry.register`` takes them."""
-    return [
-        {
-            "taskId": "0x" + task.task_id,
-            "vramBytes": task.vram_bytes,
-            "flops": task.flops,
-            "priceMicroUsdc": task.price_micro_usdc,
-        }
-        for task in manifest.tasks
-    ]
-
-
-def encode_edges(manifest: Manifest) -> list[int]:
-    """Return the task graph's edges, ``from << 16 | to``, ascending."""
-    return sorted(source << 16 | target for source, target in manifest.edges())
 
 
 def _already(model: RegisteredModel) -> Registration:

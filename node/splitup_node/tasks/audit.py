@@ -14,8 +14,15 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
+from splitup.chain.models import RecordedModels
 from splitup.core import limits
-from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError
+from splitup.core.errors import (
+    ConfigurationError,
+    InvalidInput,
+    InvalidModel,
+    Refused,
+    SplitUpError,
+)
 from splitup.core.throughput import Rate
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
@@ -111,12 +118,15 @@ async def audit_node(
     deployment = Deployment.load(config.deployment)
     async with SignedClient(identity) as http:
         gateway = GatewayClient(config.gateway_urls, identity, http=http)
-        cache = Cache(config.data_dir / "cache", gateway, http.session)
         chain = await Chain.connect(config.rpc_url, deployment)
+        recorded = RecordedModels(chain)
+        cache = Cache(config.data_dir / "cache", gateway, http.session, recorded.check)
         try:
             if check is not None:
                 await check(chain, identity, config)
             model_ids = await _find_models(chain, models)
+            if not models:
+                model_ids = await _drop_unusable(model_ids, cache, on_progress)
             rows: list[AuditedTask] = []
             least_bytes = 0  # memory that the smallest of all tasks needs
             shares = config.device_shares
@@ -247,6 +257,21 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
                 f"there is no model {model!r} on this network; leave --model out to try all of them"
             )
     return list(dict.fromkeys(by_name.get(model, model) for model in models))
+
+
+async def _drop_unusable(
+    model_ids: Sequence[str], cache: Cache, on_progress: OnProgress
+) -> list[str]:
+    """Return the models without those that no node serves: anybody can register a broken one."""
+    usable = []
+    for model_id in model_ids:
+        try:
+            await cache.fetch_manifest(model_id)
+        except (InvalidModel, Refused) as error:
+            on_progress(f"not tried: {error}")
+        else:
+            usable.append(model_id)
+    return usable
 
 
 async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from splitup.chain.models import RecordedModels
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.messages import api
@@ -21,13 +22,20 @@ log = logging.getLogger("splitup.oracle")
 class ContentFetcher:
     """Manifests come from the storage gateway and are kept as files, snapshots from members."""
 
-    def __init__(self, http: SignedClient, gateway: GatewayClient, directory: Path) -> None:
+    def __init__(
+        self,
+        http: SignedClient,
+        gateway: GatewayClient,
+        recorded: RecordedModels,
+        directory: Path,
+    ) -> None:
         self._http = http
         self._gateway = gateway
+        self._recorded = recorded
         self._directory = directory
 
     async def fetch_manifest(self, model_id: str) -> Manifest | None:
-        """Return a model's manifest; log why, and return None, when it cannot be had."""
+        """Return a model's manifest, None when it is missing or not what the chain records."""
         path = self._directory / f"{model_id[2:]}.json"
         try:
             if path.exists():
@@ -38,6 +46,7 @@ class ContentFetcher:
             if manifest.model_id != model_id:
                 path.unlink(missing_ok=True)
                 raise InvalidInput(f"the manifest kept as {path} is of another model")
+            await self._recorded.check(manifest)
         except SplitUpError as error:
             log.warning("no manifest of model %s: %s", model_id, error)
             return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from splitup.chain.client import Chain
+from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
@@ -120,7 +121,9 @@ class Member:
         self.gossip = GossipTransport(http, self._background, self.feed, self.feed_peer)
         self.nodes = NodeRequests(node_http, chain)
         self._transactions = TransactionSender(chain)
-        self._contents = ContentFetcher(http, gateway, data_dir / "manifests")
+        self._contents = ContentFetcher(
+            http, gateway, RecordedModels(chain), data_dir / "manifests"
+        )
         self._rulings = Rulings(http, gateway, data_dir / "replays")
         self._recompute_capabilities = RecomputeCapabilities()
         self._waiters: dict[str, _Waiters] = {}

@@ -18,6 +18,7 @@ from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.quorum import pack_signatures
+from splitup.graph.manifest import Manifest
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
 from splitup.protocol.committee.certificates import check_certificate, plan_alpha
 from splitup.protocol.committee.commands import (
@@ -354,6 +355,7 @@ class PlanAgreement:
         if snapshot is None or manifest is None:
             return self._content_store.ask(request.model_id, request.snapshot_root, now)
         try:
+            _check_price(request, manifest)
             plan = compute_plan(request, known.collector.seed, snapshot, manifest)
             plan = add_exposures(plan, manifest, snapshot, self._economics)
         except InvalidInput as error:
@@ -431,6 +433,19 @@ class PlanAgreement:
         if known.own:
             commands.append(Gossip(None, known.own))
         return commands
+
+
+def _check_price(request: Request, manifest: Manifest) -> None:
+    """Refuse a request that does not cover executors and verification, whatever the chain took.
+
+    Verification is budgeted like the execution itself (``Market.quoteParts``).
+    """
+    price = 2 * manifest.price_micro_usdc(request.steps)
+    if request.max_price_micro_usdc < price:
+        raise InvalidInput(
+            f"{request.steps} steps of model {request.model_id} cost at least {price} micro-USDC, "
+            f"and the request pays at most {request.max_price_micro_usdc}"
+        )
 
 
 def _push(known: _Round, certificate: PlanCertificate) -> list[Command]:

@@ -224,3 +224,22 @@ def test_who_signed_another_request_or_plan_before_signs_nothing_new() -> None:
     agreement = make_agreement(signed={f"plan/{EXECUTION}/": "0x" + "00" * 32})
     commands = agree(agreement)
     assert not get_messages(commands) and "another plan" in agreement.find_refusal(EXECUTION)
+
+
+def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
+    """The price that the chain took is not believed: executors and verification must be covered."""
+    manifest = make_plan_context().manifest
+    price = 2 * manifest.price_micro_usdc(REQUEST.steps)
+    for offered, is_planned in ((price - 1, False), (price, True)):
+        request = REQUEST.model_copy(update={"max_price_micro_usdc": offered})
+        agreement = make_agreement()
+        agreement.process_request(request, 0.0)
+        commands: list[Command] = []
+        for place in (1, 2):
+            alpha = plan_alpha(request)
+            partial = CHEAP.sign_partial(make_context(place).share, RANDOMNESS_DOMAIN, alpha)
+            message = PlanPartial(execution_id=EXECUTION, partial=partial)
+            commands += agreement.process_gossip(ACCOUNTS[place], message, 0.1)
+        votes = [c for c in commands if isinstance(c, Gossip) and isinstance(c.message, PlanVote)]
+        assert bool(votes) == is_planned
+        assert (agreement.find_refusal(EXECUTION) or "").count("cost at least") == (not is_planned)
