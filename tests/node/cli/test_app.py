@@ -137,7 +137,7 @@ async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None
     Deployment(**{**fields, "genesis_hash": "0x" + "00" * 32}).save(stale)
     path.write_text(good.replace(str(market.network.deployment_path), str(stale)))
     old = await call("status", "-c", path)
-    assert old.exit_code == 1 and "stale" in old.output
+    assert old.exit_code == 1 and "outdated" in old.output
 
     path.write_text(good.replace(market.network.rpc_url, "http://127.0.0.1:1"))
     dead = await call("status", "-c", path)
