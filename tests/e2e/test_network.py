@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 
 from splitup.chain.market import distribute
+from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
-from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.core.codec import compute_digest
+from splitup.core.errors import ExecutionFailed, InvalidInput, InvalidModel
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
+from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
+from splitup.messages.storage import UploadObject
 from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network, wait_for
 
@@ -196,6 +200,39 @@ async def test_executions_run_side_by_side(network: Network) -> None:
         results = await asyncio.gather(*runs)
     short, _, long = (result.outputs["logits"] for result in results)
     assert short.tobytes() == long[:2].tobytes()
+
+
+async def test_s01_a_copy_registered_at_another_price_is_not_computed(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the tasks of a model that nodes serve, and a price of 0 on chain."""
+
+    async def accept(self: RecordedModels, manifest: Manifest) -> None:
+        """Do as a client that does not compare."""
+
+    async with SplitUp.connect(network.config) as net:
+        manifest = (await net.fetch_model(MODEL)).manifest
+        first, *rest = manifest.tasks
+        tasks = (first.model_copy(update={"label": f"{first.label} copy"}), *rest)
+        copy = load_manifest(manifest.model_copy(update={"tasks": tasks}).to_bytes())
+        data = copy.to_bytes()
+        item = UploadObject(
+            key=get_manifest_key(copy.model_id), length_bytes=len(data), sha256=compute_digest(data)
+        )
+        answer = await net._gateway.upload_grants([item])
+        await net._gateway.upload_object(answer.grants[0], lambda: iter([data]), lambda done: None)
+        rows = [task | {"priceMicroUsdc": 0} for task in encode_tasks(copy)]
+        chain = net._chain
+        assert chain is not None
+        await chain.send("models", "register", copy.model_id, "copy", rows, encode_edges(copy))
+        with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
+            await net.execute(copy.model_id, make_inputs(1))
+        monkeypatch.setattr(RecordedModels, "check", accept)
+        await net.deposit(1)
+        with pytest.raises(ExecutionFailed) as caught:
+            await net.execute(copy.model_id, make_inputs(1), deadline_s=12)
+        row = await chain.call("market", "executionOf", caught.value.execution_id)
+        assert row["executorCount"] == 0, "no plan was made"
 
 
 async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:
