@@ -46,11 +46,19 @@ def compute_dag_root(manifest: Manifest) -> str:
 
 
 class RecordedModels:
-    """Compares manifests with the chain's record, each once: a record never changes."""
+    """Compares manifests with the chain's record, each once.
+
+    Only a reorganisation of the chain can change a record. A result from before is kept: a request
+    below the manifest's price gets no plan, whatever the chain records.
+    """
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._checked: set[str] = set()  # models that agree; as many as are registered at most
+        self._agrees: dict[str, bool] = {}  # by model id; at most as many as are registered
+
+    def is_refused(self, model_id: str) -> bool:
+        """Return whether a manifest was compared before and differs from the record."""
+        return self._agrees.get(model_id) is False
 
     async def check(self, manifest: Manifest) -> None:
         """Raise InvalidModel unless the chain records these tasks, edges and prices.
@@ -58,15 +66,15 @@ class RecordedModels:
         Raises ChainUnavailable when the chain does not answer.
         """
         model_id = manifest.model_id
-        if model_id in self._checked:
-            return
-        try:
-            model = await self._chain.call("models", "modelOf", model_id)
-        except ChainRejected as error:
-            raise InvalidModel(f"model {model_id} is not registered: {error}") from None
-        if model["dagRoot"] != compute_dag_root(manifest):
+        if model_id not in self._agrees:
+            try:
+                model = await self._chain.call("models", "modelOf", model_id)
+            except ChainRejected as error:
+                raise InvalidModel(f"model {model_id} is not registered: {error}") from None
+            self._agrees[model_id] = model["dagRoot"] == compute_dag_root(manifest)
+        if not self._agrees[model_id]:
             raise InvalidModel(
                 f"the manifest of model {model_id} states other tasks, edges or prices than the "
-                "chain records; its developer has to register it again"
+                "chain records, so no node serves it; register a changed model, for example with "
+                "another --price-per-step"
             )
-        self._checked.add(model_id)

@@ -34,8 +34,11 @@ async def test_s01_a_model_registered_with_other_figures_is_refused(
 ) -> None:
     tasks = [task | {field: 0} for task in encode_tasks(MANIFEST)]
     await register(network, MANIFEST, tasks, encode_edges(MANIFEST))
+    recorded = RecordedModels(network.owner)
+    assert not recorded.is_refused(MANIFEST.model_id), "nothing was compared yet"
     with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
-        await RecordedModels(network.owner).check(MANIFEST)
+        await recorded.check(MANIFEST)
+    assert recorded.is_refused(MANIFEST.model_id)
 
 
 async def test_s01_a_model_registered_with_other_edges_is_refused(network: Network) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitup.chain.client import Chain
-from splitup.chain.models import encode_edges, encode_tasks
+from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
 from splitup.core.errors import ChainRejected, InvalidInput
 from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import CompiledModel
@@ -61,11 +61,13 @@ async def publish(
 ) -> Registration:
     """Store and register a model, or find that it is registered.
 
-    Raises InvalidInput (name taken), StorageUnavailable, ChainUnavailable, ChainRejected (too
-    little ether); after any of them the same call may be made again, and sends what is missing.
+    Raises InvalidInput (name taken), InvalidModel (registered with other prices),
+    StorageUnavailable, ChainUnavailable, ChainRejected (too little ether); after any of the last
+    three the same call may be made again, and sends what is missing.
     """
     existing = await fetch_model(chain, compiled.model_id)
     if existing is not None:
+        await RecordedModels(chain).check(compiled.manifest)  # anybody may have registered the id
         return _already(existing)
     await check_name_is_free(chain, name, chain.address)
     objects, sent_bytes = await upload(compiled, gateway, progress)
@@ -81,6 +83,7 @@ async def publish(
     except ChainRejected as error:
         existing = await fetch_model(chain, compiled.model_id)
         if error.error_name == "ModelExists" and existing is not None:
+            await RecordedModels(chain).check(compiled.manifest)
             return _already(existing)
         raise
     return Registration(

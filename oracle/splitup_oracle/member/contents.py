@@ -36,6 +36,8 @@ class ContentFetcher:
 
     async def fetch_manifest(self, model_id: str) -> Manifest | None:
         """Return a model's manifest, None when it is missing or not what the chain records."""
+        if self._recorded.is_refused(model_id):
+            return None  # do not download it again each time that an execution asks for it
         path = self._directory / f"{model_id[2:]}.json"
         try:
             if path.exists():

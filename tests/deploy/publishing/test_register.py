@@ -17,8 +17,9 @@ from splitup_deploy.publishing.registration import publish
 from typer.testing import CliRunner
 
 from splitup.chain.client import Chain
+from splitup.chain.models import encode_edges, encode_tasks
 from splitup.client.market.payments import fetch_price
-from splitup.core.errors import InvalidInput, StorageUnavailable
+from splitup.core.errors import InvalidInput, InvalidModel, StorageUnavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.devnet.anvil import derive_key
@@ -47,8 +48,8 @@ def _make(seed):
     return model
 
 (
-    first, second, third, fourth, fifth, sixth, seventh, eighth, ninth
-) = (_make(seed) for seed in range(9))
+    first, second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth
+) = (_make(seed) for seed in range(10))
 """
 
 
@@ -178,6 +179,19 @@ async def test_an_interrupted_upload_goes_on_and_registers_nothing_half(
         third = Recorder()
         done = await publish(compiled, "second", chain, gateway, third)
         assert (done.already_registered, third.total) == (True, 0)
+
+
+async def test_s01_an_id_that_somebody_registered_at_another_price_is_not_ours(
+    network: Network, models: str
+) -> None:
+    compiled = build(f"{models}:tenth", 20_000)
+    tasks = [task | {"priceMicroUsdc": 0} for task in encode_tasks(compiled.manifest)]
+    edges = encode_edges(compiled.manifest)
+    thief = network.owner
+    await thief.send("models", "register", compiled.model_id, "thief's", tasks, edges)
+    async with GatewayClient((network.url,), None) as gateway:
+        with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
+            await publish(compiled, "mine", thief, gateway, Recorder())
 
 
 async def test_a_taken_name_is_refused_before_anything_is_sent(
