@@ -88,10 +88,16 @@ def add_routes(
         app.router.add_route(route.method, route.path, handler)
 
 
-async def serve_app(app: web.Application, host: str, port: int) -> Server:
-    """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken."""
+async def serve_app(
+    app: web.Application, host: str, port: int, *, cancels_handlers: bool = False
+) -> Server:
+    """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken.
+
+    ``cancels_handlers``: a request whose client has gone is cancelled.
+    """
     runner = web.AppRunner(
         app,
+        handler_cancellation=cancels_handlers,
         access_log=None,
         handle_signals=False,
         shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
