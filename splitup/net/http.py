@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Server:
     host: str
     port: int
     _runner: web.AppRunner
+    _scheme: str
 
     @property
     def url(self) -> str:
@@ -65,7 +67,8 @@ class Server:
         return self._format({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     def _format(self, host: str) -> str:
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        name = f"[{host}]" if ":" in host else host
+        return f"{self._scheme}://{name}:{self.port}"
 
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
@@ -89,7 +92,12 @@ def add_routes(
 
 
 async def serve_app(
-    app: web.Application, host: str, port: int, *, cancels_handlers: bool = False
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    cancels_handlers: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> Server:
     """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken.
 
@@ -106,14 +114,14 @@ async def serve_app(
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); "
             "stop the program that uses the port or choose another one"
         ) from None
-    return Server(host, runner.addresses[0][1], runner)
+    return Server(host, runner.addresses[0][1], runner, "http" if tls is None else "https")
 
 
 def error_reply(status: int, message: str) -> web.Response:

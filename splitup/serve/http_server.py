@@ -17,6 +17,7 @@ from splitup.client.network import Network
 from splitup.core.codec import parse_json
 from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
 from splitup.net.http import read_body
+from splitup.serve.access import Access
 from splitup.serve.answers import (
     END_OF_STREAM,
     AnswerForm,
@@ -24,6 +25,7 @@ from splitup.serve.answers import (
     encode_event,
     make_error,
 )
+from splitup.serve.api_keys import ApiKey
 from splitup.serve.generation import (
     DEFAULT_CHAT_TOKENS,
     Ended,
@@ -31,6 +33,7 @@ from splitup.serve.generation import (
     Report,
     TextOptions,
     check_room,
+    count_steps,
     fill_queue,
     generate_text,
 )
@@ -62,9 +65,10 @@ class ServedModel:
 class ApiServer:
     """Serves registered text models of one network."""
 
-    def __init__(self, net: Network, options: LeaseOptions) -> None:
+    def __init__(self, net: Network, options: LeaseOptions, access: Access) -> None:
         self._net = net
         self._options = options
+        self._access = access
         self._models: dict[str, ServedModel] = {}
 
     async def add_model(self, name: str) -> None:
@@ -93,12 +97,19 @@ class ApiServer:
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _list_models(self, _: web.Request) -> web.Response:
-        data = [self._describe(name) for name in self._models]
+    async def _list_models(self, request: web.Request) -> web.Response:
+        key = await self._authorise(request)
+        names = [name for name in self._models if key is None or key.allows(name)]
+        data = [self._describe(name) for name in names]
         return web.json_response({"object": "list", "data": data})
 
     async def _get_model(self, request: web.Request) -> web.Response:
-        return web.json_response(self._describe(self._find(request.match_info["model"]).model.name))
+        key = await self._authorise(request)
+        served = self._find(request.match_info["model"], key)
+        return web.json_response(self._describe(served.model.name))
+
+    async def _authorise(self, request: web.Request) -> ApiKey | None:
+        return await self._access.authorise(request.headers.get("Authorization"))
 
     def _describe(self, name: str) -> dict[str, object]:
         model = self._models[name].model
@@ -111,9 +122,9 @@ class ApiServer:
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
         }
 
-    def _find(self, name: str) -> ServedModel:
+    def _find(self, name: str, key: ApiKey | None) -> ServedModel:
         served = self._models.get(name)
-        if served is None:
+        if served is None or (key is not None and not key.allows(name)):
             raise ApiError(
                 f"the model '{name:.100}' is not served here; GET /v1/models lists those that are",
                 status=404,
@@ -125,8 +136,9 @@ class ApiServer:
     # ---- texts ---------------------------------------------------------------------------------
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
         asked = parse_request(CompletionRequest, await _read_json(request))
-        served = self._find(asked.model)
+        served = self._find(asked.model, key)
         if len(asked.prompts) * asked.choices > MAX_CHOICES:
             raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
         texts = []
@@ -137,13 +149,12 @@ class ApiServer:
             for sampler in asked.make_samplers():
                 texts.append(TextOptions(tokens, count, asked.stop_strings, sampler, adjustments))
         form = AnswerForm("completion", served.model)
-        return await _answer(
-            request, served, texts, form, stream=bool(asked.stream), usage=asked.wants_usage
-        )
+        return await self._answer(request, served, texts, form, asked, key)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
         asked = parse_request(ChatRequest, await _read_json(request))
-        served = self._find(asked.model)
+        served = self._find(asked.model, key)
         chat = served.model.info.chat
         if chat is None:
             raise ApiError(
@@ -162,9 +173,33 @@ class ApiServer:
             for sampler in asked.make_samplers()
         ]
         form = AnswerForm("chat", served.model)
-        return await _answer(
-            request, served, texts, form, stream=bool(asked.stream), usage=asked.wants_usage
-        )
+        return await self._answer(request, served, texts, form, asked, key)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        served: ServedModel,
+        texts: Sequence[TextOptions],
+        form: AnswerForm,
+        asked: ChatRequest | CompletionRequest,
+        key: ApiKey | None,
+    ) -> web.StreamResponse:
+        choices = [Choice(index, Report(text.prompt)) for index, text in enumerate(texts)]
+        steps = sum(count_steps(served.model, text) for text in texts)
+        async with self._access.charge(
+            key, served.model.manifest.price_micro_usdc(steps)
+        ) as charge:
+            pieces = _generate_all(served, texts, choices)
+            try:
+                async with contextlib.aclosing(pieces):
+                    if asked.stream:
+                        return await _stream(request, form, choices, pieces, asked.wants_usage)
+                    async for choice, piece in pieces:
+                        if piece is not None:
+                            choice.pieces.append(piece)
+            finally:
+                charge.used = sum(choice.report.cost_micro_usdc for choice in choices)
+        return web.json_response(form.make_answer(choices), headers=_get_headers(choices))
 
 
 async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
@@ -183,26 +218,6 @@ def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, defa
         return check_room(model, prompt, asked, default)
     except InvalidInput as error:
         raise ApiError(str(error), param="max_tokens", code="context_length_exceeded") from None
-
-
-async def _answer(
-    request: web.Request,
-    served: ServedModel,
-    texts: Sequence[TextOptions],
-    form: AnswerForm,
-    *,
-    stream: bool,
-    usage: bool,
-) -> web.StreamResponse:
-    choices = [Choice(index, Report(text.prompt)) for index, text in enumerate(texts)]
-    pieces = _generate_all(served, texts, choices)
-    async with contextlib.aclosing(pieces):
-        if stream:
-            return await _stream(request, form, choices, pieces, usage=usage)
-        async for choice, piece in pieces:
-            if piece is not None:
-                choice.pieces.append(piece)
-    return web.json_response(form.make_answer(choices), headers=_get_headers(choices))
 
 
 async def _generate_all(
@@ -232,8 +247,7 @@ async def _stream(
     form: AnswerForm,
     choices: Sequence[Choice],
     pieces: AsyncIterator[tuple[Choice, Piece | None]],
-    *,
-    usage: bool,
+    wants_usage: bool,
 ) -> web.StreamResponse:
     """Send the answer as server-sent events; an error after the first one is an event, too."""
     response: web.StreamResponse | None = None
@@ -259,7 +273,7 @@ async def _stream(
         await response.write_eof()
         return response
     assert response is not None, "every choice ends with an entry of its own"
-    if usage:
+    if wants_usage:
         await _send(response, form.make_usage_chunk(choices))
     await response.write(END_OF_STREAM)
     await response.write_eof()

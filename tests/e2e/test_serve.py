@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import openai
@@ -169,7 +171,10 @@ async def test_bad_input_is_an_error_of_the_api_and_costs_nothing(
     ],
 )
 async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, status: int) -> None:
-    async with aiohttp.ClientSession() as http, http.post(f"{url}{path}", data=body) as reply:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}{path}", data=io.BytesIO(body)) as reply,
+    ):
         assert reply.status == status
         assert json.loads(await reply.read())["error"]["message"]
 
@@ -187,7 +192,7 @@ async def test_a_client_that_leaves_ends_its_text(url: str) -> None:
 
 def test_other_machines_are_refused(network: Network) -> None:
     done = subprocess.run(
-        [find_program("splitup"), "serve", MODEL, "--host", "0.0.0.0"],
+        [find_program("splitup"), "serve", MODEL, "--host", "0.0.0.0", "--config", network.config],
         capture_output=True,
         text=True,
         check=False,
@@ -205,3 +210,31 @@ def test_a_server_that_stops_pays_and_gets_the_rest_back(network: Network, tmp_p
         receipt = net.receipt(execution)
     assert receipt.status == "settled" and receipt.steps == 5
     assert receipt.refunded_micro_usdc > 0
+
+
+def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+
+    def run_keys(*arguments: str) -> dict[str, object]:
+        done = subprocess.run(
+            [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    secret = str(run_keys("new", "ann", "--budget", "0.0001", "--rate", "60")["key"])
+    with run_server(network, "--keys", database, "--lease-steps", "100") as url:
+        with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+        with openai.OpenAI(base_url=url, api_key=secret, max_retries=0) as client:
+            text = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=6)
+            assert text.usage is not None
+            with pytest.raises(openai.RateLimitError, match="budget of key 'ann'"):
+                client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=100)
+    [key] = cast(list[dict[str, int]], run_keys("list")["keys"])
+    spent = text.usage.model_extra["splitup"]["cost_micro_usdc"]  # type: ignore[index]
+    assert key["spent_micro_usdc"] == spent > 0
