@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import Environment, Template, TemplateError
 from jinja2.ext import loopcontrols
@@ -19,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import ChatInfo
+
+_DEPTH: Final = 1_000  # Python's own default, plenty for templates in the wild
 
 
 def check_template(template: str) -> None:
@@ -35,6 +38,7 @@ def render_chat(chat: ChatInfo, messages: Sequence[Mapping[str, Any]]) -> str:
     ``messages`` have "role" and "content". Raises InvalidInput with the template's own words when
     it refuses them, for example two messages of one role in a row.
     """
+    check_template(chat.template)
     try:
         return _compile(chat.template).render(
             messages=[dict(message) for message in messages],
@@ -60,7 +64,18 @@ def _refuse(message: str) -> NoReturn:
 
 @functools.lru_cache(16)
 def _compile(template: str) -> Template:
-    return _make_environment().from_string(template)
+    """Compile a template; raise RecursionError for one that nests too deeply.
+
+    Python's compiler recurses in C and relies on the interpreter's recursion limit, which libraries
+    raise on import (``splitup.core.codec.parse_json``): far enough for a long expression to
+    overflow the stack and kill the process.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(_DEPTH)
+    try:
+        return _make_environment().from_string(template)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _make_environment() -> Environment:

@@ -49,6 +49,12 @@ def test_a_hostile_template_reaches_nothing(template: str) -> None:
         render(template)
 
 
-def test_a_template_that_is_no_jinja_is_refused_when_the_model_is_compiled() -> None:
+@pytest.mark.parametrize(
+    "template", ["{% for %}", "{{ " + "1+" * 30_000 + "1 }}", "{{ " + "(" * 30_000]
+)
+@pytest.mark.usefixtures("raised_recursion_limit")
+def test_a_template_that_cannot_be_compiled_is_refused(template: str) -> None:
     with pytest.raises(InvalidModel, match="not valid Jinja"):
-        check_template("{% for %}")
+        check_template(template)
+    with pytest.raises(InvalidModel, match="not valid Jinja"):
+        render(template)
