@@ -161,8 +161,14 @@ RULING_S: Final = 60.0  # members recompute a disputed task within this …
 RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
+# Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). So every window in
+# blocks is made of these, and grows with that number: what is to be seen and answered in it is seen
+# so much later (``splitup.protocol.committee.key_generation``).
+MAX_CONFIRMATIONS: Final = (
+    24  # with an answer well below RECENT_SNAPSHOTS and REORG_BLOCKS, 64 each
+)
 DKG_TIMEOUT_BLOCKS: Final = 30  # from the first dealing until missing dealings are given up
-DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
+DKG_COMPLAINT_BLOCKS: Final = 2  # from when a dealing is seen until its complaints are in a block
 MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer trace
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
