@@ -194,12 +194,12 @@ class Execution:
         self.outbox_bytes = 0
 
     def make_completion(self, salt: bytes) -> Completion:
-        """Return what this node commits to; ``salt`` are 32 random bytes."""
+        """Return what this node commits to after the end; ``salt`` are 32 random bytes."""
+        assert self.end is not None
         takeovers = self.executor_map.takeovers
         return Completion(
             execution_id=self.id,
             node=self.node,
-            steps=self.steps or 0,
             tasks=tuple(
                 TaskCommitment(
                     task=task,

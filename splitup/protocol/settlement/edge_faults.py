@@ -63,27 +63,27 @@ def find_edge_faults(
 def find_input_faults(
     manifest: Manifest,
     claims: Mapping[int, TaskCommitment | None],
-    ends: Mapping[int, End | None],
+    ends: Collection[End],
 ) -> set[int]:
     """Return the tasks whose executors commit to other inputs than the client says it sent.
 
-    ``ends`` are the client's signed end messages as the executors reveal them, by task. An executor
-    that reads the client's inputs and reveals no end message hides it, because without one nobody
-    knows the number of steps. If there are two different end messages, the client signed both, and
-    one without digests states nothing: then no executor is blamed. As in ``find_edge_faults``, a
-    gated task is compared at its gate only. Takeovers make no difference: the last executor of a
-    task has read its inputs from the first step on.
+    ``ends`` are the client's signed end messages as the executors reveal them. If two of them say
+    different inputs, the client signed both, and one that does not have a digest for every input
+    states nothing: then no executor is blamed. As in ``find_edge_faults``, a gated task is compared
+    at its gate only. Takeovers make no difference: the last executor of a task has read its inputs
+    from the first step on.
     """
-    if len({end for end in ends.values() if end is not None}) > 1:
+    said = {end.inputs for end in ends}
+    if len(said) != 1 or len(sent := said.pop()) != len(manifest.inputs):
         return set()
     found = set()
     for task, claim in claims.items():
         if claim is None:
             continue
-        end, gate = ends.get(task), manifest.tasks[task].gate
+        gate = manifest.tasks[task].gate
         for place, (source, port) in enumerate(get_sources(manifest, task)):
             if source != CLIENT or (gate is not None and place != gate):
                 continue
-            if end is None or (end.inputs and end.inputs[port] != claim.inputs[place]):
+            if sent[port] != claim.inputs[place]:
                 found.add(task)
     return found

@@ -44,7 +44,7 @@ class FakeNode:
         [frame] = decode_frames(data)[1]
         if frame.kind is FrameKind.END:
             signed = SignedEnd.parse(bytes(frame.payload))
-            check_end(signed, self.parties.plan, self.parties.manifest)
+            check_end(signed, self.parties.plan)
             self.ended_with.set_result(signed.end)
             node = self.parties.nodes[0]
             trace = Trace(execution_id=frame.execution_id, node=node.address, spans=())
