@@ -22,6 +22,7 @@ from pydantic import Field, model_serializer, model_validator
 
 from splitup.core import limits
 from splitup.messages.base import AddressField, Bytes32Field, DigestField, Message, TaskField
+from splitup.messages.frames import FRAME_HEADER_BYTES
 
 EMPTY_DIGEST: Final = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
 _HEAD: Final = struct.Struct(">32sH")
@@ -29,6 +30,7 @@ _TASK: Final = struct.Struct(">HHH")
 _TAKEOVER: Final = struct.Struct(">HHI64s")
 _DIGEST_BYTES: Final = 32
 _HAS_STATE: Final = 1 << 15
+DeliveryField = Annotated[str, Field(pattern=f"^([0-9a-f]{{{2 * FRAME_HEADER_BYTES}}})?$")]
 
 
 class TaskCommitment(Message):
@@ -69,12 +71,14 @@ class End(Message):
     """The client's statement that no step follows, and of what it sent.
 
     ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment, or
-    () when the client does not state what it sent.
+    () when the client does not state what it sent. ``outputs`` show what it received: of every
+    graph output the delivery (``splitup.messages.frames``) of the last step, or "".
     """
 
     execution_id: Bytes32Field
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DeliveryField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
 
 
 class SignedEnd(Message):

@@ -6,11 +6,15 @@ store holds is known for the tasks that members recomputed. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from splitup.core.errors import BadSignature
+from splitup.crypto.keys import verify_raw
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, TaskCommitment
+from splitup.messages.frames import read_delivery
+from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import Outcome
@@ -86,4 +90,37 @@ def find_input_faults(
                 continue
             if sent[port] != claim.inputs[place]:
                 found.add(task)
+    return found
+
+
+def find_output_faults(
+    plan: Plan,
+    claims: Mapping[int, TaskCommitment | None],
+    executors: Sequence[str],
+    ends: Iterable[End],
+    steps: int,
+) -> set[int]:
+    """Return the tasks whose executors sent the client other outputs than they commit to.
+
+    The proof is the executor's own signature: its delivery of all ``steps``, which the client shows
+    in its end message. A client cannot make one, and blames nobody if it shows none. A successor
+    signs for all steps from the first one, as it commits to them; what the client received of
+    nodes that were replaced is nobody's fault.
+    """
+    found = set()
+    for text in {delivery for end in ends for delivery in end.outputs if delivery}:
+        delivery = read_delivery(text)
+        if delivery is None or delivery.execution_id != plan.request.execution_id:
+            continue
+        claim = claims.get(delivery.task)
+        if claim is None or delivery.port >= len(claim.outputs) or delivery.step != steps - 1:
+            continue
+        if delivery.total.hex() == claim.outputs[delivery.port]:
+            continue
+        signing_key = plan.node_of(executors[delivery.task]).signing_key
+        try:
+            verify_raw(signing_key, delivery.seal.signed, delivery.seal.signature)
+        except BadSignature:
+            continue
+        found.add(delivery.task)
     return found

@@ -15,7 +15,11 @@ from splitup.messages.verification import (
     ValidatorCommitment,
 )
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.edge_faults import find_edge_faults, find_input_faults
+from splitup.protocol.settlement.edge_faults import (
+    find_edge_faults,
+    find_input_faults,
+    find_output_faults,
+)
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 
@@ -118,4 +122,9 @@ class Verification:
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:
                 verdicts[task] = replace(known, outcome=outcome)
+        steps, plan = self.draw.steps, self.context.plan
+        for task in find_output_faults(plan, claims, executors, ends, steps):
+            known = verdicts.get(task, Verdict(task, Outcome.LIED, (), ()))
+            liars = dict.fromkeys((executors[task], *known.liars))
+            verdicts[task] = replace(known, outcome=Outcome.LIED, liars=tuple(liars))
         return [verdicts[task] for task in sorted(verdicts)]

@@ -235,8 +235,8 @@ async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
         commitments = [await http.commitments.get() for _ in range(4)]
     completion = make_completion(1)
     assert {member for member, _ in commitments} == {f"http://m{n}" for n in range(1, 5)}
-    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in commitments} == {
-        (completion.execution_id, NODE, 1, completion.root())
+    assert {(p.execution_id, p.node, p.end, p.root) for _, p in commitments} == {
+        (completion.execution_id, NODE, completion.end, completion.root())
     }
     assert http.told.empty()
     chain.certified.add(completion.execution_id)
