@@ -17,7 +17,6 @@ from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import (
     Completion,
-    ExecutorCommitment,
     SignedEnd,
     SignedTakeover,
 )
@@ -122,7 +121,7 @@ class EarlyEvidence:
 class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
-    by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
+    by_node: dict[str, str] = field(default_factory=dict)  # roots
     steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
@@ -244,7 +243,7 @@ class SettlementState:
         executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
         if executors is None:
             return None
-        ordered = tuple((node, commitments[node].root) for node in sorted(set(executors)))
+        ordered = tuple((node, commitments[node]) for node in sorted(set(executors)))
         return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
 
     def find_basis(self) -> DrawBasis | None:
