@@ -160,12 +160,15 @@ async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
 
 async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
     certificate = pair.plan(0, 1, 0, 1)
-    await pair.client.connect(certificate)
-    xs = make_inputs(2)
-    running = asyncio.create_task(pair.run(certificate, xs))
-    pair.nodes[0].engine.start(certificate, MANIFEST)
-    await asyncio.sleep(0)
-    pair.nodes[1].engine.start(certificate, MANIFEST)
+    with contextlib.ExitStack() as stack:
+        for node in pair.nodes:  # has checked the plan, and not begun the execution
+            stack.enter_context(node.engine.expect(certificate))
+        await pair.client.connect(certificate)
+        xs = make_inputs(2)
+        running = asyncio.create_task(pair.run(certificate, xs))
+        pair.nodes[0].engine.start(certificate, MANIFEST)
+        await asyncio.sleep(0)
+        pair.nodes[1].engine.start(certificate, MANIFEST)
     assert np.array_equal(await running, compute_reference(xs, TASKS))
 
 
