@@ -50,7 +50,7 @@ class Admission:
         self._keys: dict[asyncio.Transport, str] = {}  # of those that are vouched for
         self._per_key: Counter[str] = Counter()
         self._strangers: Places[asyncio.Transport] = Places(tuning.STRANGERS)
-        self._all = Allowance(tuning.STRANGERS_PER_S, 2 * tuning.STRANGERS_PER_S)
+        self._all = Allowance(tuning.STRANGERS_PER_S, tuning.STRANGERS_BURST)
         self._by_group: OrderedDict[str, Allowance] = OrderedDict()
 
     # ---- connections ---------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class Admission:
         now_s = asyncio.get_running_loop().time()
         own = self._by_group.get(group)
         if own is None:
-            burst = 2 * tuning.STRANGER_PER_S
-            own = self._by_group[group] = Allowance(tuning.STRANGER_PER_S, burst)
+            own = Allowance(tuning.STRANGER_PER_S, tuning.STRANGER_BURST)
+            self._by_group[group] = own
             while len(self._by_group) > tuning.STRANGER_ADDRESSES:
                 self._by_group.popitem(last=False)
         self._by_group.move_to_end(group)

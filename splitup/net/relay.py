@@ -100,7 +100,7 @@ class _Node:
     def take_request(self, group: str, now_s: float) -> bool:
         """Count a request from an address; return whether the node's rate allows it.
 
-        Half of the rate is kept for addresses that use little of it.
+        The second half of the burst is kept for addresses that use little of it.
         """
         share = self._shares.get(group)
         if share is None:
@@ -110,8 +110,9 @@ class _Node:
             while len(self._shares) > tuning.RELAY_ADDRESSES:
                 self._shares.popitem(last=False)
         self._shares.move_to_end(group)
-        is_small = share.take(1, now_s)
-        return (is_small or self._requests.get_left(now_s) >= 0.5) and self._requests.take(1, now_s)
+        if self._requests.get_left(now_s) < 0.5 and not share.take(1, now_s):
+            return False
+        return self._requests.take(1, now_s)
 
     async def ask(self, kind: Kind, number: int, payload: bytes) -> tuple[int, bytes]:
         """Send a message and return the reply, status and body; raise Unavailable."""
