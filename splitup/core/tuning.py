@@ -25,8 +25,10 @@ LOG_PREFIXES: Final = 16_384  # logs whose use of the store the gateway remember
 LOG_READ_AHEAD: Final = 8  # segments that a reader requests grants for at once
 LOG_LATE_S: Final = 5.0  # a validator waits this long for the last segments of a log
 LOG_POLL_S: Final = 0.5  # longest pause between two polls for a segment
-MAX_EARLY_FRAMES: Final = 256  # frames kept for an execution whose plan has not arrived yet
-MAX_EARLY_BYTES: Final = 8 * MIB
+EARLY_STREAMS: Final = 64  # peer and execution whose plan has not arrived yet …
+MAX_EARLY_FRAMES: Final = 256  # … and the frames that are kept of each …
+MAX_EARLY_BYTES: Final = 2 * MIB  # … which its sender sends again (LINK_RESEND_BYTES) …
+EARLY_S: Final = 30.0  # … for so long; a plan that is late by more has been replaced
 
 # ---- failover: when the client replaces a node ---
 
@@ -53,7 +55,7 @@ MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
 
 MAX_SECRET_FILE_BYTES: Final = 64 * KIB  # a keystore is 600 bytes, a passphrase a line
-MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 20 MB; 1,000 requests a second for the life of a token
+MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 30 MB; 1,000 requests a second for the life of a token
 OBJECT_FETCHES: Final = 3  # tries: after three wrong digests the object itself counts as wrong
 OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overloaded server
 STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
@@ -85,7 +87,8 @@ MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
 # ---- HTTP --------------------------------------------------------------------------------------
 
 HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold
-HTTP_LARGE_BODIES: Final = 16  # larger bodies that a server reads at once: < 100 MB in a flood
+HTTP_LARGE_BODIES: Final = 8  # larger bodies of strangers that a server reads at once: < 48 MB
+HTTP_BACKLOG: Final = 512  # connections that wait to be accepted; the kernel refuses more
 HTTP_READ_S: Final = 10.0  # for a whole body; a slower sender is treated as an attack
 HTTP_IDLE_S: Final = 30.0  # between requests, and for a request's head; clients close after 15 s
 HTTP_CONNECT_S: Final = 2.0  # a host that does not accept within this is down
@@ -93,6 +96,21 @@ HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
 HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
 HTTP_SHUTDOWN_S: Final = 2.0  # time for open requests to finish when a server stops
 MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
+
+# ---- strangers: who is not authorised yet, at an HTTP server ----
+
+STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
+STRANGER_PER_S: Final = 256.0  # requests and connections of one address; a request takes 0.2 ms …
+STRANGERS_PER_S: Final = 1_024.0  # … and of all: a fifth of a processor …
+STRANGER_BURST: Final = 512  # … on top of what one address may send at once …
+STRANGERS_BURST: Final = 2_048  # … and all together
+STRANGER_BYTES: Final = 4 * KIB  # of a large body, that count as one request
+STRANGER_PATIENCE_S: Final = 2.0  # that a request waits for its share; longer queues are refused
+STRANGER_ADDRESSES: Final = 4_096  # whose use is remembered
+KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
+
+PLAN_WAITS: Final = 1_024  # clients that wait for a plan at one member
+SIGNED_REQUESTS: Final = 64  # being checked at one member, with nine calls of the chain each
 
 # ---- storage gateway ---------------------------------------------------------------------------
 
@@ -118,7 +136,6 @@ MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were alre
 # ---- data connections --------------------------------------------------------------------------
 
 MAX_LINKS: Final = 1_024  # open data connections in each direction; one per node of every live plan
-MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
 LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
 LINK_RESEND_BYTES: Final = 2 * MIB  # that a broken connection can have lost: socket buffers
 LINK_ENDPOINTS: Final = 4  # of one node, tried in turn; they change when it loses a relay
@@ -135,6 +152,8 @@ RELAY_STREAMS: Final = 128  # data connections through one relay; two frames eac
 RELAY_NODE_STREAMS: Final = 32  # of them to one node: its neighbours in every live plan, clients
 RELAY_REQUESTS: Final = 128  # a burst of requests or new streams to one node: many plans at once …
 RELAY_REQUESTS_PER_S: Final = 64.0  # … and for long: 31 members' probes are 12
+RELAY_SHARE: Final = 16  # half of a burst is kept for addresses that use at most this part each
+RELAY_ADDRESSES: Final = 256  # whose use is remembered, of each node
 RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
 RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
 RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
@@ -169,7 +188,6 @@ MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
 QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in proportion
-MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from splitup.messages.progress import Trace
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
+from tests.builders import anybody
 from tests.client.execution.test_session import NoGrants
 from tests.client.parties import Parties, make_parties
 from tests.deploy.cutting.test_private import write_client_files
@@ -52,7 +53,7 @@ class WholeNode:
         self.states = self.model.new_states()
         self.seen: list[bytes] = []
         self.waiting: dict[int, dict[str, bytes]] = {}
-        self.acceptor = LinkAcceptor(parties.nodes[0].address, self.on_frame)
+        self.acceptor = LinkAcceptor(parties.nodes[0].address, self.on_frame, may_open=anybody)
         self.ends: list[int] = []
         self.sent: dict[tuple[int, int], StepsDigest] = {}
 

@@ -30,7 +30,7 @@ from splitup.net.signed_frames import (
 )
 from splitup.protocol.execution.ends import check_end
 from splitup.storage.gateway_client import GatewayClient
-from tests.builders import HANG_S
+from tests.builders import HANG_S, anybody
 from tests.client.parties import Parties, make_parties
 
 Answer = Callable[["FakeNode", Link, Frame], None]
@@ -92,7 +92,7 @@ async def open_session(
     app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     node.parties = make_parties(1, steps=steps, endpoint=server.url)
-    node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame)
+    node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame, may_open=anybody)
     certificate = PlanCertificate(plan=node.parties.plan, seed_signature="0x", signatures=())
     async with SignedClient(node.parties.client) as http:
         session = Session(
