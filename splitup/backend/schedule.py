@@ -21,7 +21,8 @@ from splitup.backend.arena_layout import Plan, plan_memory
 from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
-from splitup.core.errors import InvalidModel
+from splitup.backend.nested_loads import install_nested_guards
+from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -86,6 +87,17 @@ class Schedule:
 
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
+    try:
+        return _compile(graph, device, uses_native_code)
+    except SplitUpError:
+        raise
+    except Exception as error:  # tinygrad raises anything, and the graph is a stranger's
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        raise InvalidModel(f"tinygrad cannot compile the graph ({reason})") from error
+
+
+def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
+    install_nested_guards()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):

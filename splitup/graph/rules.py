@@ -168,6 +168,12 @@ def _check_value(node: Node, value: Value) -> None:
             "size",
             f"{value.nbytes} bytes in memory, more than {limits.MAX_VALUE_BYTES}",
         )
+        require(
+            all(isinstance(size, int) for size in value.dims[1:]),
+            "shape",
+            f"it writes a value of shape [{', '.join(map(str, value.dims))}] to memory; "
+            "there only the leading dimension may be a symbol",
+        )
 
 
 # ---- ports -------------------------------------------------------------------------------------
@@ -253,11 +259,6 @@ def _check_results(graph: Graph, values: Sequence[Value]) -> None:
         _require_ports(
             (value.dtype, value.dims) == (state.dtype, state.shape),
             f"state '{state.name}' is updated with another dtype or shape",
-        )
-    for output in graph.outputs:
-        _require_ports(
-            all(type(size) is int for size in values[output.node].dims[1:]),
-            f"output '{output.name}' has a symbol that is not in front",
         )
 
 
