@@ -153,10 +153,10 @@ def test_a04_a_chain_too_long_for_one_kernel_is_refused() -> None:
                 x = b.store("float32", x)
         return b.graph({"y": b.store("float32", x)})
 
-    check_graph(chain(14, -1))
-    check_graph(chain(28, 13))
+    check_graph(chain(12, -1))
+    check_graph(chain(24, 11))
     with pytest.raises(InvalidModel, match="'compiling'"):
-        check_graph(chain(28, -1))
+        check_graph(chain(24, -1))
 
 
 SHAPES = st.lists(st.integers(-(2**40), 2**40), max_size=1000).map(tuple)
