@@ -64,7 +64,7 @@ class KernelCache:
     def store(self, task_id: str, determinism_class: str, device: str, schedule: Schedule) -> None:
         """Write a schedule; a disk that fails is logged, and the next start compiles again."""
         data = encode_schedule(schedule, find_native_code(device))
-        if data is None or len(data) > self._max_bytes:
+        if len(data) > self._max_bytes:
             return
         path = self._get_path(task_id, determinism_class, device)
         try:
@@ -109,12 +109,8 @@ def _get_code_digest() -> str:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes | None:
-    """Return the bytes of a file; None when launch sizes are expressions, which are not kept."""
-    for item in schedule.executables:
-        sizes = (*item.global_size, *(item.local_size or ()))
-        if not all(isinstance(size, int) for size in sizes):
-            return None
+def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
+    """Return the bytes of a file."""
     header = [
         schedule.inputs,
         schedule.weights,

@@ -20,10 +20,12 @@ class FragileWorker(Worker):
     runs_together = False  # it breaks single runs
     _corrupts = False
 
-    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+    def load(
+        self, task: Path, weights: Path | None, memory_bytes: int, gate: int | None = None
+    ) -> Any:
         if task.name == CRASHING_FILE:
             os.abort()
-        return super().load(task, weights)
+        return super().load(task, weights, memory_bytes, gate)
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]

@@ -32,7 +32,7 @@ class Kind(IntEnum):
     """What a message asks for; the answer to a request repeats its kind, or is FAILED."""
 
     DESCRIBE = 1  # -> JSON of a DeviceReport
-    LOAD = 2  # JSON {"task": path, "weights": path or ""} -> JSON of what was loaded
+    LOAD = 2  # JSON of task and weights (paths), memory_bytes and gate -> JSON of the program
     RUN = 3
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence

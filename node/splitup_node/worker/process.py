@@ -1,23 +1,30 @@
 """The process that owns the device: loads tasks, keeps them and their states in memory, runs steps.
 
 It has no network, no keys, and no configuration except its arguments. It answers one request after
-the other over the socket that it inherited, and ends when that closes. Whatever a task makes
-tinygrad do, at worst this process dies, and the daemon survives that.
+the other over the socket that it inherited, and ends when that closes. A task is compiled in
+another process (``splitup.backend.compile_process``) and loaded on a thread, so that steps run
+meanwhile. Whatever a task makes tinygrad do, at worst this process dies, and the daemon survives
+that.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
+import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Final, NoReturn
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
@@ -33,6 +40,8 @@ from splitup_node.worker.ipc import (
     encode_answers,
     encode_message,
 )
+
+_SWITCH_S: Final = 0.001  # a step waits this long for the thread that loads a task
 
 
 class Worker:
@@ -70,9 +79,24 @@ class Worker:
         ).to_dict()
         return report
 
-    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load, compile and warm up one task; the daemon has checked the digests of both files."""
-        program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
+    def load(
+        self, task: Path, weights: Path | None, memory_bytes: int, gate: int | None = None
+    ) -> Any:
+        """Return the program of a task, compiled and run once; other threads may use the worker.
+
+        The daemon has checked the digests of both files. ``memory_bytes`` and ``gate`` are what the
+        manifest says of the task.
+        """
+        return self._runtime.TaskProgram(
+            task.read_bytes(),
+            weights,
+            memory_bytes=min(memory_bytes, self._memory_bytes),
+            gate=gate,
+            **self._options,
+        )
+
+    def add(self, program: Any) -> dict[str, Any]:
+        """Give a loaded program its number; return what the daemon needs to know of it."""
         number = self._next_program
         self._next_program += 1
         self._programs[number] = program
@@ -203,8 +227,16 @@ class Worker:
 
 
 def serve(worker: Worker, stream: socket.socket) -> None:
-    """Answer requests until the daemon closes its end."""
+    """Answer requests until the daemon closes its end, those of steps while a task is loading."""
+    loader = _Loader(worker)
     while True:
+        ready = select.select([stream, loader], [], [])[0]
+        if loader in ready:
+            request_id, get_program = loader.pop()
+            add = functools.partial(_add, worker, get_program)
+            _reply(stream, Kind.LOAD, request_id, add)
+        if stream not in ready:
+            continue
         head = _receive(stream, HEADER.size)
         if head is None:
             return
@@ -212,33 +244,93 @@ def serve(worker: Worker, stream: socket.socket) -> None:
         body = _receive(stream, length)
         if body is None:
             return
+        if kind == Kind.LOAD:
+            loader.start(request_id, bytes(body))
+        else:
+            _reply(stream, kind, request_id, functools.partial(_answer, worker, kind, body))
+
+
+def _reply(
+    stream: socket.socket,
+    kind: int,
+    request_id: int,
+    answer: Callable[[], Sequence[bytes | memoryview]],
+) -> None:
+    """Send an answer, or why there is none."""
+    try:
+        parts = answer()
+    except SplitUpError as error:
+        kind, parts = Kind.FAILED, [str(error).encode()]
+    except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        kind, parts = Kind.FAILED, [describe_failure(error).encode()]
+    _send(stream, encode_message(Kind(kind), request_id, parts))
+
+
+_GetProgram = Callable[[], Any]  # returns a program, or raises why there is none
+
+
+class _Loader:
+    """Loads tasks one after the other on a thread, while steps run."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._wanted: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, _GetProgram]] = SimpleQueue()
+        self._reader, self._writer = os.pipe()
+        # nobody waits for it when the worker ends
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when there is something to ``pop``."""
+        return self._reader
+
+    def start(self, request_id: int, body: bytes) -> None:
+        """Load a task, after those that were started before."""
+        self._wanted.put((request_id, body))
+
+    def pop(self) -> tuple[int, _GetProgram]:
+        """Return a request that is done."""
+        os.read(self._reader, 1)
+        return self._done.get()
+
+    def _load_all(self) -> None:
+        while True:
+            request_id, body = self._wanted.get()
+            self._done.put((request_id, self._load(json.loads(body))))
+            os.write(self._writer, b"\0")
+
+    def _load(self, wanted: Mapping[str, Any]) -> _GetProgram:
+        weights = Path(wanted["weights"]) if wanted["weights"] else None
+        told = wanted["memory_bytes"], wanted["gate"]
         try:
-            parts = _answer(worker, Kind(kind), body)
-        except SplitUpError as error:
-            kind, parts = Kind.FAILED, [str(error).encode()]
-        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            kind, parts = Kind.FAILED, [describe_failure(error).encode()]
-        _send(stream, encode_message(Kind(kind), request_id, parts))
+            program = self._worker.load(Path(wanted["task"]), weights, *told)
+        except Exception as error:
+            return functools.partial(_raise, error)
+        return lambda: program
 
 
-def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
-    if kind is Kind.RUN:
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _add(worker: Worker, get_program: _GetProgram) -> Sequence[bytes]:
+    return [json.dumps(worker.add(get_program())).encode()]
+
+
+def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:
+    if kind == Kind.RUN:
         return encode_answer(worker.run(decode_run(body)))
-    if kind is Kind.RUNS:
+    if kind == Kind.RUNS:
         return encode_answers(worker.run_all(decode_runs(body)))
-    if kind is Kind.DROP:
+    if kind == Kind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []
-    if kind is Kind.STATE:
+    if kind == Kind.STATE:
         return [worker.digest_state(struct.unpack("<Q", body)[0])]
-    if kind is Kind.UNLOAD:
+    if kind == Kind.UNLOAD:
         worker.unload(struct.unpack("<Q", body)[0])
         return []
-    if kind is Kind.LOAD:
-        paths = json.loads(bytes(body))
-        weights = Path(paths["weights"]) if paths["weights"] else None
-        return [json.dumps(worker.load(Path(paths["task"]), weights)).encode()]
     return [json.dumps(worker.describe()).encode()]
 
 
@@ -274,6 +366,7 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
+    sys.setswitchinterval(_SWITCH_S)
     with socket.socket(fileno=arguments.fd) as stream:
         worker = worker_class(
             arguments.memory,

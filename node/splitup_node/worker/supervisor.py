@@ -83,7 +83,7 @@ class _Pending:
 
 
 class Supervisor:
-    """One worker process. Requests are answered in order; one run is in flight at a time."""
+    """One worker process. Requests are answered in order, but for loads; one run is in flight."""
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
+        self._loads: dict[int, _Pending] = {}  # answered when they are done
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when the timer fires
         self._due_s = 0.0  # when the oldest request must have been answered
@@ -155,10 +156,30 @@ class Supervisor:
             self.kill(f"it cannot use its device: {error}")
             raise WorkerLost(str(error)) from None
 
-    async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
-        body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
-        answer = await self._ask(Kind.LOAD, [body.encode()], tuning.LOAD_TIMEOUT_S)
+    async def load(
+        self,
+        task: Path,
+        weights: Path | None,
+        memory_bytes: int | None = None,
+        gate: int | None = None,
+    ) -> dict[str, Any]:
+        """Load a task; returns program, task_id, vram_bytes, state_bytes and width.
+
+        Raises TaskFailed for a task that needs more than ``memory_bytes``, or than the worker has,
+        and for one that ``gate`` does not shut.
+        """
+        wanted = {
+            "task": str(task),
+            "weights": "" if weights is None else str(weights),
+            "memory_bytes": self.memory_bytes if memory_bytes is None else memory_bytes,
+            "gate": gate,
+        }
+        try:
+            async with asyncio.timeout(tuning.LOAD_TIMEOUT_S):
+                answer = await self._ask(Kind.LOAD, [json.dumps(wanted).encode()], 0.0)
+        except TimeoutError:
+            self.kill(f"no answer to LOAD within {tuning.LOAD_TIMEOUT_S:g} s")
+            raise WorkerLost(f"the worker was killed while it loaded {task}") from None
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
@@ -302,9 +323,13 @@ class Supervisor:
             asyncio.get_running_loop().call_soon(handler, WorkerLost("the worker is not running"))
             return
         self._next_id += 1
-        self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
-        if len(self._pending) == 1:
-            self._start_timer()
+        pending = _Pending(kind, handler, timeout_s)
+        if kind is Kind.LOAD:
+            self._loads[self._next_id] = pending
+        else:
+            self._pending[self._next_id] = pending
+            if len(self._pending) == 1:
+                self._start_timer()
         self._connection.write(encode_message(kind, self._next_id, parts))
 
     def _start_timer(self) -> None:
@@ -342,10 +367,12 @@ class Supervisor:
             self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
-        pending = self._pending.pop(request_id, None)
+        pending = self._loads.pop(request_id, None)
+        if pending is None:
+            pending = self._pending.pop(request_id, None)
+            self._start_timer()
         if pending is None:
             return
-        self._start_timer()
         if kind == Kind.FAILED:
             pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
         else:
@@ -357,9 +384,10 @@ class Supervisor:
         self._connection = None
         if not self._closing:
             _log.warning("the worker died: %s", reason)
-        pending, self._pending = self._pending, {}
+        pending = [*self._pending.values(), *self._loads.values()]
+        self._pending, self._loads = {}, {}
         self._stop_timer()
-        for entry in pending.values():
+        for entry in pending:
             entry.handler(WorkerLost(f"the worker process died: {reason}"))
         self._lost.set()
 

@@ -57,7 +57,8 @@ def recompute(job: dict[str, Any]) -> dict[str, Any]:
     if found != job["determinism"]:
         raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
     weights = Path(job["weights"]) if job["weights"] else None
-    program = runtime.TaskProgram(Path(job["task"]).read_bytes(), weights)
+    graph = Path(job["task"]).read_bytes()
+    program = runtime.TaskProgram(graph, weights, memory_bytes=job["vram_bytes"])
     if len(job["inputs"]) != len(program.inputs):
         raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
     state = program.new_state()

@@ -42,7 +42,10 @@ class ClientPrograms:
         if manifest.client is None:
             raise InvalidInput("the model leaves no task to the client")
         self.part = manifest.client
-        self.programs = [TaskProgram(graph.read_bytes(), weights) for graph, weights in files]
+        self.programs = [
+            TaskProgram(graph.read_bytes(), weights, memory_bytes=task.vram_bytes)
+            for task, (graph, weights) in zip(self.part.tasks, files, strict=True)
+        ]
         for task, program in zip(self.part.tasks, self.programs, strict=True):
             _check_ports(task, program)
         early = set(self.part.find_early())
