@@ -25,10 +25,25 @@ ConfigFlag = Annotated[
         help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
     ),
 ]
+KeysFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        metavar="URL",
+        help="Database of API keys (default: api-keys.sqlite beside the network's file).",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ExecutionArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
 ]
+
+
+def find_keys_url(keys: str | None, config: Path | None) -> str:
+    """Return the URL of the database of API keys, in SQLAlchemy's form."""
+    from splitup.config import find_network_file
+
+    return keys or f"sqlite:///{find_network_file(config).absolute().parent / 'api-keys.sqlite'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from splitup.cli.console import EXIT_CODES
 VERBS: Final = {  # the module in this package, and its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
     "generate": "Continue a text and print its tokens as they come.",
+    "serve": "Offer models over HTTP to clients of the OpenAI API.",
+    "keys": "Create, list and revoke the API keys of serve.",
     "deposit": "Move USDC into the market for later executions.",
     "receipt": "Show what an execution cost; wait until it is settled.",
     "check": "Check that the committee planned an execution correctly.",

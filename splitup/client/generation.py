@@ -14,10 +14,12 @@ from tokenizers.decoders import DecodeStream
 from splitup.client.execution.session import Session
 from splitup.client.outcome import Array
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.cache_contents import CacheContents
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
+from splitup.decode.sampler import TokenChooser
 from splitup.decode.sequential import SequentialDecoder
-from splitup.decode.step import Decoder, StepInput, check_path, make_arrays
+from splitup.decode.step import Decoder, make_arrays
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, TextInfo
 
@@ -35,6 +37,37 @@ class Token:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A registered model that generates text; ``name`` is what the user called it by."""
+
+    name: str
+    manifest: Manifest
+    info: TextInfo
+    tokenizer: Tokenizer
+    chunk: int
+
+    def make_request(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampler: TokenChooser,
+        cached: int = 0,
+    ) -> TextRequest:
+        """Return what a decoder takes; raise InvalidInput when the model has no room for it."""
+        return TextRequest(
+            prompt=tuple(prompt),
+            sampler=sampler,
+            max_tokens=max_tokens,
+            eos_ids=frozenset(self.info.eos_ids),
+            vocab=self.info.vocab,
+            context=self.info.context,
+            chunk=self.chunk,
+            cached=cached,
+        )
 
 
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
@@ -94,33 +127,38 @@ def make_decoder(
     return LookaheadDecoder(request, lookahead)
 
 
+def make_cache_contents(manifest: Manifest) -> CacheContents:
+    """Return the contents of the cache of a session that starts: none."""
+    return CacheContents(is_recurrent=manifest.text is not None and manifest.text.is_recurrent)
+
+
 async def generate_tokens(
     session: Session,
     decoder: Decoder,
     tokenizer: Tokenizer,
     *,
-    stop: Sequence[str] = (),
+    ends: StopFilter | None = None,
+    contents: CacheContents | None = None,
     on_step: OnStep | None = None,
 ) -> AsyncIterator[Token]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
     Steps are submitted as soon as the decoder has them and their logits taken in order, so that
-    prompt steps overlap in the pipeline of nodes. The text ends before the first string of
-    ``stop``. ``on_step`` sees every step's inputs and logits.
+    prompt steps overlap in the pipeline of nodes. The text ends where ``ends`` says. ``contents``
+    are those of the session's cache: give the same ones to every generation on one session.
+    ``on_step`` sees every step's inputs and logits.
     """
+    ends = ends or StopFilter(())
+    if contents is None:
+        contents = make_cache_contents(session.manifest)
     stream = DecodeStream(skip_special_tokens=True)
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
-    ends = StopFilter(stop)
-    last: StepInput | None = None
-    is_recurrent = session.manifest.text is not None and session.manifest.text.is_recurrent
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished and not ends.found:
         position = None
         while (step := decoder.next_step()) is not None:
-            if is_recurrent:
-                check_path(step, last)
-                last = step
+            contents.feed(step)
             arrays = make_arrays(step, chunk)
             in_flight.append((arrays, session.submit(arrays)))
             position = step.positions[step.outputs[0]]

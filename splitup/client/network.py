@@ -37,6 +37,7 @@ from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
 from splitup.client.generation import (
     DecoderName,
+    TextModel,
     Token,
     check_decoder,
     encode_prompt,
@@ -60,9 +61,9 @@ from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.decode.lookahead import LookaheadOptions
-from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder
+from splitup.decode.stop import StopFilter
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
@@ -306,7 +307,7 @@ class Network:
         ) as session:
             if on_session is not None:
                 on_session(session)
-            async for token in generate_tokens(session, machine, tokenizer, stop=stop):
+            async for token in generate_tokens(session, machine, tokenizer, ends=StopFilter(stop)):
                 yield token
 
     async def make_decoder(
@@ -321,19 +322,17 @@ class Network:
     ) -> tuple[Decoder, Tokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         check_decoder(decoder, lookahead)
+        found = await self.fetch_text_model(model)
+        tokens = encode_prompt(found.tokenizer, prompt)
+        request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
+        return make_decoder(decoder, request, lookahead), found.tokenizer
+
+    async def fetch_text_model(self, model: str) -> TextModel:
+        """Return a registered text model with its tokenizer; raise InvalidInput for another one."""
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
         tokenizer = load_tokenizer(await self._models.fetch_tokenizer(found))
-        request = TextRequest(
-            prompt=tuple(encode_prompt(tokenizer, prompt)),
-            sampler=sampler,
-            max_tokens=max_tokens,
-            eos_ids=frozenset(info.eos_ids),
-            vocab=info.vocab,
-            context=info.context,
-            chunk=get_chunk(found.manifest),
-        )
-        return make_decoder(decoder, request, lookahead), tokenizer
+        return TextModel(model, found.manifest, info, tokenizer, get_chunk(found.manifest))
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

@@ -83,6 +83,7 @@ MAX_SAFETENSORS_HEADER_BYTES: Final = (
     16 * MIB
 )  # 65,536 tensors of 200 bytes; the format allows 100 MB
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
+MAX_CHAT_TEMPLATE_CHARS: Final = 65_536  # the longest in the wild have 20,000
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 MIN_NODE_BYTES: Final = 1_000_000  # of a node's memory; less is a number that lacks its unit
 

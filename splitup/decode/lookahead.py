@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import TokenChooser
 from splitup.decode.step import StepInput, make_causal_step
 
 LEAST_GAIN: Final = 1.15  # tokens per step; below it, wide steps cost more than they save
@@ -121,9 +121,9 @@ class LookaheadDecoder:
     def __init__(self, request: TextRequest, options: LookaheadOptions | None = None) -> None:
         self._request = request
         self._options = options or LookaheadOptions()
-        self._prompt = split_prompt(request.prompt, request.chunk)
+        self._prompt = split_prompt(request)
         self._text = list(request.prompt)  # prompt and certain tokens
-        self._fed = 0  # valid cache rows before the next step
+        self._fed = request.cached  # valid cache rows before the next step
         self._kept: tuple[int, ...] = ()
         self._pending_step: _Rows | None = None
         self._last_step = -1
@@ -144,7 +144,7 @@ class LookaheadDecoder:
         return self._finished
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> TokenChooser:
         """Return what chooses the tokens."""
         return self._request.sampler
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +13,19 @@ class TextRequest:
     """Up to ``max_tokens`` tokens after ``prompt``, until one of ``eos_ids``.
 
     ``chunk`` is the largest number of rows of one step, ``context`` the number of positions.
+    ``cached`` leading tokens of the prompt are in the model's cache already and are not fed again.
     Raises InvalidInput for an empty prompt, and for more tokens than the model has positions: the
     client would pay for a text that looks complete but was cut off.
     """
 
     prompt: tuple[int, ...]
-    sampler: Sampler
+    sampler: TokenChooser
     max_tokens: int
     eos_ids: frozenset[int]
     vocab: int
     context: int
     chunk: int
+    cached: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -43,6 +44,11 @@ class TextRequest:
                 f"tokens there can be {room} more, not {self.max_tokens}; ask for at most "
                 f"{room} (--max-tokens {room})"
             )
+        if not 0 <= self.cached < len(self.prompt):
+            raise InvalidInput(
+                f"{self.cached} tokens of a prompt of {len(self.prompt)} cannot be in the cache; "
+                "at least one has to be fed"
+            )
         unknown = next((token for token in self.prompt if not 0 <= token < self.vocab), None)
         if unknown is not None:
             raise InvalidInput(
@@ -50,6 +56,7 @@ class TextRequest:
             )
 
 
-def split_prompt(prompt: Sequence[int], chunk: int) -> list[tuple[int, ...]]:
-    """Return the prompt in pieces of at most ``chunk`` tokens."""
-    return [tuple(prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
+def split_prompt(request: TextRequest) -> list[tuple[int, ...]]:
+    """Return the tokens of the prompt that have to be fed, in pieces of at most ``chunk``."""
+    prompt, chunk = request.prompt, request.chunk
+    return [prompt[place : place + chunk] for place in range(request.cached, len(prompt), chunk)]

@@ -5,8 +5,8 @@ Gumbel-max trick), and because the noise depends on nothing but (seed, position)
 that computes the same logits emits the same tokens, and a verifier can replay the choice.
 
 Before the noise, in this order: divide by the temperature; keep the ``top_k`` largest; of these
-keep the fewest that have a probability of ``top_p`` together. Of equal logits the first counts as
-larger.
+keep the fewest that have a probability of ``top_p`` together, and of these the ones that are at
+least ``min_p`` times as likely as the likeliest. Of equal logits the first counts as larger.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +27,30 @@ _MAX_TEMPERATURE = 100.0  # above it tokens are practically uniform
 _LIKELY = 1_024  # largest logits, which nearly always hold all that ``top_p`` keeps
 
 
+class TokenChooser(Protocol):
+    """What chooses tokens for a decoder."""
+
+    def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
+        """Return the token that follows ``position``; ``logits`` is float32 [vocab]."""
+        ...
+
+    def prepare(self, position: int, count: int) -> None:
+        """Compute ahead what ``choose`` will need for ``count`` logits at this position."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """How tokens are chosen: ``temperature`` 0 takes the largest logit, ``seed`` keys the noise.
 
-    ``top_k`` 0 and ``top_p`` 1 keep every token.
+    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep every token.
     """
 
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or not 0 <= self.temperature <= _MAX_TEMPERATURE:
@@ -49,6 +63,8 @@ class Sampler:
             raise InvalidInput(f"top_k is {self.top_k}; give 0 for all tokens, or how many")
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top_p is {self.top_p}; give a number above 0, at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidInput(f"min_p is {self.min_p}; give a number from 0 to 1")
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``.
@@ -63,7 +79,7 @@ class Sampler:
         if self.temperature == 0:
             return int(np.argmax(logits))
         scaled = logits.astype(np.float64) / self.temperature
-        if 0 < self.top_k < logits.size or self.top_p < 1:
+        if 0 < self.top_k < logits.size or self.top_p < 1 or self.min_p:
             kept = self._find_kept(scaled)
             noise = _to_gumbel(_draw(self.seed, position, logits.size)[kept])
             return int(kept[np.argmax(scaled[kept] + noise)])
@@ -74,13 +90,20 @@ class Sampler:
 
         It is most of the time that ``choose`` takes.
         """
-        if self.temperature and not self.top_k and self.top_p == 1:
+        if self.temperature and not self.top_k and self.top_p == 1 and not self.min_p:
             _get_gumbel(self.seed, position, count)
 
     def _find_kept(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """Return the tokens that the three limits leave, in the order of the vocabulary."""
+        kept = self._find_top(scaled)
+        if self.min_p:
+            kept = kept[scaled[kept] >= scaled.max() + math.log(self.min_p)]
+        return kept
+
+    def _find_top(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that ``top_k`` and ``top_p`` leave, in the order of the vocabulary."""
         if self.top_p == 1:
-            return np.sort(_find_largest(scaled, self.top_k))
+            return np.sort(_find_largest(scaled, self.top_k or scaled.size))
         for count in (self.top_k or _LIKELY, scaled.size):
             order = _find_largest(scaled, count)
             powers = np.exp(scaled[order] - scaled[order[0]])

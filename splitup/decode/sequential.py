@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import TokenChooser
 from splitup.decode.step import StepInput, make_causal_step
 
 
@@ -20,8 +20,8 @@ class SequentialDecoder:
 
     def __init__(self, request: TextRequest) -> None:
         self._request = request
-        self._pending = split_prompt(request.prompt, request.chunk)  # certain, not fed yet
-        self._fed = 0  # tokens returned in steps so far, which is the next token's position
+        self._pending = split_prompt(request)  # certain, not fed yet
+        self._fed = request.cached  # the position of the next token to feed
         self._last_step = -1  # the step whose logits give a token
         self._steps = 0
         self._remaining = request.max_tokens
@@ -33,7 +33,7 @@ class SequentialDecoder:
         return self._finished
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> TokenChooser:
         """Return what chooses the tokens."""
         return self._request.sampler
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Decoder(Protocol):
         ...
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> TokenChooser:
         """Return what chooses the tokens."""
         ...
 

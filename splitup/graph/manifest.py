@@ -165,6 +165,17 @@ class Task(_Program):
         return bool(found) and None not in found
 
 
+class ChatInfo(_Record):
+    """How a conversation becomes a text: a Jinja template, and the two tokens that it may name.
+
+    The form is that of Hugging Face's ``chat_template``.
+    """
+
+    template: Annotated[str, Field(min_length=1, max_length=limits.MAX_CHAT_TEMPLATE_CHARS)]
+    bos_token: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
+    eos_token: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
+
+
 class TextInfo(_Record):
     """What text generation needs: the tokenizer.json and the tokens that end a text.
 
@@ -177,6 +188,7 @@ class TextInfo(_Record):
     vocab: Length
     context: Annotated[int, Field(ge=1, le=limits.MAX_CONTEXT)]
     is_recurrent: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    chat: Annotated[ChatInfo | None, Field(exclude_if=operator.not_)] = None
 
 
 class Manifest(_Record):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Server:
     host: str
     port: int
     _runner: web.AppRunner
+    _scheme: str
 
     @property
     def url(self) -> str:
@@ -68,7 +70,8 @@ class Server:
         return self._format({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     def _format(self, host: str) -> str:
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        name = f"[{host}]" if ":" in host else host
+        return f"{self._scheme}://{name}:{self.port}"
 
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
@@ -96,10 +99,21 @@ def add_routes(
         app.router.add_route(route.method, route.path, handler)
 
 
-async def serve_app(app: web.Application, host: str, port: int) -> Server:
-    """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken."""
+async def serve_app(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    cancels_handlers: bool = False,
+    tls: ssl.SSLContext | None = None,
+) -> Server:
+    """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken.
+
+    ``cancels_handlers``: a request whose client has gone is cancelled.
+    """
     runner = web.AppRunner(
         app,
+        handler_cancellation=cancels_handlers,
         access_log=None,
         handle_signals=False,
         shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
@@ -108,16 +122,20 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
         logger=_malformed,
     )
     await runner.setup()
-    admission = app.get(_ADMISSION) or Admission()
+    admission = app.get(_ADMISSION)
+    if admission is None:
+        site: web.BaseSite = web.TCPSite(runner, host, port, ssl_context=tls)
+    else:
+        site = AdmittingSite(runner, admission, host, port)
     try:
-        await AdmittingSite(runner, admission, host, port).start()
+        await site.start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); "
             "stop the program that uses the port or choose another one"
         ) from None
-    return Server(host, runner.addresses[0][1], runner)
+    return Server(host, runner.addresses[0][1], runner, "http" if tls is None else "https")
 
 
 def error_reply(status: int, message: str) -> web.Response:
@@ -148,10 +166,10 @@ async def read_body(request: web.Request) -> bytes:
     admission = get_admission(request)
     length = request.content_length
     if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
-        return await _read_in_time(request)
+        return await read_in_time(request)
     if admission.is_stranger(request):
         with admission.hold(request, admission.large_bodies):
-            body = await _read_in_time(request)
+            body = await read_in_time(request)
             await admission.pace(request, len(body) / tuning.STRANGER_BYTES)
             return body
     try:
@@ -159,12 +177,13 @@ async def read_body(request: web.Request) -> bytes:
     except TimeoutError:
         raise Unavailable("too many large requests are arriving; try again in a minute") from None
     try:
-        return await _read_in_time(request)
+        return await read_in_time(request)
     finally:
         admission.known_bodies.release()
 
 
-async def _read_in_time(request: web.Request) -> bytes:
+async def read_in_time(request: web.Request) -> bytes:
+    """Return the body's bytes; raise Refused (408) when it takes too long to arrive."""
     try:
         async with asyncio.timeout(tuning.HTTP_READ_S):
             return await request.read()

@@ -37,7 +37,10 @@ OWNERS = {
         "oracle/splitup_oracle/gateway/presigning.py",
     },
     "sqlite3": {"splitup/storage/journal.py"},
-    "aiohttp": {"splitup/net", "splitup/storage", "splitup/chain/rpc.py", "node", "oracle"},
+    "aiohttp": {
+        *("splitup/net", "splitup/storage", "splitup/serve", "splitup/chain/rpc.py"),
+        *("node", "oracle"),
+    },
     "tinygrad": {
         *("splitup/backend", "splitup/cpu", "deploy"),
         "node/splitup_node/worker/process.py",

@@ -114,3 +114,16 @@ def test_impossible_seed_is_refused() -> None:
 def test_nan_is_refused() -> None:
     with pytest.raises(InvalidInput, match="NaN"):
         Sampler(1.0).choose(np.array([0.0, np.nan], dtype=np.float32), 3)
+
+
+def test_min_p_keeps_what_is_likely_enough_against_the_likeliest() -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.3, 0.15, 0.05], dtype=np.float32))
+
+    def draw(**change: float) -> set[int]:
+        sampler = Sampler(1.0, seed=3, **change)  # type: ignore[arg-type]
+        return {sampler.choose(logits, position) for position in range(300)}
+
+    assert draw(min_p=0.5) == {1, 2} and draw(min_p=0.3) == {1, 2, 3} and draw(min_p=1.0) == {1}
+    assert draw(min_p=0.3, top_k=2) == {1, 2}
+    with pytest.raises(InvalidInput, match="min_p"):
+        Sampler(min_p=1.5)

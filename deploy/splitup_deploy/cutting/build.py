@@ -369,4 +369,5 @@ def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
         vocab=text.vocab,
         context=text.context,
         is_recurrent=text.is_recurrent,
+        chat=text.chat,
     )

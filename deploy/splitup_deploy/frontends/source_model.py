@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -28,7 +29,7 @@ class Text:
     """The tokenizer and limits of a text model. ``context`` is the largest number of positions.
 
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
-    layers from whose state a valid row cannot be removed.
+    layers from whose state a valid row cannot be removed. ``chat``: how it takes a conversation.
     """
 
     tokenizer: Path | bytes
@@ -36,6 +37,7 @@ class Text:
     vocab: int
     context: int
     is_recurrent: bool = False
+    chat: ChatInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

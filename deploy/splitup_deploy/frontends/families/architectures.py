@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
@@ -21,10 +22,15 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 }
 
 
-def make_text(config: DecoderConfig, tokenizer: Path | bytes, eos_ids: tuple[int, ...]) -> Text:
-    """Return the tokenizer and limits of a decoder."""
+def make_text(
+    config: DecoderConfig,
+    tokenizer: Path | bytes,
+    eos_ids: tuple[int, ...],
+    chat: ChatInfo | None,
+) -> Text:
+    """Return the tokenizer, limits and chat template of a decoder."""
     is_recurrent = config.recurrent is not None
-    return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent)
+    return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent, chat)
 
 
 def trace_language_model(

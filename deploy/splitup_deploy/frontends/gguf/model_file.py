@@ -26,7 +26,7 @@ from splitup_deploy.frontends.gguf.config import (
     read_config,
 )
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
-from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
+from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.weight_sources import FileSlice, Part, WeightSource
 
@@ -125,7 +125,8 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
         return SourceModel("function", traced, None)
-    text = make_text(config, tokenizer, _read_eos_ids(file, config.vocab))
+    eos_ids = _read_eos_ids(file, config.vocab)
+    text = make_text(config, tokenizer, eos_ids, read_chat(file.metadata))
     return SourceModel("text-generation", traced, text)
 
 

@@ -10,6 +10,8 @@ import json
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
+from splitup.graph.manifest import ChatInfo
+from splitup_deploy.frontends.chat import make_chat
 from splitup_deploy.frontends.gguf.header import Metadata
 
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -153,6 +155,20 @@ def _make_post_processor(
         "pair": [begin, {"Sequence": body}, begin, {"Sequence": second}],
         "special_tokens": {name: {"id": name, "ids": [bos], "tokens": [name]}},
     }
+
+
+def read_chat(metadata: Metadata) -> ChatInfo | None:
+    """Return the file's chat template and special tokens, or None without a template."""
+    template = metadata.get("tokenizer.chat_template")
+    if template is None:
+        return None
+    tokens = _get_list(metadata, "tokens", str)
+
+    def name(key: str) -> str:
+        place = metadata.get(f"tokenizer.ggml.{key}")
+        return tokens[place] if type(place) is int and 0 <= place < len(tokens) else ""
+
+    return make_chat(template, name("bos_token_id"), name("eos_token_id"))
 
 
 def _get_list(metadata: Metadata, name: str, kind: type) -> list[Any]:

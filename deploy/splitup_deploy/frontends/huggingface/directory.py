@@ -14,6 +14,7 @@ from splitup_deploy.frontends.families.architectures import (
     trace_language_model,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
@@ -31,7 +32,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    text = make_text(config, tokenizer, _read_eos_ids(directory, table))
+    text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
     weights = DirectoryWeights(directory)
     traced = trace_language_model(config, weights, sizes.chunk)
     unused = ("lm_head.weight",) if config.tied else ()

@@ -1,0 +1,192 @@
+"""``splitup serve``: models of the network behind the OpenAI API, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import ConfigFlag, KeysFlag, find_keys_url, with_options
+
+if TYPE_CHECKING:
+    from splitup.serve.access import Access
+
+DEFAULT_PORT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where to listen."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on; beyond this machine keys and TLS are needed.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = DEFAULT_PORT
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+    ] = None
+
+    def load_tls(self) -> ssl.SSLContext | None:
+        """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
+        from splitup.core.errors import ConfigurationError
+
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise ConfigurationError("TLS needs both files: give --tls-cert and --tls-key")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"{self.tls_cert} and {self.tls_key} are no certificate and its key: {error}"
+            ) from None
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFlags:
+    """How many executions are kept open, and how large they are."""
+
+    most: Annotated[
+        int,
+        typer.Option(
+            "--leases", metavar="N", min=1, help="Requests of one model that run at once."
+        ),
+    ] = 8
+    warm: Annotated[
+        int,
+        typer.Option("--warm", metavar="N", min=0, help="Executions kept open while nobody asks."),
+    ] = 1
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--lease-steps",
+            metavar="N",
+            min=1,
+            help="Steps that an execution pays for ahead; unused ones are given back.",
+        ),
+    ] = 4_096
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--lease-seconds",
+            metavar="S",
+            min=20.0,
+            help="Most seconds that the money of an execution is locked.",
+        ),
+    ] = 1_200.0
+
+
+@with_options
+def command(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Names or ids of text models.")
+    ],
+    listen: ListenOptions,
+    leases: LeaseFlags,
+    keys: KeysFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Offer models over HTTP to clients of the OpenAI API, paid from this account.
+
+    Requests need a key as soon as there is one: splitup keys new NAME.
+    """
+    output = Output.open()
+
+    def run() -> None:
+        from splitup.core import event_loop
+        from splitup.core.errors import InvalidInput
+        from splitup.serve.access import Access
+        from splitup.serve.api_keys import ApiKeys
+
+        table = ApiKeys.open(find_keys_url(keys, config))
+        try:
+            needs_keys, tls = bool(table.list()), listen.load_tls()
+            if not _is_loopback(listen.host) and not (needs_keys and tls):
+                raise InvalidInput(
+                    f"--host {listen.host} is not a loopback address, and whoever reaches the "
+                    "server spends this account's money; create a key (splitup keys new NAME) and "
+                    "give --tls-cert and --tls-key"
+                )
+            access = Access(table if needs_keys else None)
+            event_loop.run(_serve(output, config, models, listen, tls, leases, access))
+        finally:
+            table.close()
+
+    run_command(output, run, interrupted="stopped before the server was ready")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _serve(
+    output: Output,
+    config: ConfigFlag,
+    models: list[str],
+    listen: ListenOptions,
+    tls: ssl.SSLContext | None,
+    leases: LeaseFlags,
+    access: Access,
+) -> None:
+    from splitup.client.connection import SplitUp
+    from splitup.net.http import serve_app
+    from splitup.serve.http_server import ApiServer
+    from splitup.serve.leases import LeaseOptions
+
+    options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
+    stopped = asyncio.Event()
+    async with SplitUp.connect(config) as net:
+        api = ApiServer(net, options, access)
+        try:
+            for model in dict.fromkeys(models):
+                await api.add_model(model)
+            server = await serve_app(
+                api.make_app(), listen.host, listen.port, cancels_handlers=True, tls=tls
+            )
+            names = ", ".join(dict.fromkeys(models))
+            needs = "no key needed" if access.keys is None else "API keys needed"
+            output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            output.hint("Ctrl-C: stop")
+            with _catch_signals(stopped):
+                await stopped.wait()
+            output.say("stopping: running executions end, and what they did not use comes back")
+            await server.close()
+        finally:
+            await api.close()
+
+
+@contextlib.contextmanager
+def _catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

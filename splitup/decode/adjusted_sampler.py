@@ -1,0 +1,105 @@
+"""Sampling that depends on the text so far: penalties, biases, and the probabilities of choices.
+
+It counts the tokens that it chooses, so it serves one text and a decoder that chooses every token
+once, in order (``SequentialDecoder``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from splitup.core.errors import InvalidInput
+from splitup.decode.sampler import Sampler
+
+MAX_PENALTY: Final = 2.0
+MAX_BIAS: Final = 100.0
+MAX_TOP_LOGPROBS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What is added to the logits before they are sampled.
+
+    ``frequency_penalty`` is subtracted once per earlier choice of a token, ``presence_penalty``
+    once if there was any; tokens of the prompt do not count. ``bias`` is added to single tokens.
+    ``top_logprobs``: how many of the likeliest tokens are recorded with each choice, None for no
+    record. Raises InvalidInput for values out of range.
+    """
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not abs(getattr(self, name)) <= MAX_PENALTY:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; give a number from -2 to 2")
+        for token, value in self.bias:
+            if token < 0 or not abs(value) <= MAX_BIAS:
+                raise InvalidInput(f"the bias of token {token} is {value}; give -100 to 100")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidInput(f"top_logprobs is {self.top_logprobs}; give 0 to {MAX_TOP_LOGPROBS}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the plain sampler does the same."""
+        return self == Adjustments()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen token: natural logarithms of the model's own probabilities, before adjustments."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class AdjustedSampler:
+    """A ``Sampler`` behind ``Adjustments``, for one text."""
+
+    def __init__(self, sampler: Sampler, adjustments: Adjustments, vocab: int) -> None:
+        unknown = [token for token, _ in adjustments.bias if token >= vocab]
+        if unknown:
+            raise InvalidInput(f"token {unknown[0]} of logit_bias is outside the {vocab} tokens")
+        self._sampler = sampler
+        self._adjustments = adjustments
+        self._counts: dict[int, int] = {}
+        self.choices: list[Choice] = []  # in order, also a token that ends the text
+
+    def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
+        """Return the token that follows ``position``; raise InvalidInput as ``Sampler`` does."""
+        token = self._sampler.choose(self._adjust(logits), position)
+        self._counts[token] = self._counts.get(token, 0) + 1
+        if self._adjustments.top_logprobs is not None:
+            self.choices.append(_describe(token, logits, self._adjustments.top_logprobs))
+        return token
+
+    def prepare(self, position: int, count: int) -> None:
+        """Compute the noise of a position ahead."""
+        self._sampler.prepare(position, count)
+
+    def _adjust(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        ours = self._adjustments
+        if not ours.bias and not ours.frequency_penalty and not ours.presence_penalty:
+            return logits
+        adjusted = logits.copy()
+        for token, count in self._counts.items():
+            adjusted[token] -= ours.frequency_penalty * count + ours.presence_penalty
+        for token, value in ours.bias:
+            adjusted[token] += value
+        return adjusted
+
+
+def _describe(token: int, logits: npt.NDArray[np.float32], count: int) -> Choice:
+    wide = logits.astype(np.float64)
+    logprobs = wide - wide.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    largest = np.argsort(-logprobs, kind="stable")[:count]
+    top = tuple((int(other), float(logprobs[other])) for other in largest)
+    return Choice(token, float(logprobs[token]), top)

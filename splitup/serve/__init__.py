@@ -1,0 +1,1 @@
+"""``splitup serve``: the market behind the HTTP interface that existing clients speak."""

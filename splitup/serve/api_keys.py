@@ -1,0 +1,192 @@
+"""API keys with budgets, in a database that several servers may share.
+
+A key is 32 random bytes and is stored as its SHA-256 only, so that whoever reads the database
+cannot use it. A request is charged its highest price before it begins, in one statement that
+checks the budget; what it did not use is given back when it ends. A server that dies in between
+leaves the higher charge: a budget is never exceeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
+
+import sqlalchemy as sql
+from sqlalchemy import exc
+
+from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+
+PREFIX: Final = "sk-splitup-"
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
+_METADATA: Final = sql.MetaData()
+_KEYS: Final = sql.Table(
+    "api_keys",
+    _METADATA,
+    sql.Column("name", sql.String(64), primary_key=True),
+    sql.Column("digest", sql.String(64), nullable=False, unique=True),
+    sql.Column("budget_micro_usdc", sql.BigInteger, nullable=True),  # None: no limit
+    sql.Column("spent_micro_usdc", sql.BigInteger, nullable=False),
+    sql.Column("requests_per_minute", sql.Integer, nullable=True),  # None: no limit
+    sql.Column("models", sql.Text, nullable=False),  # names, one a line; "": all
+    sql.Column("created_s", sql.BigInteger, nullable=False),
+    sql.Column("is_revoked", sql.Boolean, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key's rights and spending; amounts in micro-USDC, None for no limit."""
+
+    name: str
+    budget_micro_usdc: int | None
+    spent_micro_usdc: int
+    requests_per_minute: int | None
+    models: tuple[str, ...]  # empty: all
+    created_s: int
+    is_revoked: bool
+
+    def allows(self, model: str) -> bool:
+        """Return whether the key may use a model."""
+        return not self.models or model in self.models
+
+
+class ApiKeys:
+    """The table of keys. Calls block for a query, so servers make them in a thread."""
+
+    def __init__(self, engine: sql.Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open a database, creating the table if there is none.
+
+        ``url`` is SQLAlchemy's: ``sqlite:///keys.sqlite``, ``postgresql+psycopg://user@host/name``.
+        Raises ConfigurationError.
+        """
+        name = ""
+        try:
+            name = sql.make_url(url).render_as_string(hide_password=True)
+            engine = sql.create_engine(url, pool_pre_ping=True)
+            _METADATA.create_all(engine)
+        except (exc.SQLAlchemyError, ImportError, OSError) as error:
+            raise ConfigurationError(
+                f"the database of API keys {name} cannot be opened: {_shorten(error)}"
+            ) from None
+        return cls(engine)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def create(
+        self,
+        name: str,
+        *,
+        budget_micro_usdc: int | None = None,
+        requests_per_minute: int | None = None,
+        models: tuple[str, ...] = (),
+    ) -> str:
+        """Add a key and return its secret, which is not stored.
+
+        Raises InvalidInput for a name that exists, or that has other characters than letters,
+        digits, dots, dashes and underscores.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(
+                f"'{name:.80}' is no name of a key; use up to 64 letters, digits, '.', '-', '_'"
+            )
+        secret = PREFIX + secrets.token_urlsafe(32)
+        row = {
+            "name": name,
+            "digest": _hash(secret),
+            "budget_micro_usdc": budget_micro_usdc,
+            "spent_micro_usdc": 0,
+            "requests_per_minute": requests_per_minute,
+            "models": "\n".join(models),
+            "created_s": int(time.time()),
+            "is_revoked": False,
+        }
+        try:
+            with self._begin() as connection:
+                connection.execute(_KEYS.insert().values(row))
+        except exc.IntegrityError:
+            raise InvalidInput(f"there is a key '{name}' already; choose another name") from None
+        return secret
+
+    def revoke(self, name: str) -> None:
+        """Refuse a key from now on; raise InvalidInput when there is none of this name."""
+        change = _KEYS.update().where(_KEYS.c.name == name).values(is_revoked=True)
+        with self._begin() as connection:
+            if connection.execute(change).rowcount != 1:
+                raise InvalidInput(f"there is no key '{name:.80}'; list them: splitup keys list")
+
+    def list(self) -> list[ApiKey]:
+        """Return all keys by name, revoked ones too."""
+        with self._begin() as connection:
+            rows = connection.execute(_KEYS.select().order_by(_KEYS.c.name)).all()
+        return [_read(row) for row in rows]
+
+    def find(self, secret: str) -> ApiKey | None:
+        """Return the key with this secret, None when there is none or it is revoked."""
+        query = _KEYS.select().where(_KEYS.c.digest == _hash(secret), ~_KEYS.c.is_revoked)
+        with self._begin() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else _read(row)
+
+    def charge(self, name: str, amount_micro_usdc: int) -> bool:
+        """Add to what a key has spent; return False, without a change, beyond its budget."""
+        spent = _KEYS.c.spent_micro_usdc + amount_micro_usdc
+        budget = _KEYS.c.budget_micro_usdc
+        change = (
+            _KEYS.update()
+            .where(_KEYS.c.name == name, ~_KEYS.c.is_revoked)
+            .where(sql.or_(budget.is_(None), spent <= budget))
+            .values(spent_micro_usdc=spent)
+        )
+        with self._begin() as connection:
+            return connection.execute(change).rowcount == 1
+
+    def give_back(self, name: str, amount_micro_usdc: int) -> None:
+        """Take back a part of what was charged."""
+        spent = _KEYS.c.spent_micro_usdc - amount_micro_usdc
+        with self._begin() as connection:
+            change = _KEYS.update().where(_KEYS.c.name == name).values(spent_micro_usdc=spent)
+            connection.execute(change)
+
+    @contextmanager
+    def _begin(self) -> Iterator[sql.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except exc.IntegrityError:
+            raise
+        except exc.SQLAlchemyError as error:
+            raise Unavailable(f"the database of API keys failed: {_shorten(error)}") from None
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _shorten(error: Exception) -> str:
+    """Return the first line of a database's error, without the statement and its values."""
+    original = getattr(error, "orig", None) or error
+    return str(original).strip().partition("\n")[0][:200]
+
+
+def _read(row: sql.Row[tuple[object, ...]]) -> ApiKey:
+    return ApiKey(
+        name=row.name,
+        budget_micro_usdc=row.budget_micro_usdc,
+        spent_micro_usdc=row.spent_micro_usdc,
+        requests_per_minute=row.requests_per_minute,
+        models=tuple(row.models.split("\n")) if row.models else (),
+        created_s=row.created_s,
+        is_revoked=row.is_revoked,
+    )

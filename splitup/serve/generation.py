@@ -1,0 +1,147 @@
+"""One text for one request: borrows a lease, generates, and says what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from splitup.client.generation import TextModel, Token, generate_tokens, make_decoder
+from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
+from splitup.decode.sampler import Sampler
+from splitup.decode.stop import StopFilter
+from splitup.serve.leases import Lease, LeasePool
+
+FinishReason = Literal["stop", "length"]
+DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
+ATTEMPTS: Final = 2  # on different leases, while no token has been sent
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What one text is to be."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...]
+    sampler: Sampler
+    adjustments: Adjustments
+
+
+@dataclass(slots=True)
+class Report:
+    """What a text took; complete once its generation has ended."""
+
+    prompt: tuple[int, ...]
+    cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
+    completion_tokens: int = 0
+    finish_reason: FinishReason = "length"
+    execution_id: str = ""
+    steps: int = 0
+    cost_micro_usdc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A generated token; ``choice`` is None unless its probability was asked for."""
+
+    token: Token
+    choice: Choice | None
+
+
+def count_steps(model: TextModel, options: TextOptions) -> int:
+    """Return the most steps that a text may take, when nothing of its prompt is cached."""
+    return -(-len(options.prompt) // model.chunk) + options.max_tokens - 1
+
+
+def check_room(
+    model: TextModel, prompt: Sequence[int], max_tokens: int | None, default: int
+) -> int:
+    """Return the number of tokens to generate; raise InvalidInput when they have no room.
+
+    Without a wish it is ``default``, or what fits.
+    """
+    room = model.info.context - len(prompt) + 1
+    if room < 1 or (max_tokens or 1) > room:
+        asked = f" and {max_tokens} in the answer" if max_tokens else ""
+        raise InvalidInput(
+            f"the context of model {model.name} is {model.info.context} tokens, and the request "
+            f"has {len(prompt)} in the prompt{asked}; shorten the prompt or the answer"
+        )
+    return max_tokens if max_tokens is not None else min(default, room)
+
+
+async def generate_text(
+    pool: LeasePool, model: TextModel, options: TextOptions, report: Report
+) -> AsyncIterator[Piece]:
+    """Yield the tokens of a text, and fill in ``report``.
+
+    A lease that fails before the first token is replaced once. Raises InvalidInput, Throttled,
+    ExecutionFailed and what opening a lease raises.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
+            try:
+                async for piece in _generate(lease, model, options, report):
+                    yield piece
+                return
+            except ExecutionFailed:
+                if report.completion_tokens or attempt == ATTEMPTS:
+                    raise
+
+
+async def _generate(
+    lease: Lease, model: TextModel, options: TextOptions, report: Report
+) -> AsyncIterator[Piece]:
+    sampler: Sampler | AdjustedSampler = options.sampler
+    choices: list[Choice] = []
+    if not options.adjustments.is_empty:
+        adjusted = AdjustedSampler(options.sampler, options.adjustments, model.info.vocab)
+        sampler, choices = adjusted, adjusted.choices
+    cached = lease.contents.count_common(options.prompt)
+    request = model.make_request(
+        options.prompt, max_tokens=options.max_tokens, sampler=sampler, cached=cached
+    )
+    ends = StopFilter(options.stop)
+    report.cached_tokens, report.execution_id = cached, lease.session.execution_id
+    before = lease.session.steps
+    try:
+        async for token in generate_tokens(
+            lease.session,
+            make_decoder("sequential", request),
+            model.tokenizer,
+            ends=ends,
+            contents=lease.contents,
+        ):
+            place = report.completion_tokens
+            report.completion_tokens += 1
+            yield Piece(token, choices[place] if place < len(choices) else None)
+    finally:
+        report.steps = lease.session.steps - before
+        report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
+    if ends.found or report.completion_tokens < options.max_tokens:
+        report.finish_reason = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last entry of a queue of pieces: the generation has ended, perhaps by an error."""
+
+    error: Exception | None
+
+
+async def fill_queue(pieces: AsyncIterator[Piece], queue: asyncio.Queue[Piece | Ended]) -> None:
+    """Move all pieces into an unbounded queue.
+
+    The lease is free as soon as the text is computed, however slowly its reader reads; the queue
+    is bounded by the number of tokens asked for.
+    """
+    try:
+        async for piece in pieces:
+            queue.put_nowait(piece)
+    except Exception as error:  # raised again where the queue is read
+        queue.put_nowait(Ended(error))
+    else:
+        queue.put_nowait(Ended(None))

@@ -1,0 +1,291 @@
+"""Leases: paid executions that serve one request after another.
+
+Requesting an execution takes a block. So a lease is opened ahead, for many steps, and lent to one
+request at a time. The model's cache stays on its nodes between two requests, so that a request is
+given the lease that holds the longest beginning of its prompt. Steps that were not used are given
+back by the market when the lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from splitup.client.execution.session import Session
+from splitup.client.generation import make_cache_contents
+from splitup.client.network import Network
+from splitup.core import limits
+from splitup.core.errors import InvalidInput, SplitUpError, Throttled
+from splitup.decode.cache_contents import CacheContents
+
+_log = logging.getLogger("splitup.serve")
+
+RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """How many leases of one model there may be, and how large they are.
+
+    ``most`` run at once; ``warm`` of them are open also while nobody asks. A lease pays for
+    ``steps`` steps and ends after ``seconds``; it begins no request after half of that, so that its
+    last request has the other half. ``idle_s``: a lease beyond the warm ones ends when nobody has
+    used it for so long. ``waiting``: requests that may wait for a lease.
+    """
+
+    most: int = 8
+    warm: int = 1
+    steps: int = 4_096
+    seconds: float = 1_200.0
+    idle_s: float = 60.0
+    waiting: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warm <= self.most or self.most < 1:
+            raise InvalidInput(
+                f"{self.warm} warm leases of at most {self.most} cannot be; keep 0 to {self.most} "
+                "warm, and allow at least one"
+            )
+        if not 1 <= self.steps <= limits.MAX_STEPS:
+            raise InvalidInput(f"a lease has 1 to {limits.MAX_STEPS} steps, not {self.steps}")
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """An open execution, and what the model's cache holds. Lent to one request at a time."""
+
+    session: Session
+    contents: CacheContents
+    stack: AsyncExitStack
+    lend_until: float  # on the event loop's clock
+    used_at: float
+
+    @property
+    def steps_left(self) -> int:
+        """Return how many steps it may still run."""
+        return self.session.plan.request.steps - self.session.steps
+
+    def can_serve(self, steps: int, now: float) -> bool:
+        """Return whether a request of so many steps may begin now."""
+        return self.session.failure is None and now < self.lend_until and self.steps_left >= steps
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    prompt: Sequence[int]
+    steps: int
+    lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
+
+
+class LeasePool:
+    """The leases of one model."""
+
+    def __init__(self, net: Network, model: str, options: LeaseOptions) -> None:
+        self._net = net
+        self._model = model
+        self._options = options
+        self._idle: list[Lease] = []
+        self._lent: set[Lease] = set()
+        self._opening = 0
+        self._waiting: deque[_Waiter] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._retry_at = 0.0
+        self._is_open = False
+
+    @property
+    def idle(self) -> int:
+        """How many leases wait for a request."""
+        return len(self._idle)
+
+    @property
+    def lent(self) -> int:
+        """How many leases serve a request."""
+        return len(self._lent)
+
+    def open(self) -> None:
+        """Begin to keep leases warm."""
+        self._is_open = True
+        self._adjust()
+
+    async def close(self) -> None:
+        """End every lease that is not lent, pay its steps, and open no other one."""
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiter in self._waiting:
+            waiter.lease.cancel()
+        self._waiting.clear()
+        for lease in self._idle:
+            self._start(_end(lease))
+        self._idle.clear()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def borrow(self, prompt: Sequence[int], steps: int) -> AsyncIterator[Lease]:
+        """Lend a lease with at least so many steps left, for one request.
+
+        Requests are served in the order of their arrival. Raises Throttled when too many wait
+        already, and what ``Network.session`` raises when no lease can be opened.
+        """
+        lease = await self._acquire(prompt, steps)
+        try:
+            yield lease
+        finally:
+            self._release(lease)
+
+    async def _acquire(self, prompt: Sequence[int], steps: int) -> Lease:
+        if steps > limits.MAX_STEPS:
+            raise InvalidInput(f"the request takes {steps} steps; at most {limits.MAX_STEPS} go")
+        if len(self._waiting) >= self._options.waiting:
+            raise Throttled(
+                f"{len(self._waiting)} requests wait for model {self._model} already; try again "
+                "in a few seconds"
+            )
+        waiter = _Waiter(prompt, steps)
+        self._waiting.append(waiter)
+        self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
+        self._adjust()
+        try:
+            return await waiter.lease
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif waiter.lease.done() and not waiter.lease.cancelled():
+                if waiter.lease.exception() is None:
+                    self._release(waiter.lease.result())
+            raise
+
+    def _release(self, lease: Lease) -> None:
+        self._lent.remove(lease)
+        lease.used_at = _now()
+        self._idle.append(lease)
+        self._adjust()
+
+    # ---- how many there are --------------------------------------------------------------------
+
+    def _adjust(self) -> None:
+        """Serve who waits; end leases that are used up or not needed; open those that are."""
+        now = _now()
+        self._waiting = deque(one for one in self._waiting if not one.lease.done())  # cancelled
+        for ended in [one for one in self._idle if not one.can_serve(1, now) or not self._is_open]:
+            self._retire(ended)
+        while self._waiting and (lease := self._pick(self._waiting[0], now)) is not None:
+            self._idle.remove(lease)
+            self._lent.add(lease)
+            self._waiting.popleft().lease.set_result(lease)
+        self._retire_unused(now)
+        if self._is_open and now >= self._retry_at:
+            for _ in range(self._count_missing(now)):
+                self._opening += 1
+                steps = max([self._options.steps, *(one.steps for one in self._waiting)])
+                self._start(self._open(steps))
+        self._set_timer(now)
+
+    def _pick(self, waiter: _Waiter, now: float) -> Lease | None:
+        """Return the idle lease that holds most of the prompt; of equal ones the least used."""
+        fitting = [lease for lease in self._idle if lease.can_serve(waiter.steps, now)]
+        if not fitting:
+            return None
+        return max(
+            fitting, key=lambda one: (one.contents.count_common(waiter.prompt), -one.used_at)
+        )
+
+    def _is_worn(self, lease: Lease, now: float) -> bool:
+        """Return whether a lease should be replaced soon: it is open, but not for long."""
+        steps, seconds = self._options.steps / 4, self._options.seconds / 8
+        return lease.steps_left < steps or now >= lease.lend_until - seconds
+
+    def _count_fresh(self, now: float) -> int:
+        leases = [*self._idle, *self._lent]
+        return self._opening + sum(not self._is_worn(lease, now) for lease in leases)
+
+    def _retire_unused(self, now: float) -> None:
+        """End idle leases that nobody needs; make room for who waits and fits into none."""
+        for lease in sorted(self._idle, key=lambda one: (not self._is_worn(one, now), one.used_at)):
+            live = len(self._idle) + len(self._lent) + self._opening
+            if self._is_worn(lease, now):
+                is_unused = self._count_fresh(now) - self._opening >= max(1, self._options.warm)
+            else:
+                is_unused = (
+                    live > self._options.warm and now >= lease.used_at + self._options.idle_s
+                )
+            if is_unused or (self._waiting and live >= self._options.most):
+                self._retire(lease)
+
+    def _count_missing(self, now: float) -> int:
+        """Return how many leases to open.
+
+        Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
+        """
+        live = len(self._idle) + len(self._lent) + self._opening
+        asked = min(len(self._waiting) - self._opening, self._options.most - live)
+        warm = min(self._options.warm - self._count_fresh(now), 2 * self._options.most - live)
+        return max(asked, warm, 0)
+
+    def _set_timer(self, now: float) -> None:
+        """Look again when an idle lease is worn, used up or unused, or the next attempt is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        times = [self._retry_at]
+        for lease in self._idle:
+            worn_at = lease.lend_until - self._options.seconds / 8
+            times += [worn_at, lease.lend_until, lease.used_at + self._options.idle_s]
+        later = [at for at in times if at > now]
+        if later and self._is_open:
+            self._timer = asyncio.get_running_loop().call_at(min(later), self._adjust)
+
+    # ---- opening and ending --------------------------------------------------------------------
+
+    async def _open(self, steps: int) -> None:
+        stack = AsyncExitStack()
+        try:
+            session = await stack.enter_async_context(
+                self._net.session(self._model, steps=steps, deadline_s=self._options.seconds)
+            )
+        except SplitUpError as error:
+            self._opening -= 1
+            self._retry_at = _now() + RETRY_S
+            if self._waiting:
+                self._waiting.popleft().lease.set_exception(error)
+            else:
+                _log.warning("no lease of model %s: %s", self._model, error)
+            self._adjust()
+            return
+        except BaseException:
+            self._opening -= 1
+            raise
+        self._opening -= 1
+        now = _now()
+        contents = make_cache_contents(session.manifest)
+        lend_until = now + self._options.seconds / 2
+        self._idle.append(Lease(session, contents, stack, lend_until, now))
+        self._adjust()
+
+    def _retire(self, lease: Lease) -> None:
+        self._idle.remove(lease)
+        self._start(_end(lease))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _end(lease: Lease) -> None:
+    """End the execution, which pays its steps; the market gives the rest of the price back."""
+    try:
+        await lease.stack.aclose()
+    except SplitUpError as error:
+        _log.warning("%s", error)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,240 @@
+"""The OpenAI API before a real network, spoken to by its official clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+
+from splitup.client.connection import SplitUp
+from splitup.devnet.processes import find_program
+from tests.builders import HANG_S
+from tests.e2e.conftest import MODEL, Network
+
+PROMPT = "library for"
+CHAT = [{"role": "user", "content": "Package: python3-yaml\nDescription: library for"}]
+
+
+@contextlib.contextmanager
+def run_server(network: Network, *flags: str) -> Iterator[str]:
+    """Run ``splitup serve``; give its base URL."""
+    command = [find_program("splitup"), "serve", MODEL, "--port", "0", *flags]
+    with subprocess.Popen(
+        [*command, "--config", network.directory], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"base URL: (\S+)", line)
+            assert found, line + process.stderr.read()
+            yield found[1]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(HANG_S) == 0
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def url(network: Network) -> Iterator[str]:
+    with run_server(network, "--lease-steps", "400") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+
+
+def test_a_completion_is_the_text_of_the_sdk(client: openai.OpenAI, network: Network) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0)
+    with SplitUp.connect_sync(network.config) as net:
+        wanted = "".join(token.text for token in net.generate(MODEL, PROMPT, max_tokens=12))
+    [choice] = answer.choices
+    assert choice.text == wanted and choice.finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 12
+    cost = answer.usage.model_extra["splitup"]  # type: ignore[index]
+    assert cost["steps"] == 12 and cost["cost_micro_usdc"] > 0
+
+
+def test_a_second_turn_feeds_only_what_is_new(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=8, seed=3)
+    said = first.choices[0].message
+    turn = [*CHAT, {"role": "assistant", "content": said.content}, {"role": "user", "content": "x"}]
+    second = client.chat.completions.create(model=MODEL, messages=turn, max_tokens=8, seed=3)
+    assert second.usage is not None and second.usage.prompt_tokens_details is not None
+    assert first.usage is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and cached >= first.usage.prompt_tokens
+    executions = [each.usage.model_extra["splitup"]["executions"] for each in (first, second)]  # type: ignore[union-attr,index]
+    assert executions[0] == executions[1], "one execution served both"
+
+
+def test_a_stream_is_the_answer_in_pieces(client: openai.OpenAI) -> None:
+    options = {"model": MODEL, "messages": CHAT, "max_tokens": 10, "seed": 5, "n": 2}
+    whole = client.chat.completions.create(**options)
+    texts, reasons, usage = ["", ""], [None, None], None
+    stream = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usage is not None and whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_stop_strings_biases_and_probabilities(client: openai.OpenAI) -> None:
+    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    plain = client.completions.create(**options, logprobs=2).choices[0]
+    assert plain.logprobs is not None and plain.logprobs.tokens is not None
+    assert plain.logprobs.token_logprobs is not None and plain.logprobs.text_offset is not None
+    assert "".join(plain.logprobs.tokens) == plain.text
+    assert all(value <= 0 for value in plain.logprobs.token_logprobs)
+    second = plain.text[plain.logprobs.text_offset[2] : plain.logprobs.text_offset[4]]
+    stopped = client.completions.create(**options, stop=second).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == plain.text[: plain.text.index(second)]
+
+
+def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: str) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as many:
+            answers = await asyncio.gather(
+                *(
+                    many.completions.create(
+                        model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0.8, seed=seed % 3
+                    )
+                    for seed in range(12)
+                )
+            )
+            return [answer.choices[0].text for answer in answers]
+
+    texts = asyncio.run(ask())
+    assert texts[:3] == texts[3:6] == texts[6:9] == texts[9:] and len(set(texts)) > 1
+
+
+def test_langchain_runs_unchanged(url: str) -> None:
+    chat = ChatOpenAI(
+        model=MODEL, base_url=url, api_key="none", max_completion_tokens=6, temperature=0
+    )
+    answer = chat.invoke("library for")
+    assert answer.content and answer.usage_metadata is not None
+    assert "".join(str(part.content) for part in chat.stream("library for")) == answer.content
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"model": "unknown"}, 404, "model_not_found"),
+        ({"max_tokens": 100_000}, 400, "context_length_exceeded"),
+        ({"prompt": []}, 400, None),
+        ({"prompt": [10**6]}, 400, None),
+        ({"suffix": "x"}, 400, None),
+        ({"unknown": 1}, 400, None),
+        ({"stop": [""]}, 400, None),
+    ],
+)
+async def test_bad_input_is_an_error_of_the_api_and_costs_nothing(
+    url: str, change: dict[str, object], status: int, code: str | None
+) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, **change}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{url}/completions", json=body) as reply:
+            error = (await reply.json())["error"]
+            assert reply.status == status and error["code"] == code and error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/completions", b"{", 400),
+        ("/completions", b"[" * 100_000, 400),
+        ("/completions", b" " * 5_000_000, 413),
+        ("/nothing", b"{}", 404),
+    ],
+)
+async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, status: int) -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}{path}", data=io.BytesIO(body)) as reply,
+    ):
+        assert reply.status == status
+        assert json.loads(await reply.read())["error"]["message"]
+
+
+async def test_a_client_that_leaves_ends_its_text(url: str) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "stream": True, "logit_bias": {}}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{url}/completions", json=body) as reply:
+            execution = reply.headers["x-splitup-execution"]
+            await reply.content.readline()
+        # the lease is free again long before 200 tokens are computed
+        async with http.post(f"{url}/completions", json={**body, "max_tokens": 1}) as reply:
+            assert reply.headers["x-splitup-execution"] == execution
+
+
+def test_other_machines_are_refused(network: Network) -> None:
+    done = subprocess.run(
+        [find_program("splitup"), "serve", MODEL, "--host", "0.0.0.0", "--config", network.config],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "not a loopback address" in done.stderr
+
+
+def test_a_server_that_stops_pays_and_gets_the_rest_back(network: Network, tmp_path: Path) -> None:
+    with run_server(network, "--lease-steps", "50") as url:
+        with openai.OpenAI(base_url=url, api_key="none") as client:
+            answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5)
+    assert answer.usage is not None
+    [execution] = answer.usage.model_extra["splitup"]["executions"]  # type: ignore[index]
+    with SplitUp.connect_sync(network.config) as net:
+        receipt = net.receipt(execution)
+    assert receipt.status == "settled" and receipt.steps == 5
+    assert receipt.refunded_micro_usdc > 0
+
+
+def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+
+    def run_keys(*arguments: str) -> dict[str, object]:
+        done = subprocess.run(
+            [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+    secret = str(run_keys("new", "ann", "--budget", "0.0001", "--rate", "60")["key"])
+    with run_server(network, "--keys", database, "--lease-steps", "100") as url:
+        with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+        with openai.OpenAI(base_url=url, api_key=secret, max_retries=0) as client:
+            text = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=6)
+            assert text.usage is not None
+            with pytest.raises(openai.RateLimitError, match="budget of key 'ann'"):
+                client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=100)
+    [key] = cast(list[dict[str, int]], run_keys("list")["keys"])
+    spent = text.usage.model_extra["splitup"]["cost_micro_usdc"]  # type: ignore[index]
+    assert key["spent_micro_usdc"] == spent > 0

@@ -1,0 +1,94 @@
+"""Requests of the OpenAI API: defaults, limits, and errors that name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from splitup.serve.requests import ApiError, ChatRequest, CompletionRequest, parse_request
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+TEXT = {"model": "m", "prompt": "hello"}
+
+
+def test_defaults_are_those_of_the_api() -> None:
+    chat = parse_request(ChatRequest, CHAT)
+    [sampler] = chat.make_samplers()
+    assert (sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p) == (1.0, 0, 1.0, 0.0)
+    assert chat.limit is None and chat.recorded_logprobs is None and not chat.stop_strings
+    assert chat.make_adjustments(None).is_empty
+    assert chat.make_samplers()[0].seed != sampler.seed, "without a seed texts differ"
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    asked = parse_request(CompletionRequest, {**TEXT, "n": 3, "seed": 7, "temperature": 0})
+    assert [sampler.seed for sampler in asked.make_samplers()] == [7, 8, 9]
+    assert parse_request(ChatRequest, {**CHAT, "seed": -1}).make_samplers()[0].seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_a_prompt_is_a_text_or_tokens_or_several(prompt: Any, prompts: Any) -> None:
+    assert parse_request(CompletionRequest, {**TEXT, "prompt": prompt}).prompts == prompts
+
+
+def test_parts_of_a_message_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = parse_request(
+        ChatRequest, {**CHAT, "messages": [{"role": "developer", "content": parts}]}
+    )
+    assert asked.messages[0].to_template() == {"role": "system", "content": "ab"}
+
+
+def test_fields_that_change_nothing_are_taken() -> None:
+    parse_request(ChatRequest, {**CHAT, "user": "u", "metadata": {}, "store": False})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "param"),
+    [
+        (ChatRequest, {"messages": []}, "messages"),
+        (ChatRequest, {"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        (ChatRequest, {"tools": []}, "tools"),
+        (ChatRequest, {"response_format": {"type": "json_object"}}, "response_format.type"),
+        (ChatRequest, {"temperature": 3}, "temperature"),
+        (ChatRequest, {"top_logprobs": 21}, "top_logprobs"),
+        (ChatRequest, {"max_tokens": 0}, "max_tokens"),
+        (ChatRequest, {"n": 17}, "n"),
+        (CompletionRequest, {"echo": True}, "echo"),
+        (CompletionRequest, {"best_of": 2}, "best_of"),
+        (CompletionRequest, {"frequency_penalty": 2.1}, "frequency_penalty"),
+        (CompletionRequest, {"logit_bias": {"5": "much"}}, "logit_bias.5"),
+        (CompletionRequest, {"model": 5}, "model"),
+        (CompletionRequest, {"top_p": 0}, "top_p"),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_named(kind: Any, change: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_request(kind, {**(CHAT if kind is ChatRequest else TEXT), **change})
+    assert caught.value.param == param and caught.value.status == 400
+
+
+@pytest.mark.parametrize("body", [None, [], "text", 5])
+def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
+    with pytest.raises(ApiError, match="no JSON object"):
+        parse_request(ChatRequest, body)
+
+
+@pytest.mark.parametrize("token", ["x", "-1", "1.5", "²", "9" * 12])
+def test_a_bias_is_of_a_token(token: str) -> None:
+    with pytest.raises(ApiError, match="no token id"):
+        parse_request(ChatRequest, {**CHAT, "logit_bias": {token: 1}}).make_adjustments(None)
+
+
+def test_too_many_prompts_are_refused() -> None:
+    with pytest.raises(ApiError, match="1 to 16 prompts"):
+        _ = parse_request(CompletionRequest, {**TEXT, "prompt": ["a"] * 17}).prompts
