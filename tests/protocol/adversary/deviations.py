@@ -8,7 +8,7 @@ changed message is signed again where its sender holds the key.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,7 +69,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "gateway": ("LoggedTensors",),
 }
 ACTIONS: Final = ("change", "change", "change", "change", "omit", "repeat", "repeat", "delay")
-REPEATS: Final = 6  # later copies, each changed in another way
+REPEATS: Final = 8  # later copies, each changed in another way
+LATER_S: Final = (0.0, 0.3, 5.0, 25.0, 60.0, 90.0)
 SEALED: Final = frozenset({"SentTensors"})  # a relay cannot change what passes through it sealed
 
 Copies = list[tuple[float, Message]]  # delay in seconds, message
@@ -83,15 +84,16 @@ class Habit:
     action: str
     to_all_alike: bool
     share: float  # of the messages of this kind
-    changed: dict[int, tuple[Message, Message]] = field(default_factory=dict)  # by original's id
+    # by the original's id, which stays its own while it is kept here
+    changed: dict[int, tuple[Message, Message]] = field(default_factory=dict, repr=False)
 
 
 class Adversary:
     """One party, and what it does; ``notes`` say what it did."""
 
-    def __init__(self, seed: int, party: str = "", habits: Sequence[Habit] = ()) -> None:
+    def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed ^ 0xBAD)
-        self.party = party or rng.choice(
+        self.party = rng.choice(
             ("client", "client", "executor", "executor", "validator", "member", "relay", "gateway")
         )
         self.pool = Pool()
@@ -99,8 +101,13 @@ class Adversary:
         self.identities: dict[str, Identity] = {}
         self.context: MemberContext | None = None
         self.notes: list[str] = []
-        kinds = KINDS[self.party]
-        self.habits = list(habits) or [
+        self.habits: list[Habit] = []
+
+    def choose_habits(self, *, is_signed: bool) -> None:
+        """Draw what the party does; a client makes either kind of request."""
+        rng, missing = self.random, "Request" if is_signed else "SignedRequest"
+        kinds = [kind for kind in KINDS[self.party] if kind != missing]
+        self.habits = [
             Habit(
                 rng.choice(kinds),
                 rng.choice(ACTIONS),
@@ -124,8 +131,17 @@ class Adversary:
                 message = self._change(habit, message, is_sealed=False) or message
         return message
 
-    def send(self, sender: str, message: Message, via: str = "") -> Copies:
-        """Return what is sent instead of a message, and when."""
+    def send(
+        self,
+        sender: str,
+        message: Message,
+        via: str = "",
+        again: Callable[[float], Message] | None = None,
+    ) -> Copies:
+        """Return what is sent instead of a message, and when.
+
+        ``again`` makes the message as its sender would some seconds later, with other times in it.
+        """
         self.pool.note(message)
         if not self.owns(sender, via):
             return [(0.0, message)]
@@ -133,10 +149,16 @@ class Adversary:
         is_sealed = sender not in self.accounts and type(message).__name__ in SEALED
         for habit in self.habits:
             if habit.kind == type(message).__name__ and self.random.random() < habit.share:
-                copies = [c for copy in copies for c in self._apply(habit, copy, is_sealed)]
+                copies = [c for copy in copies for c in self._apply(habit, copy, is_sealed, again)]
         return copies
 
-    def _apply(self, habit: Habit, copy: tuple[float, Message], is_sealed: bool) -> Copies:
+    def _apply(
+        self,
+        habit: Habit,
+        copy: tuple[float, Message],
+        is_sealed: bool,
+        again: Callable[[float], Message] | None,
+    ) -> Copies:
         delay_s, message = copy
         name = type(message).__name__
         match habit.action:
@@ -150,8 +172,14 @@ class Adversary:
             case "repeat":
                 found: Copies = [copy]
                 for _ in range(REPEATS):
-                    other = self._change(habit, message, is_sealed, fresh=True) or message
-                    found.append((delay_s + self.random.choice((0.0, 0.3, 5.0, 25.0, 60.0)), other))
+                    later_s = delay_s + self.random.choice(LATER_S)
+                    other = message
+                    if again is not None and self.random.random() < 0.5:
+                        other = again(later_s)
+                        self.notes.append(f"repeats {name} {later_s:g} s later")
+                    else:
+                        other = self._change(habit, message, is_sealed, fresh=True) or message
+                    found.append((later_s, other))
                 return found
         changed = self._change(habit, message, is_sealed)
         if changed is None:

@@ -65,10 +65,21 @@ def mutate(message: Message, rng: random.Random, pool: Pool) -> tuple[Message, s
         if changed == message:
             continue
         try:
-            return type(message).from_value(changed.model_dump(mode="json", warnings=False)), ".".join(path)
+            value = changed.model_dump(mode="json", warnings=False)
+            return type(message).from_value(value), ".".join(path)
         except (SplitUpError, ValueError, TypeError, AttributeError, OverflowError):
             continue
     return None
+
+
+def count_leaves(value: Any) -> float:
+    """Return the weight of a field: a large one is entered more often, but not in proportion."""
+    if isinstance(value, Message):
+        inner = (getattr(value, name) for name in type(value).model_fields)
+        return 0.5 + sum(map(count_leaves, inner)) ** 0.7
+    if isinstance(value, tuple):
+        return 1 + sum(map(count_leaves, value[:4])) ** 0.5
+    return 1
 
 
 def _change(value: Any, rng: random.Random, pool: Pool, path: list[str]) -> Any:
@@ -77,7 +88,8 @@ def _change(value: Any, rng: random.Random, pool: Pool, path: list[str]) -> Any:
     if isinstance(value, Message):
         if path and rng.random() < 0.15:
             return pool.draw(rng, value, name)
-        inner = rng.choice(list(type(value).model_fields))
+        fields = list(type(value).model_fields)
+        inner = rng.choices(fields, [count_leaves(getattr(value, field)) for field in fields])[0]
         path.append(inner)
         return value.model_copy(update={inner: _change(getattr(value, inner), rng, pool, path)})
     if isinstance(value, tuple):
@@ -114,8 +126,8 @@ def _change_leaf(value: Any, rng: random.Random, pool: Pool, name: str) -> Any:
         case bool():
             return not value
         case int():
-            step = 2 ** rng.randrange(max(1, min(value.bit_length(), 20)) + 1)
-            return rng.choice((0, 1, value - 1, value // 2, value - step, value + 1, value + step))
+            step = 2 ** rng.randrange(10)
+            return rng.choice((0, value // 2, value - 1, value - step, value + 1, value + step))
         case str() if value.startswith("0x"):
             if len(value) == _ADDRESS_CHARS or rng.random() < 0.2:
                 return pool.draw(rng, value, name)

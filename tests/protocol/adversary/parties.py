@@ -143,27 +143,35 @@ class Parties:
         world.market.balances[CLIENT.address] = 10**7
         world.market.frozen_until[CLIENT.address] = 2**50
         price = market.quote(steps) if setting.registered_low else market.quote(steps) + 5
-        request = Request(
-            chain_id=CHAIN_ID,
-            market=MARKET,
-            execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, CLIENT.address, 7),
-            model_id=world.manifest.model_id,
-            client=CLIENT.address,
-            client_key=CLIENT.signing_key_hex,
-            steps=steps,
-            max_price_micro_usdc=price,
-            deadline=START_S + int(world.now) + setting.deadline_s,
-            snapshot_sequence=1,
-            snapshot_root=world.snapshot.root(),
-            block_hash=ZERO_BYTES32,
-            nonce=7,
-        )
+
+        def make(later_s: float) -> Request:
+            return Request(
+                chain_id=CHAIN_ID,
+                market=MARKET,
+                execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, CLIENT.address, 7),
+                model_id=world.manifest.model_id,
+                client=CLIENT.address,
+                client_key=CLIENT.signing_key_hex,
+                steps=steps,
+                max_price_micro_usdc=price,
+                deadline=START_S + int(world.now + later_s) + setting.deadline_s,
+                snapshot_sequence=1,
+                snapshot_root=world.snapshot.root(),
+                block_hash=ZERO_BYTES32,
+                nonce=7,
+            )
+
         if not setting.is_signed:
-            world.send(CLIENT.address, request, self._open)
+            world.send(CLIENT.address, make(0), self._open, again=make)
             return
-        signed = sign_request(CLIENT, request)
+        signed = sign_request(CLIENT, make(0))
         for account in world.members:
-            world.send(CLIENT.address, signed, lambda m, a=account: self._sign_up(a, m))
+            world.send(
+                CLIENT.address,
+                signed,
+                lambda m, a=account: self._sign_up(a, m),
+                again=lambda later_s: sign_request(CLIENT, make(later_s)),
+            )
 
     def _open(self, request: Message) -> None:
         assert isinstance(request, Request)
@@ -203,6 +211,9 @@ class Parties:
                 return
             if not self._deliver(run, task, sent, tries=4):
                 return
+        for task, node in enumerate(run.executors.executors):  # named late
+            if (task, node) not in run.work and not self._deliver(run, task, sent, tries=4):
+                return
         self._end(run, sent)
 
     def _control(self, run: Run) -> None:
@@ -223,7 +234,7 @@ class Parties:
             short = None
             for source, _ in get_sources(manifest, task):
                 author = CLIENT.address if source == CLIENT_TASK else run.executors.get_author(source)
-                tensors = sent if source == CLIENT_TASK else run.work[source, author].outputs
+                tensors = sent if source == CLIENT_TASK else self._get_outputs(run, source, author)
                 got = self._send_tensors(run, author, source, tensors, node)
                 producers.append(author)
                 inputs.append(got[: run.plan.request.steps])
@@ -252,6 +263,11 @@ class Parties:
                 return self._deliver(run, task, sent, tries - 1)
             run.received[task] = got[: len(sent)]
         return True
+
+    def _get_outputs(self, run: Run, task: int, node: str) -> Tensors:
+        """Return what a task's executor has to send; nothing before it has computed it."""
+        work = run.work.get((task, node))
+        return () if work is None else work.outputs
 
     def _claim(self, run: Run, node: str, task: int, right: Tensors) -> Tensors:
         made = MadeTensors(execution_id=run.id, node=node, task=task, port=0, tensors=right)
@@ -294,12 +310,15 @@ class Parties:
         if place >= len(plan.tasks[task]):
             return False
         takeover = Takeover(execution_id=run.id, task=task, candidate=place, first_step=0)
-        honest = sign_takeover(CLIENT, takeover)
-        run.executors.apply(honest)
-        for _, copy in self.world.adversary.send(CLIENT.address, honest):
+        before = run.executors.executors
+        for _, copy in self.world.adversary.send(CLIENT.address, sign_takeover(CLIENT, takeover)):
             assert isinstance(copy, SignedTakeover)
-            run.takeovers.append(copy)
-        return True
+            try:
+                if run.executors.apply(copy):
+                    run.takeovers.append(copy)
+            except PeerFault:
+                self.world.refused["takeover"] += 1
+        return run.executors.executors != before
 
     # ---- the end ----------------------------------------------------------------------------
 

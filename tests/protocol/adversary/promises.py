@@ -144,7 +144,7 @@ class _Settled:
                 for (number, node), result in self.run.results.items()
                 if number == task and node not in self.bad and not result.error
             }
-            if answered and not answered & set(verdict.validators):
+            if not answered <= set(verdict.validators):
                 yield f"honest validation is unpaid: the task is {verdict.outcome}"
 
     def _check_gain(self) -> Iterator[str]:

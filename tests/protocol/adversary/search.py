@@ -40,10 +40,12 @@ class Outcome:
 def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     """Run one world to its end; return what it broke. ``is_honest``: nobody deviates."""
     adversary = Adversary(seed)
-    party = adversary.party
+    setting = make_setting(seed, adversary.party)
     if is_honest:
-        adversary.party, adversary.habits = "nobody", []
-    world = World(make_setting(seed, party), adversary, seed)
+        adversary.party = "nobody"
+    else:
+        adversary.choose_habits(is_signed=setting.is_signed)
+    world = World(setting, adversary, seed)
     _give_keys(world)
     parties = Parties(world)
     outcome = Outcome(seed, adversary.party, notes=adversary.notes, world=world)
@@ -58,7 +60,7 @@ def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     patience_s = world.setting.deadline_s + GRACE_S + 2 * world.setting.block_s
     world.run(patience_s, is_over)
     if "repeat" in {habit.action for habit in adversary.habits}:
-        world.run(max(world.now, 75.0), lambda: False)
+        world.run(max(world.now, 100.0), lambda: False)
         world.run(world.now + patience_s, is_over)
     world.run(world.now + 1.0, lambda: False)
     world.skip(world.now + 1_300.0)

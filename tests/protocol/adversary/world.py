@@ -40,7 +40,7 @@ CLIENT: Final = make_identity(999)
 NODES: Final = tuple(make_identity(2000 + number) for number in range(6))
 STAKE_MICRO_USDC: Final = 10**6
 BALANCE_MICRO_USDC: Final = 10**7
-DEADLINES_S: Final = (MIN_DEADLINE_S + limits.SIGNED_REQUEST_MARGIN_S, 30, 120)
+SHORTEST_S: Final = MIN_DEADLINE_S + limits.SIGNED_REQUEST_MARGIN_S
 SHAPES: Final = (  # which tasks each task reads; none: the client's input
     ([],),
     ([], [0]),
@@ -94,6 +94,7 @@ class Setting:
     is_signed: bool  # the request; else it is the client's own transaction
     deadline_s: int
     block_s: float
+    first_block_s: float  # the chain may be slow just now
     sampling_bps: int
     fails: int | None  # the task whose executor never answers
     registered_low: bool  # the model's price on chain is below the manifest's
@@ -103,15 +104,16 @@ def make_setting(seed: int, party: str) -> Setting:
     """Draw a setting. Mostly one member stands for all, as they hear the same: it is cheaper."""
     rng = random.Random(seed)
     shape, steps = rng.randrange(len(SHAPES)), rng.randint(1, 4)
-    tasks = len(SHAPES[shape])
+    tasks, block_s = len(SHAPES[shape]), rng.choice((1.0, 1.0, 2.0, 12.0))
     return Setting(
         members=4 if party == "member" or rng.random() < 0.15 else 1,
         shape=shape,
         steps=steps,
         used=steps if rng.random() < 0.7 else rng.randint(1, steps),
         is_signed=rng.random() < 0.5,
-        deadline_s=rng.choice(DEADLINES_S),
-        block_s=rng.choice((1.0, 1.0, 2.0, 12.0)),
+        deadline_s=rng.choice((SHORTEST_S, SHORTEST_S, 30, 120)),
+        block_s=block_s,
+        first_block_s=rng.uniform(0.2, block_s if rng.random() < 0.7 else 3 * block_s + 12),
         sampling_bps=rng.choice((10_000, 10_000, 5_000, 0)),
         fails=rng.randrange(tasks) if rng.random() < 0.2 else None,
         registered_low=rng.random() < 0.05,
@@ -158,7 +160,7 @@ class World:
         self._pending: list[Callable[[], None]] = []
         self._block = 1
         self.members = {identity.address: self._start(i) for i, identity in enumerate(self.identities)}
-        self.after(self.random.uniform(0.2, setting.block_s), self._mine)
+        self.after(setting.first_block_s, self._mine)
         self.after(0.5, self._tick)
 
     # ---- time -------------------------------------------------------------------------------
@@ -188,10 +190,15 @@ class World:
     # ---- messages ---------------------------------------------------------------------------
 
     def send(
-        self, sender: str, message: Message, deliver: Callable[[Message], None], via: str = ""
+        self,
+        sender: str,
+        message: Message,
+        deliver: Callable[[Message], None],
+        via: str = "",
+        again: Callable[[float], Message] | None = None,
     ) -> None:
         """Carry a message, or what the adversary makes of it, to its receiver."""
-        for delay_s, copy in self.adversary.send(sender, message, via):
+        for delay_s, copy in self.adversary.send(sender, message, via, again):
             self.after(delay_s + self.random.uniform(0.001, 0.005), partial(deliver, copy))
 
     def via_relay(self, node: str) -> str:
@@ -288,7 +295,8 @@ class World:
         if certificate is None:
             return
         self._note_certificate(certificate)
-        if self.certificates.setdefault(execution_id, certificate) is certificate:
+        if execution_id not in self.certificates:
+            self.certificates[execution_id] = certificate
             self.after(0.01, partial(self.certified, certificate))
 
     def _note_votes(self, account: str, message: Message) -> None:
