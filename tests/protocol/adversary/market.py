@@ -18,7 +18,7 @@ from tests.protocol.cheap_scheme import CheapScheme
 
 MIN_DEADLINE_S: Final = 5
 MAX_DEADLINE_S: Final = 600
-GRACE_S: Final = 60
+GRACE_S: Final = 300
 START_S: Final = 1_000_000
 
 Exposures = Sequence[tuple[str, int]]

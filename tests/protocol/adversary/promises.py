@@ -124,7 +124,9 @@ class _Settled:
 
     def is_paid(self, task: int) -> bool:
         verdict = self.verdicts.get(task)
-        return verdict is None or verdict.outcome not in {outcome.value for outcome in UNPAID}
+        unpaid = {outcome.value for outcome in UNPAID}
+        is_owed = verdict is None or verdict.outcome not in unpaid
+        return is_owed and self.paid[self.executors[task]] > 0
 
     def _check_pay(self) -> Iterator[str]:
         due: Counter[str] = Counter()
