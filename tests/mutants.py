@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
-COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests", "contracts/test/vectors")
+COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests")
+LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
 # Third parties, imported once: every mutant then runs in a fork that imports only our code.
 PRELOADED: Final = ("numpy", "pydantic", "pytest", "nacl.bindings", "coincurve", "web3", "aiohttp")
 
@@ -76,14 +77,14 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/chain_commitments.py",
         "if completion.steps != committed.steps:",
         "if False:",
-        f"{_TESTS}/settlement",
+        "tests/protocol/settlement/test_proof_of_sampling.py tests/protocol/settlement/test_settlement_transitions.py tests/protocol/settlement/test_commitments.py tests/protocol/settlement/test_draws.py tests/protocol/committee/test_member.py",
     ),
     Mutant(
         "steps of an end",
         f"{_SETTLEMENT}/proof_of_sampling.py",
         "if completion.end.end.steps != completion.steps:",
         "if False:",
-        f"{_TESTS}/settlement",
+        "tests/protocol/execution/test_ends.py tests/protocol/settlement/test_proof_of_sampling.py",
     ),
     Mutant(
         "paid steps",
@@ -155,7 +156,7 @@ MUTANTS: Final = (
         f"{_EXECUTION}/takeovers.py",
         "if plan.places and takeover.candidate < plan.places[takeover.task]:",
         "if False:",
-        f"{_TESTS}/settlement/test_stakes.py",
+        "tests/protocol/execution/test_takeovers.py",
     ),
     # ---- what executors and validators sign -----------------------------------------------------
     Mutant(
@@ -170,7 +171,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/chain_commitments.py",
         "if completion.root() != committed.root:",
         "if False:",
-        f"{_TESTS}/settlement",
+        "tests/protocol/settlement/test_proof_of_sampling.py tests/protocol/committee/test_member.py tests/protocol/settlement/test_commitments.py",
     ),
     Mutant(
         "tasks of a completion",
@@ -191,7 +192,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/edge_faults.py",
         "if end is None or (end.inputs and end.inputs[port] != claim.inputs[place]):",
         "if False:",
-        f"{_TESTS}/settlement/test_verdicts.py",
+        "tests/protocol/execution/test_ends.py",
     ),
     Mutant(
         "both ends of an edge",
@@ -212,14 +213,14 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/task_checks.py",
         "return answer.result if fixed == answer.result.root() else None",
         "return answer.result",
-        f"{_TESTS}/settlement",
+        "tests/protocol/settlement/test_task_checks.py",
     ),
     Mutant(
         "key of a result",
         f"{_SETTLEMENT}/settlement_state.py",
         "if entry.node == result.validator and entry.signing_key == signing_key:",
         "if entry.node == result.validator:",
-        f"{_TESTS}/settlement",
+        "tests/protocol/settlement/test_settlement_transitions.py tests/protocol/committee/test_member.py tests/protocol/settlement",
     ),
     Mutant(
         "validator of another operator",
@@ -305,7 +306,7 @@ MUTANTS: Final = (
         f"{_PLANNING}/plan_agreement.py",
         "if not is_same(certificate.plan.request, known.request):",
         "if False:",
-        f"{_TESTS}/planning/test_plan_agreement.py",
+        "tests/protocol/planning/test_plan_agreement.py",
     ),
     Mutant(
         "one signature per slot",
@@ -365,14 +366,14 @@ MUTANTS: Final = (
         "        for vote in (first, second):\n"
         "            self._context.check(vote.member, compute_vote_hash(vote), vote.signature)\n",
         "",
-        f"{_TESTS}/committee",
+        "tests/protocol/committee/test_member.py tests/protocol/committee",
     ),
     Mutant(
         "quorum of observations",
         "splitup/protocol/snapshots/observation_shares.py",
         "if len(observers) < context.view.quorum or any(",
         "if any(",
-        f"{_TESTS}/snapshots",
+        "tests/protocol/committee/test_member.py tests/protocol",
     ),
     Mutant(
         "signature of an observation",
@@ -381,7 +382,7 @@ MUTANTS: Final = (
         "        observation.once(Observation.canonical_bytes),\n"
         "        bytes.fromhex(share.signature[2:]),\n    )\n",
         "",
-        f"{_TESTS}/snapshots",
+        "tests/protocol/committee/test_member.py tests/protocol",
     ),
     Mutant(
         "more than f observers",
@@ -395,7 +396,7 @@ MUTANTS: Final = (
         "splitup/protocol/snapshots/liveness.py",
         "if node.record.signing_key != signing_key:",
         "if False:",
-        f"{_TESTS}",
+        "tests/protocol/committee/test_member.py tests/protocol/snapshots",
     ),
     Mutant(
         "age of a heartbeat",
@@ -452,28 +453,28 @@ MUTANTS: Final = (
         "oracle/splitup_oracle/gateway/access.py",
         "if entry.length_bytes > _UPLOAD_BYTES[kind]:",
         "if False:",
-        "tests/oracle/gateway",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
     ),
     Mutant(
         "digest of an upload",
         "oracle/splitup_oracle/gateway/access.py",
         "if entry.sha256 != match[kind]:",
         "if False:",
-        "tests/oracle/gateway",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
     ),
     Mutant(
         "author of a log",
         "oracle/splitup_oracle/gateway/access.py",
         "if write.task not in runs and not (write.task == CLIENT and is_client):",
         "if False:",
-        "tests/oracle/gateway",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
     ),
     Mutant(
         "length of a log",
         "oracle/splitup_oracle/gateway/access.py",
         "    if write.length_bytes > limit:",
         "    if False:",
-        "tests/oracle/gateway",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
     ),
     Mutant(
         "digest of a download",
@@ -530,8 +531,8 @@ def copy_tree() -> Iterator[Path]:
         for folder in COPIED:
             ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
             shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
-        for file in ("pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / file, root / file)
+        for part in LINKED:
+            (root / part).symlink_to(ROOT / part)
         yield root
 
 

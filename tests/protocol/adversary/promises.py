@@ -18,10 +18,22 @@ from tests.protocol.adversary.world import CLIENT, NODES, STAKE_MICRO_USDC, Worl
 
 LARGEST: Final = 700  # entries of a member's containers when nothing is open; honest runs: 150
 _DEPTH: Final = 7
+_UNPAID: Final = frozenset(outcome.value for outcome in UNPAID)
+# What docs/security.md says that remains: who breaks what, and words of the sentence that says so.
+REMAINS: Final = {
+    (
+        "executor",
+        "honest work is unpaid: a neighbour contradicts it, and is not paid either",
+    ): "Two\nneighbours that contradict each other both go unpaid",
+    (
+        "executor",
+        "honest work is unpaid: somebody did not commit",
+    ): "An executor that finishes and never commits",
+}
 
 
 def list_broken(world: World, parties: Parties) -> list[str]:
-    """Return the promises that this world broke, each in a sentence."""
+    """Return the promises that this world broke, each in a sentence, also those in ``REMAINS``."""
     found = [*_check_bonds(world), *_check_stakes(world), *_check_end(world)]
     for run in parties.runs.values():
         record = world.market.records.get(run.id)
@@ -32,7 +44,9 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         if record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
         elif world.adversary.party != "client" and run.told:
-            found.append("honest work is unpaid: an execution that nodes finished was refunded")
+            complete = record.agreed or len(record.own) >= record.executors > 0
+            why = "it was not settled" if complete else "somebody did not commit"
+            found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
 
 
@@ -124,20 +138,29 @@ class _Settled:
 
     def is_paid(self, task: int) -> bool:
         verdict = self.verdicts.get(task)
-        unpaid = {outcome.value for outcome in UNPAID}
-        is_owed = verdict is None or verdict.outcome not in unpaid
+        is_owed = verdict is None or verdict.outcome not in _UNPAID
         return is_owed and self.paid[self.executors[task]] > 0
 
     def _check_pay(self) -> Iterator[str]:
         due: Counter[str] = Counter()
         for task, node in enumerate(self.executors):
-            if node not in self.bad and (task, node) in self.run.work:
+            if node in self.bad or (task, node) not in self.run.work:
+                continue
+            verdict = self.verdicts.get(task)
+            if verdict is None or verdict.outcome not in _UNPAID:
                 due[node] += self.prices[task]
-                verdict = self.verdicts.get(task)
-                if not self.is_paid(task) and verdict is not None:
-                    yield f"honest work is unpaid: its task is {verdict.outcome}"
+            elif verdict.outcome == "contradicted" and self._has_unpaid_neighbour(task):
+                yield "honest work is unpaid: a neighbour contradicts it, and is not paid either"
+            else:
+                yield f"honest work is unpaid: its task is {verdict.outcome}"
         if any(self.paid[node] < amount for node, amount in due.items()):
             yield "honest work is unpaid"
+
+    def _has_unpaid_neighbour(self, task: int) -> bool:
+        """Return whether a task of the adversary next to this one is not paid."""
+        edges = [edge for edge in self.world.manifest.edges() if task in edge]
+        others = {end for edge in edges for end in edge} - {task}
+        return any(self.executors[o] in self.bad and not self.is_paid(o) for o in others)
 
     def _check_validators(self) -> Iterator[str]:
         for task, verdict in self.verdicts.items():
