@@ -111,27 +111,36 @@ def compute_zero_digest(length_bytes: int) -> bytes:
     return hashlib.sha256(bytes(length_bytes)).digest()
 
 
+NO_STEPS: Final = bytes(32)  # the digest of a port before its first step
+
+
+def extend_steps(before: bytes, digest: bytes) -> bytes:
+    """Return a port's digest after a step: that before the step, and the SHA-256 of its tensor."""
+    return hashlib.sha256(before + digest).digest()
+
+
 class StepsDigest:
-    """SHA-256 over the SHA-256 of every step's tensor, in order: a party's commitment to a port.
+    """A hash chain over the SHA-256 of every step's tensor: a party's commitment to a port.
 
     Frames and logs carry the digests of the steps already, so no tensor has to be read again. Steps
-    are separated: no bytes can be moved from one step to the next without changing the digest.
+    are separated: no bytes can be moved from one step to the next without changing the digest. Two
+    neighbouring values of the chain prove a step without the others.
     """
 
     def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+        self.value = NO_STEPS
 
     def add(self, digest: bytes) -> None:
         """Add the next step by the SHA-256 of its tensor."""
-        self._digest.update(digest)
+        self.value = extend_steps(self.value, digest)
 
     def add_tensor(self, data: bytes | memoryview) -> None:
         """Add the next step."""
         self.add(hashlib.sha256(data).digest())
 
     def hexdigest(self) -> str:
-        """Return the digest so far, 64 hexadecimal digits; without a step, that of no bytes."""
-        return self._digest.hexdigest()
+        """Return the digest so far, 64 hexadecimal digits."""
+        return self.value.hex()
 
 
 def is_zero(digest: bytes, length_bytes: int) -> bool:

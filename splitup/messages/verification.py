@@ -23,13 +23,15 @@ class Draw(Message):
     """The randomness that decides which tasks are verified, and by whom.
 
     It did not exist when executors committed to their outputs. ``executors`` are those responsible
-    for each task, by task; empty when they are the plan's.
+    for each task, by task; empty when they are the plan's. ``steps`` is the client's number of
+    steps, as 2f+1 members saw it signed: so many steps are verified and paid.
     """
 
     execution_id: Bytes32Field
     block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
     executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
     signature: HexField  # threshold BLS signature over the above
     seed: Bytes32Field
 
@@ -45,7 +47,11 @@ class VerificationOrder(Message):
     draw: Draw
     snapshot: OpenedSnapshot
     task: TaskField
-    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps to recompute."""
+        return self.draw.steps
 
     @property
     def executors(self) -> tuple[str, ...]:

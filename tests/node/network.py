@@ -17,6 +17,7 @@ from splitup_node.worker.worker_pool import Workers
 
 from splitup.core import limits
 from splitup.core.errors import StorageUnavailable
+from splitup.core.tensors import extend_steps
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
@@ -305,12 +306,16 @@ class TestClient:
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
         self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
+        # what the nodes signed for all steps up to one, by execution and step
+        self.totals: dict[tuple[str, int], str] = {}
 
     def _on_frame(self, link: Link, data: bytes) -> None:
         if decode_chunk(data) is not None:
             return
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:
+            total = extend_steps(frame.before, frame.digest).hex()
+            assert self.totals.setdefault((frame.execution_id, frame.step), total) == total
             (self.direct if frame.direct else self.outputs).put_nowait(frame)
         elif frame.kind is FrameKind.ERROR:
             self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))

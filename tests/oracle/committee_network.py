@@ -168,7 +168,6 @@ class Node:
         completion = Completion(
             execution_id=execution_id,
             node=self.identity.address,
-            steps=certificate.plan.request.steps,
             tasks=entries,
             salt="0x" + digest("salt"),
             end=sign_end(CLIENT, End(execution_id=execution_id, steps=STEPS, inputs=())),
@@ -179,8 +178,8 @@ class Node:
         commitment = ExecutorCommitment(
             execution_id=execution_id,
             node=completion.node,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
         )
         self.spawn(herald.spread(api.EXECUTOR_COMMITMENT, commitment, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)

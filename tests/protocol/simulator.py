@@ -116,7 +116,7 @@ class Node:
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
-    hides_end: bool = False  # shows none of the client's
+    states_other_steps: bool = False  # by its own commitment on chain
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
@@ -603,11 +603,10 @@ class Simulation:
         completion = Completion(
             execution_id=execution_id,
             node=node.address,
-            steps=steps,
             tasks=entries,
             takeovers=() if node.forgets_takeovers else takeovers,
             salt="0x" + digest("salt", execution_id, 0),
-            end=None if node.hides_end else self._sign_end(certificate.plan, entries[0].task),
+            end=self._sign_end(certificate.plan, entries[0].task),
         )
         if takeovers:
             told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
@@ -634,7 +633,7 @@ class Simulation:
                 ev.CompletionCommitted(
                     execution_id,
                     node.address,
-                    steps,
+                    completion.steps - node.states_other_steps,
                     completion.root(),
                     f"0x{self.block:064x}",
                     exposure,
@@ -659,8 +658,8 @@ class Simulation:
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=node.address,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
         )
         for place, account in enumerate(self.members):
             told = commitment
@@ -685,12 +684,8 @@ class Simulation:
         sent = digest("in", execution_id)
         said = {"two-faced": digest("in", task), "false": digest("in", "other")}
         inputs = () if self.client == "hasty" else (said.get(self.client, sent),)
-        end = End(
-            execution_id=execution_id,
-            steps=plan.request.steps,
-            inputs=inputs * len(self.manifest.inputs),
-        )
-        return sign_end(CLIENT_IDENTITY, end)
+        inputs *= len(self.manifest.inputs)
+        return make_signed_end(execution_id, plan.request.steps, inputs=inputs)
 
     def _sign_takeovers(self, plan: Plan, tasks: Sequence[int]) -> tuple[SignedTakeover, ...]:
         executors, execution_id = self.find_executors(plan), plan.request.execution_id
@@ -899,6 +894,12 @@ def digest(*parts: object) -> str:
     import hashlib
 
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def make_signed_end(
+    execution_id: str, steps: int, client: Identity = CLIENT_IDENTITY, inputs: tuple[str, ...] = ()
+) -> SignedEnd:
+    return sign_end(client, End(execution_id=execution_id, steps=steps, inputs=inputs))
 
 
 def read_result(token: str) -> tuple[VerificationResult, str]:

@@ -164,8 +164,8 @@ class Reporter:
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=completion.node,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
             takeovers=completion.takeovers,
         )
         give_up_s = report.give_up_s

@@ -179,8 +179,6 @@ def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int,
         raise PeerFault(f"{where}: the draw is for another execution")
     if len(plan.tasks) != len(manifest.tasks) or order.task >= len(plan.tasks):
         raise PeerFault(f"{where}: the model has no such task")
-    if order.steps > request.steps:
-        raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
     if not plan.has_candidates(draw.executors):
         raise PeerFault(f"{where}: the draw does not name a candidate for every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):

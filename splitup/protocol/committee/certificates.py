@@ -27,7 +27,7 @@ from splitup.messages.verification import Draw
 
 RANDOMNESS_DOMAIN: Final = b"splitup/randomness/v1"  # of every threshold-BLS signature
 _PLAN_TAG: Final = keccak(b"splitup/plan-seed/v1")
-_DRAW_TAG: Final = b"splitup/draw-seed/v1"
+_DRAW_TAG: Final = b"splitup/draw-seed/v2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,14 @@ def draw_alpha(
     execution_id: str,
     block_hash: str,
     commitments: Sequence[tuple[str, str]],
-    executors: Sequence[str] = (),
+    executors: Sequence[str],
+    steps: int,
 ) -> bytes:
     """Return what the committee signs to draw verifications.
 
     ``commitments`` are (node, root) sorted by node; ``block_hash`` is of the block with the last
-    one. ``executors`` answer for the tasks; empty when they are the plan's.
+    one. ``executors`` answer for the tasks; empty when they are the plan's. ``steps`` is the
+    client's number of steps: the signature is what proves it to validators.
     """
     return _DRAW_TAG + encode_canonical(
         {
@@ -96,6 +98,7 @@ def draw_alpha(
             "commitments": [list(entry) for entry in commitments],
             "execution_id": execution_id,
             "executors": list(executors),
+            "steps": steps,
         }
     )
 
@@ -135,7 +138,9 @@ def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> N
         raise PeerFault(f"draw of {draw.execution_id} does not list its commitments sorted by node")
     if draw.executors and sorted(set(draw.executors)) != nodes:
         raise PeerFault(f"draw of {draw.execution_id} is not over its executors' commitments")
-    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments, draw.executors)
+    alpha = draw_alpha(
+        draw.execution_id, draw.block_hash, draw.commitments, draw.executors, draw.steps
+    )
     _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
 
 

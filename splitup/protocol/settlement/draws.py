@@ -81,6 +81,7 @@ class DrawAgreement:
                 block_hash=drawing.basis.block_hash,
                 commitments=drawing.basis.commitments,
                 executors=drawing.basis.executors,
+                steps=drawing.basis.steps,
                 signature=drawing.collector.signature,
                 seed=drawing.collector.seed,
             )

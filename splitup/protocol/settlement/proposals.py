@@ -41,7 +41,7 @@ class Proposals:
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
-        settlement = self._compute(state, phase.verification)
+        settlement = self._compute(phase.verification)
         settlement_hash = quorum.settlement_hash(settlement)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
@@ -112,13 +112,13 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _compute(self, state: SettlementState, verification: Verification) -> quorum.Settlement:
+    def _compute(self, verification: Verification) -> quorum.Settlement:
         verdicts = verification.list_verdicts()
-        executors, commitments = verification.executors, state.get_commitments()
+        executors = verification.executors
         terms = compute_settlement(
             verification.context.plan,
             verification.context.manifest,
-            min(commitments[node].steps for node in executors),
+            verification.draw.steps,
             set(executors) - verification.completions.keys(),
             verdicts,
             self._economics,

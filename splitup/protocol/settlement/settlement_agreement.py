@@ -399,6 +399,7 @@ class SettlementAgreement:
             return
         state.add_takeovers(before.collected.takeovers.values())
         state.collected.by_node |= before.collected.by_node
+        state.collected.steps |= before.collected.steps
         state.early.completions |= before.early.completions
         if before.verification is not None:
             state.early.completions |= before.verification.completions

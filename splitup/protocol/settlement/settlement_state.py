@@ -15,13 +15,19 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    SignedEnd,
+    SignedTakeover,
+)
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
+from splitup.protocol.execution.ends import check_end
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
@@ -117,6 +123,7 @@ class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
     by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
@@ -230,14 +237,15 @@ class SettlementState:
 
         Of several candidates of a task that committed, the highest one counts.
         """
-        if self.certificate is None:
+        steps = self.find_steps()
+        if self.certificate is None or steps is None:
             return None
         plan, commitments = self.certificate.plan, self.collected.by_node
         executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
         if executors is None:
             return None
-        ordered = tuple(commitments[node] for node in sorted(set(executors)))
-        return AgreedCommitments(ordered, () if executors == plan.executors() else executors)
+        ordered = tuple((node, commitments[node].root) for node in sorted(set(executors)))
+        return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
 
     def find_basis(self) -> DrawBasis | None:
         """Return what the draw is over, once commitments on chain cover every task, or None.
@@ -248,10 +256,12 @@ class SettlementState:
             return None
         planned, executors = self.certificate.plan.executors(), self._find_own_executors()
         if executors is not None:
-            return make_basis(planned, executors, self.chain.own)
-        if self.chain.agreement is not None:
-            executors = self.chain.agreement.executors or planned
-            return make_basis(planned, executors, self.chain.bound)
+            steps = self.find_steps()
+            return None if steps is None else make_basis(planned, executors, self.chain.own, steps)
+        agreement = self.chain.agreement
+        if agreement is not None:
+            executors = agreement.executors or planned
+            return make_basis(planned, executors, self.chain.bound, agreement.steps)
         return None
 
     def _find_own_executors(self) -> tuple[str, ...] | None:
@@ -269,6 +279,27 @@ class SettlementState:
         exposures = self.get_exposures(executors)
         covered = all(own[node].exposure_micro_usdc >= amount for node, amount in exposures)
         return executors if exposures and covered else None
+
+    def add_end(self, signed: SignedEnd) -> None:
+        """Keep the client's number of steps; ignored once there is a draw, which fixes it.
+
+        Raises PeerFault, BadSignature for what the client did not sign, or without any step.
+        """
+        steps = signed.end.steps
+        if self.certificate is None or self.verification is not None:
+            return
+        check_end(signed, self.certificate.plan)
+        if not steps:
+            raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
+        self.collected.steps.add(steps)
+
+    def find_steps(self) -> int | None:
+        """Return the client's number of steps; None while it is unknown, or if it signed several.
+
+        A client that signs several gets no draw, as if it had signed none: nobody else can choose
+        between them without taking somebody's pay (ADR 25).
+        """
+        return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Keep who may answer for tasks; ignored once there is a draw.

@@ -126,7 +126,7 @@ def _start_verifying(
         event.place,
         late_from=event.now + tuning.GOSSIP_RETRY_S / 2,
         attestations=state.attestations,
-        checks=_make_checks(state, context, draw, executors),
+        checks=_make_checks(context, draw, executors, state.economics.sampling_bps),
     )
     for commitment in state.early.validator_commitments.values():
         verification.add_validator_commitment(commitment)
@@ -138,17 +138,16 @@ def _start_verifying(
 
 
 def _make_checks(
-    state: SettlementState, context: PlanContext, draw: Draw, executors: tuple[str, ...]
+    context: PlanContext, draw: Draw, executors: tuple[str, ...], sampling_bps: int
 ) -> dict[int, TaskCheck]:
-    commitments = state.find_bound_by(draw, context.certificate)
     checks = {}
     tasks = len(context.manifest.tasks)
-    for task in get_sampled_tasks(draw, tasks, state.economics.sampling_bps):
+    for task in get_sampled_tasks(draw, tasks, sampling_bps):
         ranked = rank_validators(
             draw.seed, task, context.plan, context.snapshot, context.manifest, executors
         )
         asked = tuple(ranked[: limits.MAX_ASKED])
-        checks[task] = TaskCheck(task, asked, commitments[executors[task]].steps)
+        checks[task] = TaskCheck(task, asked, draw.steps)
     return checks
 
 

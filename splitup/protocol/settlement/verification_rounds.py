@@ -128,12 +128,14 @@ class VerificationRounds:
         attestations = verification.attestations
         commands: list[Command] = []
         if commitment is None:
-            if executor not in verification.list_withheld():
+            if verification.has_other_steps(check.task):
+                outcome = Outcome.CONTRADICTED
+            elif executor in verification.list_withheld():
+                outcome = Outcome.WITHHELD
+            else:
                 return []
             heard = check.get_heard(attestations)
-            verdict = Verdict(
-                check.task, Outcome.WITHHELD, tuple(r.validator for r in heard[:1]), ()
-            )
+            verdict = Verdict(check.task, outcome, tuple(r.validator for r in heard[:1]), ())
         else:
             if not check.is_heard(attestations, commitment):
                 return []
@@ -221,7 +223,6 @@ def _make_order(
         draw=verification.draw,
         snapshot=open_snapshot(verification.context.snapshot, (executors[check.task], *validators)),
         task=check.task,
-        steps=check.steps,
     )
 
 

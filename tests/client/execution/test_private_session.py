@@ -20,7 +20,7 @@ from splitup_deploy.uncut_model import load_reference
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.core.errors import ExecutionFailed, InvalidInput
-from splitup.core.tensors import array_to_bytes
+from splitup.core.tensors import StepsDigest, array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.messages import api
 from splitup.messages.base import CLIENT
@@ -54,6 +54,7 @@ class WholeNode:
         self.waiting: dict[int, dict[str, bytes]] = {}
         self.acceptor = LinkAcceptor(parties.nodes[0].address, self.on_frame)
         self.ends: list[int] = []
+        self.sent: dict[tuple[int, int], StepsDigest] = {}
 
     def on_frame(self, link: Link, data: bytes) -> None:
         self.seen.append(data)
@@ -75,9 +76,16 @@ class WholeNode:
         if len(inputs) == len(self.model.inputs):
             results = self.model.step(self.states, inputs)
             for port in self.model.manifest.outputs:
+                before = self.sent.setdefault((port.task, port.port), StepsDigest())
                 answer = make_tensor_frame(
-                    frame.execution_id, port.task, port.port, frame.step, results[port.name]
+                    frame.execution_id,
+                    port.task,
+                    port.port,
+                    frame.step,
+                    results[port.name],
+                    before=before.value,
                 )
+                before.add_tensor(results[port.name])
                 link.send(seal_frame(self.parties.nodes[0], answer))
 
 

@@ -129,8 +129,10 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
         assert entries[task].inputs == entries[task - 1].outputs
     last = entries[TASKS - 1]
     assert last.inputs == (entries[0].inputs[0], entries[TASKS - 2].outputs[0])
+    execution_id = certificate.plan.request.execution_id
+    assert pair.client.totals[execution_id, 4] == last.outputs[0], "the last frame signs all steps"
     author = certificate.plan.executors()[-1]
-    stored = await read_log(pair.store, certificate.plan.request.execution_id, TASKS - 1, 0, author)
+    stored = await read_log(pair.store, execution_id, TASKS - 1, 0, author)
     assert stored == [result.tobytes() for result in results]
     traces = [await pair.client.traces.get() for _ in pair.nodes]
     spans = {(span.task, span.step) for trace in traces for span in trace.spans}

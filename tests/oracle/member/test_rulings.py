@@ -74,9 +74,7 @@ class Court:
         draws = (network.committee.draw(certificate.plan, nonce) for nonce in range(1000))
         draw = next(d for d in draws if TASK in get_sampled_tasks(d, 3, 800))
         shown = open_snapshot(snapshot, [chosen[TASK]])
-        return VerificationOrder(
-            certificate=certificate, draw=draw, snapshot=shown, task=TASK, steps=STEPS
-        )
+        return VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=TASK)
 
     async def write(self, certificate: PlanCertificate, task: int, tensors: np.ndarray) -> None:
         """Write the log of a task's output, as its executor."""

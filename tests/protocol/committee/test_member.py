@@ -34,6 +34,7 @@ from tests.protocol.simulator import (
     VERIFY_NONE,
     Network,
     Simulation,
+    make_signed_end,
     read_result,
     settle,
     start,
@@ -352,7 +353,11 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
         if name == executor
     )
     completion = Completion(
-        execution_id=execution_id, node=executor, steps=4, tasks=entries, salt="0x" + "55" * 32
+        execution_id=execution_id,
+        node=executor,
+        tasks=entries,
+        salt="0x" + "55" * 32,
+        end=make_signed_end(execution_id, 4),
     )
     member, key = simulation.members[account], node.identity.signing_key_hex
     block_hash = "0x" + "01" * 32

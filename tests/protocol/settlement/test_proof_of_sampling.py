@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.core.errors import InvalidInput, PeerFault
-from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.completions import Completion, End, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling, VerificationResult
+from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
@@ -34,10 +35,13 @@ from tests.builders import (
     make_request,
     make_snapshot,
 )
+from tests.protocol.committees import make_identity
 
 TASKS, STEPS = 4, 4
 MANIFEST = make_chain_manifest(TASKS)
-PLAN = compute_plan(make_request(STEPS), f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
+CLIENT = make_identity(77)
+REQUEST = make_request(STEPS).model_copy(update={"client_key": CLIENT.signing_key_hex})
+PLAN = compute_plan(REQUEST, f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
 ECONOMICS = Economics(sampling_bps=800, reward_milli=1200, slash_milli=100_000)
 GOOD, BAD, WORSE, IN = "a" * 64, "b" * 64, "c" * 64, "1" * 64
 V1, V2, V3, V4 = (f"0x{n:040x}" for n in (101, 102, 103, 104))
@@ -69,13 +73,14 @@ def completions(plan: Plan = PLAN, steps: int = STEPS) -> dict[str, Completion]:
     found: dict[str, list[TaskCommitment]] = {}
     for task, executor in enumerate(plan.executors()):
         found.setdefault(executor, []).append(commitment(task))
+    end = End(execution_id=plan.request.execution_id, steps=steps, inputs=())
     return {
         node: Completion(
             execution_id=plan.request.execution_id,
             node=node,
-            steps=steps,
             tasks=tuple(tasks),
             salt="0x" + "5" * 64,
+            end=sign_end(CLIENT, end),
         )
         for node, tasks in found.items()
     }
@@ -269,7 +274,7 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     check_completion(completion, PLAN, MANIFEST, completion.root())
     with pytest.raises(PeerFault, match="does not match the root"):
         check_completion(completion, PLAN, MANIFEST, "0x" + "0" * 64)
-    longer = completion.model_copy(update={"steps": STEPS + 1})
+    longer = completions(steps=STEPS + 1)[completion.node]
     with pytest.raises(PeerFault, match="more steps"):
         check_completion(longer, PLAN, MANIFEST, longer.root())
     less = completion.model_copy(update={"tasks": ()})

@@ -55,6 +55,7 @@ def make_draw(state: SettlementState) -> transitions.DrawMade:
         block_hash=basis.block_hash,
         commitments=basis.commitments,
         executors=basis.executors,
+        steps=basis.steps,
         signature="0x" + "01" * 48,
         seed="0x" + "02" * 32,
     )

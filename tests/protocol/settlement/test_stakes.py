@@ -10,7 +10,14 @@ from splitup.core import limits
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import compute_penalty
 from splitup.protocol.settlement.settlement_state import Committing
-from tests.protocol.simulator import VERIFY_ALL, VERIFY_NONE, Simulation, settle, start
+from tests.protocol.simulator import (
+    VERIFY_ALL,
+    VERIFY_NONE,
+    Simulation,
+    make_signed_end,
+    settle,
+    start,
+)
 
 PENALTY = compute_penalty(10 * 4, VERIFY_NONE)  # S of one task over four steps
 
@@ -67,7 +74,10 @@ def test_an_own_commitment_that_locks_too_little_is_none() -> None:
         node.withholds_commitment = True  # they commit by themselves
         node.underlocks = True
     execution_id = simulation.request(steps=4, deadline_s=30)
-    simulation.run(20)
+    simulation.run(10)
+    for member in simulation.members.values():
+        member._settlements._states[execution_id].add_end(make_signed_end(execution_id, 4))
+    simulation.run(10)
     assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
     assert execution_id not in simulation.chain.settlements
     for member in simulation.members.values():
