@@ -28,6 +28,7 @@ from splitup.crypto.quorum import compute_execution_id
 from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import serve_app
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (
     BlockSeen,
     HeartbeatReceived,
@@ -55,7 +56,14 @@ class Absorber:
 
     def __init__(self) -> None:
         identities, view = make_committee()
-        self.machine = CommitteeMember(identities[0], view, VERIFY_NONE, read_result, grace_s=60)
+        self.machine = CommitteeMember(
+            identities[0],
+            view,
+            VERIFY_NONE,
+            read_result,
+            grace_s=60,
+            signing_guard=SigningGuard(),
+        )
         self.machine.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
         self.beats = 0
 

@@ -169,6 +169,7 @@ EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's minimum: a signed request may wait for some blocks
+    10  # beyond the chain's minimum: a signed request may wait for some blocks …
 )
+SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # … and at least these: head, a full block, its own
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

@@ -173,6 +173,8 @@ MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their pl
 
 # ---- committee ---------------------------------------------------------------------------------
 
+MAX_SIGNED: Final = 262_144  # slots that a member signed for, ≈ 250 B each; then it signs no more
+SIGNED_MARGIN_S: Final = 1_800  # a closed slot is kept this long: REORG_BLOCKS of Ethereum, doubled
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet

@@ -49,6 +49,7 @@ from splitup.protocol.committee.certificates import (
     check_draw,
     compute_plan_hash,
 )
+from splitup.protocol.committee.context import SIGNED, SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
@@ -252,7 +253,9 @@ class Simulation:
             self.economics,
             read_result,
             grace_s=GRACE_S,
-            signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            signing_guard=SigningGuard(
+                {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]
+            ),
             signed_requests=[
                 SignedRequest.from_value(v)
                 for (kind, _), v in journal.items()
@@ -400,6 +403,7 @@ class Simulation:
             case cmd.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id,
+                    command.request.hash(),
                     command.plan_root,
                     bls.compute_seed(command.seed_signature),
                     command.executors,
