@@ -134,7 +134,11 @@ class Market:
     def _accept_plan(self, command: cmd.SubmitPlan) -> None:
         seed = self._scheme.compute_seed(command.seed_signature)
         struct = quorum.plan_struct_hash(
-            command.execution_id, command.plan_root, seed, command.executors
+            command.execution_id,
+            command.request.hash(),
+            command.plan_root,
+            seed,
+            command.executors,
         )
         self._check_quorum(struct, command.signatures)
         request = command.request
@@ -146,6 +150,7 @@ class Market:
             self._emit(ev.RequestSeen(request))
         else:
             record = self._require(command.execution_id, "requested")
+            _require(record.request.hash() == request.hash(), "RecordMismatch")
             _require(self.now_s < record.request.deadline, "DeadlinePassed")
         record.status, record.executors = "planned", command.executors
         self._emit(ev.PlanAccepted(command.execution_id, command.plan_root))

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
+from splitup.core.tensors import NO_STEPS, extend_steps
 from splitup.crypto import quorum
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
@@ -33,6 +34,7 @@ from splitup.messages.completions import (
     Takeovers,
     TaskCommitment,
 )
+from splitup.messages.frames import Frame, FrameKind, Seal, make_delivery
 from splitup.messages.plans import Plan, PlanCertificate, Request, SignedRequest
 from splitup.messages.verification import (
     Ruling,
@@ -324,7 +326,7 @@ class Parties:
 
     def _end(self, run: Run, sent: Tensors) -> None:
         """Tell every executor that no step follows, and what was sent."""
-        end = self.make_end(run, sent)
+        end = self._make_end(run, sent)
         signed = sign_end(CLIENT, end)
         for node in sorted(set(run.executors.executors)):
             self.world.send(
@@ -334,8 +336,26 @@ class Parties:
                 self.world.via_relay(node),
             )
 
-    def make_end(self, run: Run, sent: Tensors) -> End:
-        return End(execution_id=run.id, steps=len(sent), inputs=(digest_all(sent),))
+    def _make_end(self, run: Run, sent: Tensors) -> End:
+        """Return what was sent, and what was received under its producers' signatures.
+
+        A producer that signs something else than it sends does not deliver: it is replaced.
+        """
+        deliveries = tuple(
+            make_signed_delivery(
+                BY_ADDRESS[run.executors.executors[port.task]],
+                run.id,
+                port.task,
+                run.received[port.task],
+            )
+            for port in self.world.manifest.outputs
+        )
+        return End(
+            execution_id=run.id,
+            steps=len(sent),
+            inputs=(digest_all(sent),),
+            outputs=deliveries,
+        )
 
     def _take_end(self, run: Run, node: str, signed: Message) -> None:
         """Commit to what was computed if the client's end fits it."""
@@ -343,7 +363,7 @@ class Parties:
         if node in run.told:
             return
         try:
-            check_end(signed, run.plan, self.world.manifest)
+            check_end(signed, run.plan)
         except PeerFault:
             return
         own = [t for t, executor in enumerate(run.executors.executors) if executor == node]
@@ -354,7 +374,6 @@ class Parties:
         completion = Completion(
             execution_id=run.id,
             node=node,
-            steps=signed.end.steps,
             tasks=tuple(self._commit_to(run, task, node) for task in own),
             takeovers=takeovers,
             salt="0x" + digest("salt", run.id, node),
@@ -386,8 +405,8 @@ class Parties:
         commitment = ExecutorCommitment(
             execution_id=run.id,
             node=node,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
             takeovers=completion.takeovers,
         )
         world.tell_members(node, commitment, lambda m: ev.ExecutorCommitmentReceived(m, key))
@@ -478,7 +497,7 @@ class Parties:
         if run is None or (order.task, node) in run.ordered:
             return
         check_order(order, self.world, node)
-        steps = get_order_steps(order)
+        steps = order.steps
         run.ordered[order.task, node] = steps
         found = self._replay(run, order.task, order.executors, steps, node)
         error = "" if found is not None else "its inputs are not in the store"
@@ -541,7 +560,7 @@ class Parties:
         """Return what a member gets for a disputed task."""
         order = command.order
         run = self.runs[order.draw.execution_id]
-        steps, missing, short = get_order_steps(order), [], False
+        steps, missing, short = order.steps, [], False
         for source, _ in get_sources(self.world.manifest, order.task):
             tensors = self._fetch(run, source, order.executors, member)
             if tensors is None or len(tensors) < steps:
@@ -568,8 +587,8 @@ def check_order(order: VerificationOrder, world: World, node: str) -> None:
     plan, draw = order.certificate.plan, order.draw
     if draw.execution_id != plan.request.execution_id or order.task >= len(plan.tasks):
         raise PeerFault("another execution, or no such task")
-    if get_order_steps(order) > plan.request.steps or not plan.has_candidates(draw.executors):
-        raise PeerFault("more steps than were paid for, or strangers")
+    if not plan.has_candidates(draw.executors):
+        raise PeerFault("the draw names strangers")
     if not is_sampled(draw.seed, order.task, world.economics.sampling_bps):
         raise PeerFault("the draw does not pick this task")
     task_id = world.manifest.tasks[order.task].task_id
@@ -578,11 +597,6 @@ def check_order(order: VerificationOrder, world: World, node: str) -> None:
         raise PeerFault("not among its validators")
     check_certificate(order.certificate, world.full_view, CHEAP)
     check_draw(draw, world.full_view, CHEAP)
-
-
-def get_order_steps(order: VerificationOrder) -> int:
-    """Return how many steps an order is about."""
-    return order.steps
 
 
 def _sign_result(identity: Identity, result: Message) -> ev.VerificationResultReceived:
@@ -604,7 +618,31 @@ def digest(*parts: object) -> str:
 @lru_cache(4_096)
 def digest_all(tensors: Tensors) -> str:
     """Return the digest of a port over all its steps."""
-    return hashlib.sha256("".join(tensors).encode()).hexdigest()
+    return _extend(tensors).hex()
+
+
+def _extend(tensors: Tensors) -> bytes:
+    total = NO_STEPS
+    for tensor in tensors:
+        total = extend_steps(total, bytes.fromhex(tensor))
+    return total
+
+
+def make_signed_delivery(node: Identity, execution_id: str, task: int, sent: Tensors) -> str:
+    """Return what a producer signs with the last output that it sends to the client."""
+    frame = Frame(
+        kind=FrameKind.TENSOR,
+        execution_id=execution_id,
+        task=task,
+        port=0,
+        step=len(sent) - 1,
+        digest=bytes.fromhex(sent[-1]),
+        length=4,
+        payload=b"",
+        before=_extend(sent[:-1]),
+    )
+    signed = frame.signed_bytes()
+    return make_delivery(Seal(signed, node.sign_raw(signed)))
 
 
 @lru_cache(4_096)

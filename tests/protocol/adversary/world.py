@@ -24,7 +24,9 @@ from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.equivocation import get_slot
 from splitup.protocol.committee.peer_messages import PlanCertified, PlanVote
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import make_manifest
@@ -228,6 +230,7 @@ class World:
             self.economics,
             read_result,
             grace_s=GRACE_S,
+            signing_guard=SigningGuard(),
             snapshots=[self.snapshot],
             scheme=CHEAP,
         )
@@ -302,14 +305,23 @@ class World:
     def _note_votes(self, account: str, message: Message) -> None:
         """Remember under which plans members put their names: two for one id cost the bond."""
         if isinstance(message, PlanVote) and message.member == account:
-            self.plan_votes[account, message.execution_id].add(message.root)
+            self.plan_votes[account, get_slot(message)].add(message.root)
         if isinstance(message, PlanCertified):
             self._note_certificate(message.certificate)
 
     def _note_certificate(self, certificate: PlanCertificate) -> None:
         plan = certificate.plan
+        unsigned = PlanVote(
+            execution_id=plan.request.execution_id,
+            request_hash=plan.request.hash(),
+            root=plan.root(),
+            seed=plan.seed,
+            executors=len(set(plan.executors())),
+            member=certificate.signatures[0].member,
+            signature=certificate.signatures[0].signature,
+        )
         for entry in certificate.signatures:
-            self.plan_votes[entry.member, plan.request.execution_id].add(plan.root())
+            self.plan_votes[entry.member, get_slot(unsigned)].add(plan.root())
 
     # ---- the chain --------------------------------------------------------------------------
 
