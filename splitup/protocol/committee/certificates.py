@@ -143,6 +143,8 @@ def _check_plan(plan: Plan) -> None:
     for index, candidates in enumerate(plan.tasks):
         if not candidates or len(set(candidates)) != len(candidates):
             raise PeerFault(f"{where} names no node, or one twice, for task {index}")
+    if plan.terms and len(plan.terms) != len(plan.tasks):
+        raise PeerFault(f"{where} does not state the terms of every task")
     if plan.places and (
         len(plan.places) != len(plan.tasks)
         or any(place >= len(nodes) for place, nodes in zip(plan.places, plan.tasks, strict=True))

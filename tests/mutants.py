@@ -1,0 +1,611 @@
+"""Takes out each protection of docs/security.md in a copy of the code, and shows that its test fails.
+
+    python -m tests.mutants            # all; a table: protection, test, killed or not, seconds
+    python -m tests.mutants --quick    # those whose test takes less than a second
+    python -m tests.mutants NAME …     # these
+
+A protection is a piece of text that stands exactly once in its file, and what the code would say
+without it. A line that has moved or changed is an error here: say where it is now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests")
+LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
+# Third parties, imported once: every mutant then runs in a fork that imports only our code.
+PRELOADED: Final = ("numpy", "pydantic", "pytest", "nacl.bindings", "coincurve", "web3", "aiohttp")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One protection: ``text`` in ``path`` becomes ``without``, and ``test`` must fail."""
+
+    name: str
+    path: str
+    text: str
+    without: str
+    test: str
+    is_quick: bool = True
+
+
+_SETTLEMENT: Final = "splitup/protocol/settlement"
+_PLANNING: Final = "splitup/protocol/planning"
+_COMMITTEE: Final = "splitup/protocol/committee"
+_EXECUTION: Final = "splitup/protocol/execution"
+_TESTS: Final = "tests/protocol"
+
+MUTANTS: Final = (
+    # ---- price, steps, deadline -----------------------------------------------------------------
+    Mutant(
+        "price of a request",
+        f"{_PLANNING}/plan_agreement.py",
+        "            _check_price(request, manifest)\n",
+        "",
+        f"{_TESTS}/planning/test_plan_agreement.py",
+    ),
+    Mutant(
+        "price of a task",
+        "splitup/chain/models.py",
+        'model["dagRoot"] == compute_dag_root(manifest)',
+        "True",
+        "tests/chain/test_models.py",
+        is_quick=False,
+    ),
+    Mutant(
+        "steps of a commitment",
+        f"{_SETTLEMENT}/commitments.py",
+        "if commitment.steps > state.request.steps:",
+        "if False:",
+        f"{_TESTS}/settlement/test_commitments.py",
+    ),
+    Mutant(
+        "steps of a completion",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.steps != committed.steps:",
+        "if False:",
+        "tests/protocol/settlement/test_proof_of_sampling.py tests/protocol/settlement/test_settlement_transitions.py tests/protocol/settlement/test_commitments.py tests/protocol/settlement/test_draws.py tests/protocol/committee/test_member.py",
+    ),
+    Mutant(
+        "steps of an end",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "if completion.end.end.steps != completion.steps:",
+        "if False:",
+        "tests/protocol/execution/test_ends.py tests/protocol/settlement/test_proof_of_sampling.py",
+    ),
+    Mutant(
+        "paid steps",
+        f"{_EXECUTION}/ends.py",
+        "if end.steps > request.steps:",
+        "if False:",
+        f"{_TESTS}/execution/test_ends.py",
+    ),
+    Mutant(
+        "deadline of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if request.deadline <= timestamp_s:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    # ---- what the client signs ------------------------------------------------------------------
+    Mutant(
+        "signature of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if signer != request.client:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    Mutant(
+        "id of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if request.execution_id != compute_execution_id(*place):",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    Mutant(
+        "balance behind a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if event.balance_micro_usdc < request.max_price_micro_usdc:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    Mutant(
+        "frozen balance",
+        f"{_PLANNING}/signed_requests.py",
+        "if event.frozen_until <= request.deadline:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    Mutant(
+        "one signed request at a time",
+        f"{_PLANNING}/signed_requests.py",
+        "if live is not None and live.request != request:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py",
+    ),
+    Mutant(
+        "signature of an end",
+        f"{_EXECUTION}/ends.py",
+        "    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))\n",
+        "",
+        f"{_TESTS}/execution/test_ends.py",
+    ),
+    Mutant(
+        "signature of a takeover",
+        f"{_EXECUTION}/takeovers.py",
+        "    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))\n"
+        "    return plan",
+        "    return plan",
+        f"{_TESTS}/execution/test_takeovers.py",
+    ),
+    Mutant(
+        "candidate of a takeover",
+        f"{_EXECUTION}/takeovers.py",
+        "if plan.places and takeover.candidate < plan.places[takeover.task]:",
+        "if False:",
+        "tests/protocol/execution/test_takeovers.py",
+    ),
+    # ---- what executors and validators sign -----------------------------------------------------
+    Mutant(
+        "key of a commitment",
+        f"{_SETTLEMENT}/commitments.py",
+        "if plan.node_of(commitment.node).signing_key != signing_key:",
+        "if False:",
+        f"{_TESTS}/settlement/test_commitments.py",
+    ),
+    Mutant(
+        "root of a completion",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.root() != committed.root:",
+        "if False:",
+        "tests/protocol/settlement/test_proof_of_sampling.py tests/protocol/committee/test_member.py tests/protocol/settlement/test_commitments.py",
+    ),
+    Mutant(
+        "tasks of a completion",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "if not own.issubset(covered):",
+        "if False:",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py",
+    ),
+    Mutant(
+        "right to a task",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "        get_candidate(completion, plan, entry.task)\n",
+        "",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py",
+    ),
+    Mutant(
+        "digests of inputs",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "if end is None or (end.inputs and end.inputs[port] != claim.inputs[place]):",
+        "if False:",
+        "tests/protocol/execution/test_ends.py",
+    ),
+    Mutant(
+        "both ends of an edge",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "elif said != read and not {source, task} & set(replaced):",
+        "elif False:",
+        f"{_TESTS}/settlement/test_verdicts.py",
+    ),
+    Mutant(
+        "stored outputs",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "            if stored != said:",
+        "            if False:",
+        f"{_TESTS}/settlement/test_verdicts.py",
+    ),
+    Mutant(
+        "result behind its commitment",
+        f"{_SETTLEMENT}/task_checks.py",
+        "return answer.result if fixed == answer.result.root() else None",
+        "return answer.result",
+        "tests/protocol/settlement/test_task_checks.py",
+    ),
+    Mutant(
+        "key of a result",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "if entry.node == result.validator and entry.signing_key == signing_key:",
+        "if entry.node == result.validator:",
+        "tests/protocol/settlement/test_settlement_transitions.py tests/protocol/committee/test_member.py tests/protocol/settlement",
+    ),
+    Mutant(
+        "validator of another operator",
+        f"{_PLANNING}/selection.py",
+        "        get_operator(validator) != get_operator(executor)\n        and validator",
+        "        validator",
+        f"{_TESTS}/planning",
+    ),
+    # ---- stake ----------------------------------------------------------------------------------
+    Mutant(
+        "exposure within the free stake",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "if exposures.get(n, 0) + penalty <= free[n]]",
+        "]",
+        f"{_TESTS}/settlement/test_stakes.py",
+    ),
+    Mutant(
+        "exposure of an own commitment",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "covered = all(own[node].exposure_micro_usdc >= amount for node, amount in exposures)",
+        "covered = True",
+        f"{_TESTS}/settlement/test_stakes.py",
+    ),
+    # ---- the committee --------------------------------------------------------------------------
+    Mutant(
+        "quorum of a certificate",
+        f"{_COMMITTEE}/certificates.py",
+        "    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)\n",
+        "",
+        f"{_TESTS}/committee/test_certificates.py",
+    ),
+    Mutant(
+        "chain of a certificate",
+        f"{_COMMITTEE}/certificates.py",
+        "if plan.request.chain_id != committee.domain.chain_id:",
+        "if False:",
+        f"{_TESTS}/committee/test_certificates.py",
+    ),
+    Mutant(
+        "size of a quorum",
+        "splitup/crypto/quorum.py",
+        "if count < compute_quorum_size(len(members)):",
+        "if False:",
+        "tests/crypto/test_quorum.py",
+    ),
+    Mutant(
+        "distinct signers",
+        "splitup/crypto/quorum.py",
+        "if signers and signer <= signers[-1]:",
+        "if False:",
+        "tests/crypto/test_quorum.py",
+    ),
+    Mutant(
+        "members only",
+        "splitup/crypto/quorum.py",
+        "if signer not in members:",
+        "if False:",
+        "tests/crypto/test_quorum.py",
+    ),
+    Mutant(
+        "seed of a plan or draw",
+        f"{_COMMITTEE}/certificates.py",
+        "if scheme.compute_seed(signature) != seed:",
+        "if False:",
+        f"{_TESTS}/committee/test_certificates.py",
+    ),
+    Mutant(
+        "randomness of a plan or draw",
+        f"{_COMMITTEE}/certificates.py",
+        "    scheme.verify_threshold(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)\n",
+        "",
+        f"{_TESTS}/committee/test_certificates.py",
+    ),
+    Mutant(
+        "draw over the commitments",
+        f"{_SETTLEMENT}/draws.py",
+        "        if not state.rests_on_chain(draw):\n            return\n",
+        "",
+        f"{_TESTS}/settlement/test_draws.py",
+    ),
+    Mutant(
+        "request of a certificate",
+        f"{_PLANNING}/plan_agreement.py",
+        "if not is_same(certificate.plan.request, known.request):",
+        "if False:",
+        "tests/protocol/planning/test_plan_agreement.py",
+    ),
+    Mutant(
+        "one signature per slot",
+        f"{_COMMITTEE}/context.py",
+        "return [] if known == digest else None",
+        "return []",
+        f"{_TESTS}/committee/test_context.py",
+    ),
+    Mutant(
+        "signature of an attestation",
+        f"{_SETTLEMENT}/attestations.py",
+        "    verify(\n        member.signing_key,\n        ATTESTATION_DOMAIN,\n"
+        "        signed.attestation.canonical_bytes(),\n"
+        "        bytes.fromhex(signed.signature[2:]),\n    )\n",
+        "",
+        f"{_TESTS}/settlement/test_attestations.py",
+    ),
+    Mutant(
+        "quorum of a statement",
+        f"{_SETTLEMENT}/attestations.py",
+        "if len(members) < self._quorum:",
+        "if False:",
+        f"{_TESTS}/settlement/test_attestations.py",
+    ),
+    Mutant(
+        "quorum before reveals",
+        f"{_SETTLEMENT}/attestations.py",
+        "return len(self._due) >= self._quorum",
+        "return bool(self._due)",
+        f"{_TESTS}/settlement/test_attestations.py",
+    ),
+    Mutant(
+        "signature of a commitments vote",
+        f"{_SETTLEMENT}/commitments.py",
+        "        self._context.check(sender, struct_hash, vote.signature)\n",
+        "",
+        f"{_TESTS}/settlement/test_commitment_agreement.py",
+    ),
+    Mutant(
+        "settlement from one's own evidence",
+        f"{_SETTLEMENT}/proposals.py",
+        "            if proposal.settlement_hash == settlement_hash:\n                commands",
+        "            if True:\n                commands",
+        f"{_TESTS}/settlement/test_proposals.py",
+    ),
+    Mutant(
+        "slash by a ruling only",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "    if ruling is None or ruling.inputs != commitment.inputs:\n",
+        "    if ruling is None:\n        return Verdict(task, Outcome.LIED, (), (executor,))\n"
+        "    if ruling.inputs != commitment.inputs:\n",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py",
+    ),
+    Mutant(
+        "evidence of two votes",
+        f"{_COMMITTEE}/equivocation.py",
+        "        for vote in (first, second):\n"
+        "            self._context.check(vote.member, compute_vote_hash(vote), vote.signature)\n",
+        "",
+        "tests/protocol/committee/test_member.py tests/protocol/committee",
+    ),
+    Mutant(
+        "quorum of observations",
+        "splitup/protocol/snapshots/observation_shares.py",
+        "if len(observers) < context.view.quorum or any(",
+        "if any(",
+        "tests/protocol/committee/test_member.py tests/protocol",
+    ),
+    Mutant(
+        "signature of an observation",
+        "splitup/protocol/snapshots/observation_shares.py",
+        "    context.scheme.verify(\n        member.signing_key,\n        OBSERVATION_DOMAIN,\n"
+        "        observation.once(Observation.canonical_bytes),\n"
+        "        bytes.fromhex(share.signature[2:]),\n    )\n",
+        "",
+        "tests/protocol/committee/test_member.py tests/protocol",
+    ),
+    Mutant(
+        "more than f observers",
+        "splitup/protocol/snapshots/snapshot_rules.py",
+        "if len(seen) > tolerated and n in records)",
+        "if n in records)",
+        f"{_TESTS}/snapshots/test_snapshot_rules.py",
+    ),
+    Mutant(
+        "key of a heartbeat",
+        "splitup/protocol/snapshots/liveness.py",
+        "if node.record.signing_key != signing_key:",
+        "if False:",
+        "tests/protocol/committee/test_member.py tests/protocol/snapshots",
+    ),
+    Mutant(
+        "age of a heartbeat",
+        "splitup/protocol/snapshots/liveness.py",
+        "if not self.heads.is_recent(heartbeat.block_hash, now):",
+        "if False:",
+        f"{_TESTS}/snapshots",
+    ),
+    # ---- orders, frames, storage ----------------------------------------------------------------
+    Mutant(
+        "entry of a snapshot",
+        "splitup/messages/snapshots.py",
+        "        merkle.check_proof(entries_root, count, shown.row, _hash_entry(shown.entry, {}), proof)\n",
+        "        pass\n",
+        f"{_TESTS}/planning/test_validators.py",
+    ),
+    Mutant(
+        "header of a snapshot",
+        "splitup/messages/snapshots.py",
+        "if hash_words(_SNAPSHOT, *header).hex() != root[2:]:",
+        "if False:",
+        f"{_TESTS}/planning/test_validators.py",
+    ),
+    Mutant(
+        "audience of a signed message",
+        "splitup/crypto/jws.py",
+        "if claims.audience != audience:",
+        "if False:",
+        "tests/crypto/test_jws.py",
+    ),
+    Mutant(
+        "type of a signed message",
+        "splitup/crypto/jws.py",
+        "if _decode(header) != _header(typ, claims.issuer):",
+        "if False:",
+        "tests/crypto/test_jws.py",
+    ),
+    Mutant(
+        "age of a signed message",
+        "splitup/crypto/jws.py",
+        "if now_s is not None and claims.expires_at_s <= now_s - limits.CLOCK_SKEW_S:",
+        "if False:",
+        "tests/crypto/test_jws.py",
+    ),
+    Mutant(
+        "signed messages count once",
+        "splitup/crypto/jws.py",
+        "        if entry in self._seen:",
+        "        if False:",
+        "tests/crypto/test_jws.py",
+    ),
+    Mutant(
+        "length of an upload",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if entry.length_bytes > _UPLOAD_BYTES[kind]:",
+        "if False:",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
+    ),
+    Mutant(
+        "digest of an upload",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if entry.sha256 != match[kind]:",
+        "if False:",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
+    ),
+    Mutant(
+        "author of a log",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if write.task not in runs and not (write.task == CLIENT and is_client):",
+        "if False:",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
+    ),
+    Mutant(
+        "length of a log",
+        "oracle/splitup_oracle/gateway/access.py",
+        "    if write.length_bytes > limit:",
+        "    if False:",
+        "tests/oracle/gateway/test_log_rights.py tests/oracle/gateway",
+    ),
+    Mutant(
+        "digest of a download",
+        "splitup/net/object_transfer.py",
+        "if digest is None or digest.hexdigest() == expected_digest:",
+        "if True:",
+        "tests/net/test_object_transfer.py",
+    ),
+    Mutant(
+        "private addresses",
+        "splitup/net/endpoints.py",
+        "if local and not allow_loopback:",
+        "if False:",
+        "tests/net/test_endpoints.py",
+    ),
+    Mutant(
+        "addresses never connected to",
+        "splitup/net/endpoints.py",
+        "            candidate in _METADATA\n            or candidate.is_link_local\n",
+        "            False\n",
+        "tests/net/test_endpoints.py",
+    ),
+    Mutant(
+        "signature of a frame",
+        "splitup/net/signed_frames.py",
+        "        verify_raw(signing_key, seal.signed, seal.signature)\n",
+        "",
+        "tests/net/test_signed_frames.py",
+    ),
+)
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def find_moved(mutant: Mutant, root: Path = ROOT) -> str:
+    """Return what is wrong with a mutant's text or test, or ""."""
+    file = root / mutant.path
+    count = file.read_text().count(mutant.text) if file.is_file() else 0
+    if count != 1:
+        return f"{mutant.name}: its text stands {count} times in {mutant.path}:\n{mutant.text}"
+    test, _, function = mutant.test.partition("::")
+    source = (root / test).read_text() if (root / test).is_file() else ""
+    if f"def {function.partition('[')[0]}(" not in source:
+        return f"{mutant.name}: there is no test {mutant.test}"
+    return ""
+
+
+@contextmanager
+def copy_tree() -> Iterator[Path]:
+    """Copy what tests import into a folder of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for folder in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
+            shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+        for part in LINKED:
+            (root / part).symlink_to(ROOT / part)
+        yield root
+
+
+def run_test(root: Path, test: str) -> bool:
+    """Run tests in a fork, with our code from ``root``; return whether they pass."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.chdir(root)
+            sys.path[:0] = [str(root / part) for part in ("", "node", "oracle", "deploy")]
+            paths = os.pathsep.join(str(root / part) for part in ("", "node", "oracle", "deploy"))
+            os.environ["PYTHONPATH"] = paths
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            import pytest
+
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        raise RuntimeError(f"{test} could not be run: pytest ended with {code}")
+    return code == 0
+
+
+def try_mutant(root: Path, mutant: Mutant) -> bool:
+    """Return whether the mutant's test fails without the protection."""
+    file = root / mutant.path
+    whole = file.read_text()
+    try:
+        file.write_text(whole.replace(mutant.text, mutant.without))
+        return not run_test(root, mutant.test)
+    finally:
+        file.write_text(whole)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Takes out protections, one after the other.")
+    parser.add_argument("names", nargs="*", help="the protections to take out; default all")
+    parser.add_argument("--quick", action="store_true", help="only those with a quick test")
+    options = parser.parse_args(arguments)
+    chosen = [
+        m
+        for m in MUTANTS
+        if (not options.names or m.name in options.names) and (m.is_quick or not options.quick)
+    ]
+    moved = [text for mutant in chosen if (text := find_moved(mutant))]
+    if moved:
+        print(*moved, sep="\n")
+        return 1
+    for name in PRELOADED:
+        importlib.import_module(name)
+    sys.dont_write_bytecode = False
+    failed = 0
+    with copy_tree() as root:
+        if not run_test(root, " ".join(sorted({mutant.test for mutant in chosen}))):
+            print("the tests fail before anything is taken out")
+            return 1
+        sys.dont_write_bytecode = True  # of what is changed and restored within a second
+        width = max(len(mutant.name) for mutant in chosen)
+        for mutant in chosen:
+            begun = time.monotonic()
+            killed = try_mutant(root, mutant)
+            failed += not killed
+            seconds = time.monotonic() - begun
+            word = "killed" if killed else "NOT KILLED"
+            print(f"{mutant.name:{width}}  {word:10}  {seconds:5.1f} s  {mutant.test}", flush=True)
+    print(f"{len(chosen) - failed} of {len(chosen)} protections are held by their tests")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
