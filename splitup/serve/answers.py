@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from splitup.client.generation import TextModel
 from splitup.serve.generation import Piece, Report
 from splitup.serve.requests import ApiError
 
-END_OF_STREAM = b"data: [DONE]\n\n"
+Event = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -23,6 +23,12 @@ class Choice:
     index: int
     report: Report
     pieces: list[Piece] = field(default_factory=list)
+    length: int = 0  # of the text, in characters
+
+    def append(self, piece: Piece) -> None:
+        """Add the next token."""
+        self.pieces.append(piece)
+        self.length += len(piece.token.text)
 
     @property
     def text(self) -> str:
@@ -30,13 +36,42 @@ class Choice:
         return "".join(piece.token.text for piece in self.pieces)
 
 
-class AnswerForm:
-    """What is common to the objects of one answer: its id, time, model and kind."""
+class AnswerForm(Protocol):
+    """The form of one answer: as an object, or as the events of a stream."""
 
-    def __init__(self, kind: Literal["chat", "completion"], model: TextModel) -> None:
-        self._is_chat = kind == "chat"
+    end_of_stream: bytes
+
+    def make_answer(self, choices: Sequence[Choice]) -> Event:
+        """Return the whole answer."""
+        ...
+
+    def begin(self, choice: Choice) -> list[Event]:
+        """Return the events that begin a choice."""
+        ...
+
+    def add(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Return the events of a choice's next token, which is in ``choice.pieces`` already."""
+        ...
+
+    def end(self, choice: Choice) -> list[Event]:
+        """Return the events that end a choice."""
+        ...
+
+    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+        """Return the events that end the answer."""
+        ...
+
+
+class CompletionForm:
+    """The answer of /v1/completions, or with ``is_chat`` of /v1/chat/completions."""
+
+    end_of_stream = b"data: [DONE]\n\n"
+
+    def __init__(self, model: TextModel, *, is_chat: bool, wants_usage: bool) -> None:
+        self._is_chat = is_chat
+        self._wants_usage = wants_usage
         self._model = model
-        self.id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
     def _make(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
@@ -45,14 +80,14 @@ class AnswerForm:
         else:
             kind = "text_completion"
         return {
-            "id": self.id,
+            "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self._model.name,
             "choices": choices,
         }
 
-    def make_answer(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def make_answer(self, choices: Sequence[Choice]) -> Event:
         """Return the whole answer."""
         entries = []
         for choice in choices:
@@ -70,33 +105,35 @@ class AnswerForm:
         answer["usage"] = make_usage([choice.report for choice in choices])
         return answer
 
-    def make_first_chunk(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk that begins a choice; completions have none."""
+    def begin(self, choice: Choice) -> list[Event]:
+        """Return the events that begin a choice; completions have none."""
         if not self._is_chat:
-            return None
+            return []
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._make([_chunk_choice(index, delta=delta)], is_chunk=True)
+        return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
 
-    def make_chunk(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
-        """Return the chunk of one token, whose text begins at ``offset`` of the choice's text."""
+    def add(self, choice: Choice, piece: Piece) -> list[Event]:
+        """Return the events of a choice's next token, which is in ``choice.pieces`` already."""
         text = piece.token.text
         content = {"delta": {"content": text}} if self._is_chat else {"text": text}
-        entry = _chunk_choice(index, **content)
-        entry["logprobs"] = self._describe([piece], offset)
-        return self._make([entry], is_chunk=True)
+        entry = _chunk_choice(choice.index, **content)
+        entry["logprobs"] = self._describe([piece], choice.length - len(text))
+        return [self._make([entry], is_chunk=True)]
 
-    def make_last_chunk(self, choice: Choice) -> dict[str, Any]:
-        """Return the chunk that says why a choice ended."""
+    def end(self, choice: Choice) -> list[Event]:
+        """Return the events that say why a choice ended."""
         content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         entry = _chunk_choice(choice.index, **content)
         entry["finish_reason"] = choice.report.finish_reason
-        return self._make([entry], is_chunk=True)
+        return [self._make([entry], is_chunk=True)]
 
-    def make_usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return the chunk with the usage of the whole answer."""
+    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+        """Return the events that end the answer: its usage, if that was asked for."""
+        if not self._wants_usage:
+            return []
         chunk = self._make([], is_chunk=True)
         chunk["usage"] = make_usage([choice.report for choice in choices])
-        return chunk
+        return [chunk]
 
     def _describe(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
         if not pieces or pieces[0].choice is None:
@@ -107,22 +144,18 @@ class AnswerForm:
         content = []
         for piece in pieces:
             assert piece.choice is not None
-            entry = self._describe_token(piece.choice.token, piece.choice.logprob)
-            top = [self._describe_token(token, value) for token, value in piece.choice.top]
+            entry = describe_token(self._model, piece.choice.token, piece.choice.logprob)
+            top = [describe_token(self._model, token, value) for token, value in piece.choice.top]
             content.append({**entry, "top_logprobs": top})
         return {"content": content, "refusal": None}
-
-    def _describe_token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._model.tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _describe_text(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
         tokens, values, top, offsets = [], [], [], []
         for piece in pieces:
             choice = piece.choice
             assert choice is not None
-            names = [self._describe_token(token, value) for token, value in choice.top]
-            tokens.append(self._describe_token(choice.token, choice.logprob)["token"])
+            names = [describe_token(self._model, token, value) for token, value in choice.top]
+            tokens.append(describe_token(self._model, choice.token, choice.logprob)["token"])
             values.append(choice.logprob)
             top.append({name["token"]: name["logprob"] for name in names})
             offsets.append(offset)
@@ -151,12 +184,23 @@ def make_usage(reports: Sequence[Report]) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": sum(report.cached_tokens for report in prompts.values())
         },
-        "splitup": {
-            "executions": list(dict.fromkeys(report.execution_id for report in reports)),
-            "steps": sum(report.steps for report in reports),
-            "cost_micro_usdc": sum(report.cost_micro_usdc for report in reports),
-        },
+        "splitup": make_cost(reports),
     }
+
+
+def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return what texts cost, and by which executions."""
+    return {
+        "executions": list(dict.fromkeys(report.execution_id for report in reports)),
+        "steps": sum(report.steps for report in reports),
+        "cost_micro_usdc": sum(report.cost_micro_usdc for report in reports),
+    }
+
+
+def describe_token(model: TextModel, token: int, logprob: float) -> dict[str, Any]:
+    """Return a token and its probability."""
+    text = model.tokenizer.decode([token], skip_special_tokens=False)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def make_error(error: ApiError) -> dict[str, Any]:
@@ -171,7 +215,8 @@ def make_error(error: ApiError) -> dict[str, Any]:
     }
 
 
-def encode_event(value: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
+def encode_event(value: Event) -> bytes:
+    """Return one server-sent event; one that has a type is named by it."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {text}\n\n".encode()

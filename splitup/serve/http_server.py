@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -19,9 +19,10 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpE
 from splitup.net.http import read_in_time
 from splitup.serve.access import Access
 from splitup.serve.answers import (
-    END_OF_STREAM,
     AnswerForm,
     Choice,
+    CompletionForm,
+    Event,
     encode_event,
     make_error,
 )
@@ -44,8 +45,10 @@ from splitup.serve.requests import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    ResponseRequest,
     parse_request,
 )
+from splitup.serve.responses import ResponseForm
 
 _log = logging.getLogger("splitup.serve")
 
@@ -89,6 +92,7 @@ class ApiServer:
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._respond)
         app.router.add_get("/health", self._health)
         return app
 
@@ -148,32 +152,36 @@ class ApiServer:
             adjustments = asked.make_adjustments(asked.logprobs)
             for sampler in asked.make_samplers():
                 texts.append(TextOptions(tokens, count, asked.stop_strings, sampler, adjustments))
-        form = AnswerForm("completion", served.model)
-        return await self._answer(request, served, texts, form, asked, key)
+        form = CompletionForm(served.model, is_chat=False, wants_usage=asked.wants_usage)
+        return await self._answer(request, served, texts, form, key, stream=bool(asked.stream))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
         asked = parse_request(ChatRequest, await _read_json(request))
         served = self._find(asked.model, key)
-        chat = served.model.info.chat
-        if chat is None:
-            raise ApiError(
-                f"the model '{asked.model}' has no chat template; use /v1/completions",
-                param="model",
-            )
-        text = render_chat(chat, [message.to_template() for message in asked.messages])
-        encoding = await asyncio.to_thread(
-            served.model.tokenizer.encode, text, add_special_tokens=False
-        )
-        tokens = tuple(encoding.ids)
+        messages = [message.to_template() for message in asked.messages]
+        tokens = await _encode_chat(served.model, messages)
         count = _check_room(served.model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
         adjustments = asked.make_adjustments(asked.recorded_logprobs)
         texts = [
             TextOptions(tokens, count, asked.stop_strings, sampler, adjustments)
             for sampler in asked.make_samplers()
         ]
-        form = AnswerForm("chat", served.model)
-        return await self._answer(request, served, texts, form, asked, key)
+        form = CompletionForm(served.model, is_chat=True, wants_usage=asked.wants_usage)
+        return await self._answer(request, served, texts, form, key, stream=bool(asked.stream))
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        asked = parse_request(ResponseRequest, await _read_json(request))
+        served = self._find(asked.model, key)
+        tokens = await _encode_chat(served.model, asked.list_messages())
+        limit = asked.max_output_tokens
+        count = _check_room(served.model, tokens, limit, DEFAULT_CHAT_TOKENS)
+        adjustments = asked.make_adjustments(asked.recorded_logprobs)
+        [sampler] = asked.make_samplers()
+        text = TextOptions(tokens, count, (), sampler, adjustments)
+        form = ResponseForm(served.model, asked)
+        return await self._answer(request, served, [text], form, key, stream=bool(asked.stream))
 
     async def _answer(
         self,
@@ -181,8 +189,9 @@ class ApiServer:
         served: ServedModel,
         texts: Sequence[TextOptions],
         form: AnswerForm,
-        asked: ChatRequest | CompletionRequest,
         key: ApiKey | None,
+        *,
+        stream: bool,
     ) -> web.StreamResponse:
         choices = [Choice(index, Report(text.prompt)) for index, text in enumerate(texts)]
         steps = sum(count_steps(served.model, text) for text in texts)
@@ -192,11 +201,11 @@ class ApiServer:
             pieces = _generate_all(served, texts, choices)
             try:
                 async with contextlib.aclosing(pieces):
-                    if asked.stream:
-                        return await _stream(request, form, choices, pieces, asked.wants_usage)
+                    if stream:
+                        return await _stream(request, form, choices, pieces)
                     async for choice, piece in pieces:
                         if piece is not None:
-                            choice.pieces.append(piece)
+                            choice.append(piece)
             finally:
                 charge.used = sum(choice.report.cost_micro_usdc for choice in choices)
         return web.json_response(form.make_answer(choices), headers=_get_headers(choices))
@@ -211,6 +220,17 @@ async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
             f"a token of the prompt is outside the vocabulary of {model.info.vocab}", param="prompt"
         )
     return tokens
+
+
+async def _encode_chat(model: TextModel, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    chat = model.info.chat
+    if chat is None:
+        raise ApiError(
+            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
+        )
+    text = render_chat(chat, messages)
+    encoding = await asyncio.to_thread(model.tokenizer.encode, text, add_special_tokens=False)
+    return tuple(encoding.ids)
 
 
 def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
@@ -247,35 +267,31 @@ async def _stream(
     form: AnswerForm,
     choices: Sequence[Choice],
     pieces: AsyncIterator[tuple[Choice, Piece | None]],
-    wants_usage: bool,
 ) -> web.StreamResponse:
     """Send the answer as server-sent events; an error after the first one is an event, too."""
     response: web.StreamResponse | None = None
     begun: set[int] = set()
-    offsets = [0] * len(choices)
     try:
         async for choice, piece in pieces:
             if response is None:
                 response = await _begin_stream(request, choices)
             if choice.index not in begun:
                 begun.add(choice.index)
-                if (first := form.make_first_chunk(choice.index)) is not None:
-                    await _send(response, first)
+                await _send(response, form.begin(choice))
             if piece is None:
-                await _send(response, form.make_last_chunk(choice))
+                await _send(response, form.end(choice))
             else:
-                await _send(response, form.make_chunk(choice.index, piece, offsets[choice.index]))
-                offsets[choice.index] += len(piece.token.text)
+                choice.append(piece)
+                await _send(response, form.add(choice, piece))
     except SplitUpError as error:
         if response is None:
             raise
-        await _send(response, make_error(_translate(error)))
+        await _send(response, [make_error(_translate(error))])
         await response.write_eof()
         return response
     assert response is not None, "every choice ends with an entry of its own"
-    if wants_usage:
-        await _send(response, form.make_usage_chunk(choices))
-    await response.write(END_OF_STREAM)
+    await _send(response, form.finish(choices))
+    await response.write(form.end_of_stream)
     await response.write_eof()
     return response
 
@@ -288,11 +304,12 @@ async def _begin_stream(request: web.Request, choices: Sequence[Choice]) -> web.
     return response
 
 
-async def _send(response: web.StreamResponse, event: dict[str, object]) -> None:
-    """Send an event; raise ConnectionError when the reader takes nothing for a while."""
+async def _send(response: web.StreamResponse, events: Sequence[Event]) -> None:
+    """Send events; raise ConnectionError when the reader takes nothing for a while."""
     try:
         async with asyncio.timeout(WRITE_S):
-            await response.write(encode_event(event))
+            for event in events:
+                await response.write(encode_event(event))
     except TimeoutError:
         raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
 

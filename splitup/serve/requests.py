@@ -88,19 +88,17 @@ class TextFormat(_Fields):
     type: Literal["text"]
 
 
-class _Generation(_Fields):
-    """The fields that chats and completions share."""
+class _Sampling(_Fields):
+    """The fields that every request for a text has."""
 
     model: str
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: int | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, float] | None = None
@@ -109,18 +107,6 @@ class _Generation(_Fields):
     def choices(self) -> int:
         """How many texts each prompt gets."""
         return self.n or 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The strings before which a text ends."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def make_samplers(self) -> list[Sampler]:
         """Return a sampler for each choice; without a seed every request has another one."""
@@ -151,7 +137,26 @@ class _Generation(_Fields):
         )
 
 
-R = TypeVar("R", bound=_Generation)
+class _Generation(_Sampling):
+    """The fields that chats and completions share."""
+
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings before which a text ends."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+R = TypeVar("R", bound=_Sampling)
 
 
 class ChatRequest(_Generation):
@@ -173,6 +178,66 @@ class ChatRequest(_Generation):
     def recorded_logprobs(self) -> int | None:
         """How many of the likeliest tokens are reported with each token; None: no report."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ResponseText(_Fields):
+    """How the text of a response is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsePart(_Fields):
+    """A part of an input item; answers that are sent back have parts of type "output_text"."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class ResponseItem(_Fields):
+    """A message of a conversation, in the form of the Responses API."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ResponsePart]
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponseRequest(_Sampling):
+    """POST /v1/responses. Nothing is stored, so that ``previous_response_id`` is not supported."""
+
+    input: str | Annotated[list[ResponseItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    text: ResponseText | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    n: Literal[1] | None = None
+    stream_options: StreamOptions | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+
+    @property
+    def recorded_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are reported with each token; None: no report."""
+        return (self.top_logprobs or 0) if self.include else self.top_logprobs
+
+    def list_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates expect it."""
+        items = self.input
+        if isinstance(items, str):
+            items = [ResponseItem(role="user", content=items)]
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        for item in items:
+            content = item.content
+            if not isinstance(content, str):
+                content = "".join(part.text for part in content)
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": content})
+        return messages
 
 
 class CompletionRequest(_Generation):

@@ -113,6 +113,25 @@ def test_stop_strings_biases_and_probabilities(client: openai.OpenAI) -> None:
     assert stopped.text == plain.text[: plain.text.index(second)]
 
 
+def test_a_response_and_its_stream_are_the_chats_text(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=8, seed=4)
+    options = {"model": MODEL, "max_output_tokens": 8, "extra_body": {"seed": 4}}
+    answer = client.responses.create(
+        **options, input=CHAT[0]["content"], include=["message.output_text.logprobs"]
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.status == "incomplete" and answer.incomplete_details is not None
+    assert answer.usage is not None and answer.usage.output_tokens == 8
+    [part] = answer.output[0].content  # type: ignore[union-attr]
+    assert "".join(entry.token for entry in part.logprobs) == answer.output_text  # type: ignore[union-attr]
+    events = list(client.responses.create(**options, input=[*CHAT], stream=True))
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(pieces) == answer.output_text and events[0].type == "response.created"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == answer.output_text
+
+
 def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: str) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none") as many:

@@ -101,7 +101,7 @@ def test_a_budget_holds_under_concurrent_charges(keys: ApiKeys) -> None:
 
 def test_a_database_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     for url in (f"sqlite:///{tmp_path}/no/keys.sqlite", "nonsense", "unknown://x"):
-        with pytest.raises(ConfigurationError, match="database of API keys .*cannot be opened"):
+        with pytest.raises(ConfigurationError, match=r"database of API keys .*cannot be opened"):
             ApiKeys.open(url)
 
 

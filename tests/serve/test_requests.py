@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from splitup.serve.requests import ApiError, ChatRequest, CompletionRequest, parse_request
+from splitup.serve.requests import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    ResponseRequest,
+    parse_request,
+)
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
@@ -92,3 +98,36 @@ def test_a_bias_is_of_a_token(token: str) -> None:
 def test_too_many_prompts_are_refused() -> None:
     with pytest.raises(ApiError, match="1 to 16 prompts"):
         _ = parse_request(CompletionRequest, {**TEXT, "prompt": ["a"] * 17}).prompts
+
+
+def test_a_response_request_is_a_conversation() -> None:
+    asked = parse_request(
+        ResponseRequest,
+        {
+            "model": "m",
+            "instructions": "be brief",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {
+                    **{
+                        "type": "message",
+                        "role": "assistant",
+                        "id": "msg_1",
+                        "status": "completed",
+                    },
+                    "content": [{"type": "output_text", "text": "hello", "annotations": []}],
+                },
+                {"role": "developer", "content": "more"},
+            ],
+        },
+    )
+    assert [(each["role"], each["content"]) for each in asked.list_messages()] == [
+        ("system", "be brief"),
+        ("user", "hi"),
+        ("assistant", "hello"),
+        ("system", "more"),
+    ]
+    with pytest.raises(ApiError, match="previous_response_id"):
+        parse_request(
+            ResponseRequest, {"model": "m", "input": "x", "previous_response_id": "resp_1"}
+        )
