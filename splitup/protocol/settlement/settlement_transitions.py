@@ -21,9 +21,9 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import draw_alpha
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.planning.selection import rank_validators
+from splitup.protocol.planning.selection import is_pool_small, rank_validators
 from splitup.protocol.settlement.chain_commitments import DrawBasis
-from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
+from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks, is_for_outsider
 from splitup.protocol.settlement.settlement_state import (
     Committing,
     Drawing,
@@ -148,7 +148,11 @@ def _make_checks(
             draw.seed, task, context.plan, context.snapshot, context.manifest, executors
         )
         asked = tuple(ranked[: limits.MAX_ASKED])
-        checks[task] = TaskCheck(task, asked, commitments[executors[task]].steps)
+        needs_outsider = is_for_outsider(draw.seed, task, state.economics) and is_pool_small(
+            executors[task], context.manifest.tasks[task].task_id, context.snapshot
+        )
+        steps = commitments[executors[task]].steps
+        checks[task] = TaskCheck(task, asked, steps, needs_outsider)
     return checks
 
 
