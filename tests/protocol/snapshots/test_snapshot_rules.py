@@ -180,7 +180,7 @@ class TestHeartbeats:
         self, layer: NodeLiveness, determinism: str
     ) -> None:
         beat = self.beat(1, determinism=determinism)
-        with pytest.raises(PeerFault, match="none that the network knows: tinygrad 0.14.0 on AMD"):
+        with pytest.raises(PeerFault, match="none that the network knows"):
             layer.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
 
     def test_a_node_lives_while_it_beats_and_answers(self, layer: NodeLiveness) -> None:
