@@ -100,7 +100,7 @@ class KeyGeneration:
         self._block = 0
         self._shares: dict[int, bytes] = {}
         self._complaints: dict[int, int] = {}  # dealer -> block of the first valid complaint
-        # dealer -> our complaint, until the chain has one, and the block from which to post it again
+        # dealer -> (block from which to post it again, our complaint), until the chain has one
         self._unposted: dict[int, tuple[int, PostComplaint]] = {}
         self._done = False
         self._group: dkg.GroupKey | None = None

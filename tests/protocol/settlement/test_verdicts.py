@@ -10,7 +10,7 @@ from splitup.core import limits
 from splitup.graph.compare import Tolerance
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
-from tests.builders import make_chain_manifest, make_diamond_manifest
+from tests.builders import FOREIGN_CLASS, make_chain_manifest, make_diamond_manifest
 from tests.protocol.simulator import (
     VERIFY_ALL,
     Network,
@@ -293,7 +293,7 @@ def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
     manifest = chain.model_copy(update={"tasks": tasks})
     simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
     (foreign,) = simulation.nodes
-    foreign.determinism, foreign.lies = "GPU", lies
+    foreign.determinism, foreign.lies = FOREIGN_CLASS, lies
     simulation.run(10)  # until a snapshot says so
     execution_id = simulation.request()
     settle(simulation, execution_id)
