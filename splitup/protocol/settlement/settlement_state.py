@@ -122,6 +122,7 @@ class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
     by_node: dict[str, str] = field(default_factory=dict)  # roots
+    end: SignedEnd | None = None  # the first of the client's that was checked
     steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
@@ -284,13 +285,14 @@ class SettlementState:
 
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
-        steps = signed.end.steps
-        if self.certificate is None or self.verification is not None:
+        collected = self.collected
+        if self.certificate is None or self.verification is not None or signed == collected.end:
             return
         check_end(signed, self.certificate.plan)
-        if not steps:
+        if not signed.end.steps:
             raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
-        self.collected.steps.add(steps)
+        collected.end = collected.end or signed
+        collected.steps.add(signed.end.steps)
 
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
