@@ -21,7 +21,7 @@ from splitup.backend.arena_layout import Plan, plan_memory
 from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
-from splitup.backend.nested_loads import install_nested_guards
+from splitup.backend.tinygrad_fixes import install_fixes
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
 
@@ -97,7 +97,7 @@ def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = 
 
 
 def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
-    install_nested_guards()
+    install_fixes()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
