@@ -15,6 +15,7 @@ taken for the other. Here variables have numbers above those of all buffers.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,15 +29,15 @@ _FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
 def install_fixes() -> None:
     """Mend tinygrad in this process, once."""
     original = coalesce.simplify_valid_load
-    if getattr(original, "splitup", False):
+    if hasattr(original, "__wrapped__"):
         return
 
+    @functools.wraps(original)
     def simplify(buffer: UOp, index: UOp, guard: UOp) -> Any:
         if index.op_in_backward_slice_with_self(Ops.INDEX):
             return None
         return original(buffer, index, guard)
 
-    simplify.splitup = True  # type: ignore[attr-defined]
     coalesce.simplify_valid_load = simplify
     codegen.pm_number_params = PatternMatcher([(UPat(Ops.PARAM, name="param"), _number_variable)])
 

@@ -375,28 +375,11 @@ def _store(chain: _Chain) -> None:
     chain.add("CONTIGUOUS", dtype, dims, node)
 
 
-def _pair_rows(chain: _Chain) -> None:
-    """Compute one value per pair of rows, in memory or not, and sum them up the other way."""
-    rows = [v for v in chain.values if len(v[2]) == 1 and isinstance(v[2][0], str)]
-    if not rows:
-        return
-    left, dtype, (symbol,) = chain.chance.choice(rows)
-    right, _, (other,) = chain.chance.choice([value for value in rows if value[1] == dtype])
-    column = chain.b.add("RESHAPE", dtype, left, arg=(symbol, 1))
-    row = chain.b.add("RESHAPE", dtype, right, arg=(1, other))
-    pairs = chain.add("MAX", dtype, (symbol, other), column, row)
-    if chain.chance.random() < 0.5:
-        pairs = chain.add("CONTIGUOUS", dtype, (symbol, other), pairs)
-    turned = chain.b.add("PERMUTE", dtype, pairs, arg=(1, 0))
-    op = "MAX" if dtype == "bool" else "ADD"
-    chain.add("REDUCE", dtype, (symbol,), turned, arg=(op, 1))
-
-
 _STEPS: Final[list[Callable[[_Chain], None]]] = [
     *(_compute_one, _compute_two, _compute_integer, _convert, _move, _pad, _look_up, _reduce),
-    *(_choose, _count_up, _store, _pair_rows),
+    *(_choose, _count_up, _store),
 ]
-_WEIGHTS: Final = (2, 5, 6, 4, 6, 3, 7, 3, 3, 2, 4, 2)
+_WEIGHTS: Final = (2, 5, 6, 4, 6, 3, 7, 3, 3, 2, 4)
 
 
 def _make_lookup(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[int]]:
@@ -436,6 +419,24 @@ def _choose_places(chain: _Chain) -> None:
         end = chain.b.const("int32", str(chain.chance.randint(0, dims[0])))
         is_before = chain.b.add("CMPLT", "bool", place, end)
         chain.add("WHERE", dtype, dims, is_before, node, chain.b.const(dtype, "0" * 16))
+
+
+def _make_pairs(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[int]]:
+    """Compute a value per pair of rows, in memory or not, and reduce one of its axes."""
+    dtype, symbols = chance.choice(("float32", "int32", "int8")), ("T", chance.choice("TR"))
+    x = b.rows("x", dtype, "T", 4)
+    z = b.rows("z", dtype, symbols[1], 4 if symbols[1] == "T" else 3)
+    column = b.add("RESHAPE", dtype, x, arg=("T", 1))
+    row = b.add("RESHAPE", dtype, z, arg=(1, symbols[1]))
+    pairs = b.add(chance.choice(("ADD", "MUL", "MAX")), dtype, column, row)
+    if chance.random() < 0.5:
+        pairs = b.store(dtype, pairs)
+    turned = b.add("PERMUTE", dtype, pairs, arg=(1, 0))
+    op = chance.choice(("ADD", "MAX"))
+    outputs = {"y": b.store(dtype, b.add("REDUCE", dtype, turned, arg=(op, 1)))}
+    if chance.random() < 0.5:
+        outputs["v"] = b.store(dtype, b.add("REDUCE", dtype, pairs, arg=(op, 1)))
+    return outputs, []
 
 
 # ---- what native code computes -----------------------------------------------------------------
@@ -627,6 +628,7 @@ _Make = Callable[[Builder, random.Random], tuple[dict[str, int], list[int]]]
 KINDS: Final[dict[str, tuple[_Make, float]]] = {
     "chain": (_make_chain, 6.0),
     "lookup": (_make_lookup, 3.0),
+    "pairs": (_make_pairs, 0.7),
     "product": (_make_product, 2.0),
     "attention": (_make_attention, 1.0),
     "cache": (_make_cache, 1.0),
