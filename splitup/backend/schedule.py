@@ -22,7 +22,7 @@ from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
 from splitup.backend.launch_sizes import read_size
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
-from splitup.backend.nested_loads import install_nested_guards
+from splitup.backend.tinygrad_fixes import install_fixes
 from splitup.backend.unrolling import install_bound
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
@@ -99,7 +99,7 @@ def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = 
 
 
 def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
-    install_nested_guards()
+    install_fixes()
     install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None

@@ -193,17 +193,21 @@ def _check_value(node: Node, value: Value) -> None:
         f"more than {limits.MAX_ELEMENTS} elements",
     )
     if node.op == "CONTIGUOUS":
-        require(
-            value.nbytes <= limits.MAX_VALUE_BYTES,
-            "size",
-            f"{value.nbytes} bytes in memory, more than {limits.MAX_VALUE_BYTES}",
-        )
-        require(
-            all(isinstance(size, int) for size in value.dims[1:]),
-            "shape",
-            f"it writes a value of shape [{', '.join(map(str, value.dims))}] to memory; "
-            "there only the leading dimension may be a symbol",
-        )
+        _check_in_memory(value)
+
+
+def _check_in_memory(value: Value) -> None:
+    require(
+        value.nbytes <= limits.MAX_VALUE_BYTES,
+        "size",
+        f"{value.nbytes} bytes in memory, more than {limits.MAX_VALUE_BYTES}",
+    )
+    require(
+        all(isinstance(size, int) for size in value.dims[1:]),
+        "shape",
+        f"it writes a value of shape [{', '.join(map(str, value.dims))}] to memory, where only "
+        "the first axis may be a symbol",
+    )
 
 
 # ---- ports -------------------------------------------------------------------------------------

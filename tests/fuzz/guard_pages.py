@@ -95,9 +95,8 @@ class _Backend:
         return results[0]
 
 
-def try_graph(number: int) -> tuple[str, int]:
+def try_case(case: Case, chance: random.Random) -> tuple[str, int]:
     """Run one graph; return its kind, or "refused", and the number of cases. Raises Find."""
-    case, chance = make_case(number), random.Random(number)
     try:
         backends = _load(case)
     except InvalidModel:
@@ -236,7 +235,7 @@ def _work(numbers: Sequence[int], pipe: Connection) -> None:
         pipe.send(number)
         signal.alarm(LIMIT_S)
         try:
-            pipe.send(try_graph(number))
+            pipe.send(try_case(make_case(number), random.Random(number)))
         except Exception as error:
             pipe.send(f"{type(error).__name__}: {error}")
     os._exit(0)  # without what a parent such as pytest would do at its end
@@ -319,7 +318,7 @@ def main() -> None:
     if options.graph is not None:
         select_device(0)
         keep_freed_buffers()
-        print(*try_graph(options.graph))
+        print(*try_case(make_case(options.graph), random.Random(options.graph)))
         return
     print(f"--seed {options.seed}", flush=True)
     report = search(

@@ -324,18 +324,28 @@ def _look_up(chain: _Chain) -> None:
     index, table = chain.pick("int32"), chain.pick()
     if index is None or table is None or not table[2] or len(index[2]) + len(table[2]) > 4:
         return
-    if chain.chance.random() < 0.6:
-        _compute_integer(chain)
-        index = chain.values[-1] if chain.values[-1][1] == "int32" else index
-        if chain.chance.random() < 0.5:
-            mask = chain.b.const("int32", str(chain.chance.choice((65_535, 2**31 - 1, 255))))
-            masked = chain.b.add("AND", "int32", index[0], mask)
-            chain.add(chain.chance.choice(("ADD", "MUL")), "int32", index[2], masked, masked)
-            index = chain.values[-1]
-    if len(index[2]) + len(table[2]) <= 4:
-        chain.add("LOOKUP", table[1], (*index[2], *table[2][1:]), table[0], index[0])
-        if chain.chance.random() < 0.4:
-            _pad(chain)
+    node, _, dims = index
+    match chain.chance.randrange(4):
+        case 0:
+            node = _wrap_masked(chain, node, dims)
+        case 1:
+            node = chain.add("ADD", "int32", dims, node, chain.const("int32"))
+    chain.add("LOOKUP", table[1], (*dims, *table[2][1:]), table[0], node)
+    if chain.chance.random() < 0.5:
+        _pad(chain)
+
+
+def _wrap_masked(chain: _Chain, node: int, dims: Dims) -> int:
+    """Compute a number that would be positive if it did not wrap."""
+    chance = chain.chance
+    mask = chain.b.const("int32", str(chance.choice((65_535, 2**31 - 1, 2**30, 255))))
+    masked = chain.add("AND", "int32", dims, node, mask)
+    op = chance.choice(("ADD", "MUL", "SHL"))
+    if op == "SHL":
+        return chain.add(
+            op, "int32", dims, masked, chain.b.const("int32", chance.choice("1 8 16".split()))
+        )
+    return chain.add(op, "int32", dims, masked, masked)
 
 
 def _reduce(chain: _Chain) -> None:
@@ -365,30 +375,68 @@ def _store(chain: _Chain) -> None:
     chain.add("CONTIGUOUS", dtype, dims, node)
 
 
-def _store_pairs(chain: _Chain) -> None:
-    """Write one value per pair of rows to memory, and sum it up in either order."""
-    rows = [
-        value
-        for value in chain.values
-        if len(value[2]) == 1 and isinstance(value[2][0], str) and value[1] != "bool"
-    ]
-    if rows:
-        node, dtype, dims = chain.chance.choice(rows)
-        other = chain.pick(dtype, dims) or (node, dtype, dims)
-        column = chain.b.add("RESHAPE", dtype, node, arg=(*dims, 1))
-        pairs = chain.b.add(
-            "MAX", dtype, column, chain.b.add("RESHAPE", dtype, other[0], arg=(1, *dims))
-        )
-        chain.add("CONTIGUOUS", dtype, (*dims, *dims), pairs)
-        turned = chain.b.add("PERMUTE", dtype, len(chain.b.nodes) - 1, arg=(1, 0))
-        chain.add("REDUCE", dtype, dims, turned, arg=("ADD", 1))
-
-
 _STEPS: Final[list[Callable[[_Chain], None]]] = [
     *(_compute_one, _compute_two, _compute_integer, _convert, _move, _pad, _look_up, _reduce),
-    *(_choose, _count_up, _store, _store_pairs),
+    *(_choose, _count_up, _store),
 ]
-_WEIGHTS: Final = (2, 5, 6, 4, 6, 3, 7, 3, 3, 2, 4, 1)
+_WEIGHTS: Final = (2, 5, 6, 4, 6, 3, 7, 3, 3, 2, 4)
+
+
+def _make_lookup(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[int]]:
+    """Look up rows by converted numbers of any dtype, and pad or choose what is found."""
+    chain = _Chain(b, chance, {"T": 5, "R": 2}, [])
+    dtype = chance.choice(("int32", "int32", "uint32", "int64", "uint64", "uint8", "float32"))
+    sizes: Dims = ("T",) if chance.random() < 0.3 else (chance.choice((1, 3, 4, 1_024)),)
+    if sizes == ("T",):
+        index = b.rows("i", dtype, "T", 5)
+    else:
+        index = b.input("i", dtype, *sizes)
+    if dtype != "int32":
+        if chance.random() < 0.5:
+            index = b.add(
+                "MAX", dtype, index, b.const(dtype, "0" if dtype != "float32" else "0" * 16)
+            )
+        index = b.add("CAST", "int32", index)
+    if chance.random() < 0.5:
+        index = _wrap_masked(chain, index, sizes)
+    shape = chance.choice(((7,), (5, 3), (64, 16)))
+    table = b.input("t", "float32", *shape)
+    if chance.random() < 0.3 and shape[0] > 4:
+        cut = ((2, 3), *((0, size) for size in shape[1:]))
+        table = b.add("SHRINK", "float32", table, arg=cut)
+    chain.add("LOOKUP", "float32", (*sizes, *shape[1:]), table, index)
+    for step in chance.choices((_pad, _choose_places, _compute_two), k=chance.randint(0, 2)):
+        step(chain)
+    return {"y": b.store(chain.values[-1][1], chain.values[-1][0])}, []
+
+
+def _choose_places(chain: _Chain) -> None:
+    """Keep what lies before some place of the first axis, zeros elsewhere."""
+    node, dtype, dims = chain.values[-1]
+    if dtype == "float32" and isinstance(dims[0], int):
+        place = chain.b.add("IOTA", "int32", arg=dims[0])
+        place = chain.b.add("RESHAPE", "int32", place, arg=(dims[0], *(1,) * (len(dims) - 1)))
+        end = chain.b.const("int32", str(chain.chance.randint(0, dims[0])))
+        is_before = chain.b.add("CMPLT", "bool", place, end)
+        chain.add("WHERE", dtype, dims, is_before, node, chain.b.const(dtype, "0" * 16))
+
+
+def _make_pairs(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[int]]:
+    """Compute a value per pair of rows, in memory or not, and reduce one of its axes."""
+    dtype, symbols = chance.choice(("float32", "int32", "int8")), ("T", chance.choice("TR"))
+    x = b.rows("x", dtype, "T", 4)
+    z = b.rows("z", dtype, symbols[1], 4 if symbols[1] == "T" else 3)
+    column = b.add("RESHAPE", dtype, x, arg=("T", 1))
+    row = b.add("RESHAPE", dtype, z, arg=(1, symbols[1]))
+    pairs = b.add(chance.choice(("ADD", "MUL", "MAX")), dtype, column, row)
+    if chance.random() < 0.5:
+        pairs = b.store(dtype, pairs)
+    turned = b.add("PERMUTE", dtype, pairs, arg=(1, 0))
+    op = chance.choice(("ADD", "MAX"))
+    outputs = {"y": b.store(dtype, b.add("REDUCE", dtype, turned, arg=(op, 1)))}
+    if chance.random() < 0.5:
+        outputs["v"] = b.store(dtype, b.add("REDUCE", dtype, pairs, arg=(op, 1)))
+    return outputs, []
 
 
 # ---- what native code computes -----------------------------------------------------------------
@@ -579,6 +627,8 @@ def _make_join(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[
 _Make = Callable[[Builder, random.Random], tuple[dict[str, int], list[int]]]
 KINDS: Final[dict[str, tuple[_Make, float]]] = {
     "chain": (_make_chain, 6.0),
+    "lookup": (_make_lookup, 3.0),
+    "pairs": (_make_pairs, 0.7),
     "product": (_make_product, 2.0),
     "attention": (_make_attention, 1.0),
     "cache": (_make_cache, 1.0),

@@ -118,7 +118,7 @@ def compute_stack(node: Node, operands: Sequence[Array]) -> Array:
 
 
 def compute_contiguous(node: Node, operands: Sequence[Array]) -> Array:
-    return np.ascontiguousarray(operands[0])
+    return np.asarray(operands[0], order="C")  # ascontiguousarray would add an axis to a scalar
 
 
 def compute_lookup(node: Node, operands: Sequence[Array]) -> Array:
