@@ -291,6 +291,8 @@ class Supervisor:
 
     def _make_environment(self) -> dict[str, str]:
         environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
+        # glibc: memory that the loading thread frees goes back to the system
+        environment["MALLOC_ARENA_MAX"] = "1"
         environment["CACHEDB"] = str(self._cache_directory / "kernels.db")
         if device := (self._device or os.environ.get("DEV", "")):
             environment["DEV"] = device
