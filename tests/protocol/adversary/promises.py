@@ -14,7 +14,8 @@ from splitup.messages.verification import Evidence, VerificationResult
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import UNPAID
 from tests.protocol.adversary.market import Record
-from tests.protocol.adversary.parties import CLIENT_TASK, Parties, Run, digest, digest_all
+from tests.protocol.adversary.parties import Parties
+from tests.protocol.adversary.tensors import CLIENT_TASK, Run, digest, digest_all
 from tests.protocol.adversary.world import CLIENT, NODES, STAKE_MICRO_USDC, World
 
 LARGEST: Final = 1_500  # entries of a member's containers when nothing is open; honest: 230
@@ -38,6 +39,14 @@ REMAINS: Final = {
         "executor",
         "honest validation is unpaid: the executor's inputs are others than the store's",
     ): "Validators of a task whose executor commits to other inputs",
+    (
+        "executor",
+        "a node is paid for inputs of a node that was replaced",
+    ): "What a node received of another, or of one that was replaced",
+    (
+        "validator",
+        "honest validation is unpaid: it came too late",
+    ): "A validator that was asked because another was late",
     (
         "validator",
         "honest validation is unpaid: it was asked in addition",
@@ -65,8 +74,7 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         if record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
         elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
-            complete = record.agreed or len(record.own) >= record.executors > 0
-            why = "it was not settled" if complete else "somebody did not commit"
+            why = "it was not settled" if run.id in world.drawn else "somebody did not commit"
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
 
@@ -196,7 +204,9 @@ class _Settled:
         claim = self._find_claim(task, self.executors[task])
         sources = get_sources(self.world.manifest, task)
         authors = [CLIENT.address if s == CLIENT_TASK else self.executors[s] for s, _ in sources]
-        stored = [self.run.store.get((s, a), ()) for (s, _), a in zip(sources, authors, strict=True)]
+        stored = [
+            self.run.store.get((s, a), ()) for (s, _), a in zip(sources, authors, strict=True)
+        ]
         if result.inputs != tuple(digest_all(tensors[: self.used]) for tensors in stored):
             return "its inputs were altered"
         if claim is not None and claim.inputs != result.inputs:
@@ -228,7 +238,13 @@ class _Settled:
                 yield f"a drawn lie is paid: {self.verdicts[task].outcome}"
             read = tuple(digest_all(tensors[: self.used]) for tensors in work.inputs)
             if claim.inputs != read and self.is_paid(task):
-                yield "a node is paid for inputs that nobody sent"
+                planned = self.run.plan.executors()
+                replaced = any(
+                    source != CLIENT_TASK and planned[source] != self.executors[source]
+                    for source, _ in get_sources(self.world.manifest, task)
+                )
+                what = "of a node that was replaced" if replaced else "that nobody sent"
+                yield f"a node is paid for inputs {what}"
 
     def _check_sent(self) -> Iterator[str]:
         """What somebody received is what its sender committed to, or the sender is not paid."""

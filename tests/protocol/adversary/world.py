@@ -25,9 +25,9 @@ from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.equivocation import get_slot
-from splitup.protocol.committee.peer_messages import PlanCertified, PlanVote
+from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.peer_messages import DrawPartial, PlanCertified, PlanVote
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import make_manifest
 from tests.protocol.adversary.deviations import Adversary
@@ -99,7 +99,7 @@ class Setting:
     first_block_s: float  # the chain may be slow just now
     sampling_bps: int
     fails: int | None  # the task whose executor never answers
-    registered_low: bool  # the model's price on chain is below the manifest's
+    registered_low: bool  # a dishonest client registered the model below the manifest's price
 
 
 def make_setting(seed: int, party: str) -> Setting:
@@ -118,7 +118,7 @@ def make_setting(seed: int, party: str) -> Setting:
         first_block_s=rng.uniform(0.2, block_s if rng.random() < 0.7 else 3 * block_s + 12),
         sampling_bps=rng.choice((10_000, 10_000, 5_000, 0)),
         fails=rng.randrange(tasks) if rng.random() < 0.2 else None,
-        registered_low=rng.random() < 0.05,
+        registered_low=party == "client" and rng.random() < 0.1,
     )
 
 
@@ -154,6 +154,7 @@ class World:
         self.certificates: dict[str, PlanCertificate] = {}
         self.plan_votes: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.accused: set[str] = set()
+        self.drawn: set[str] = set()  # executions whose commitments were complete
         self.is_measured = seed % 8 == 0  # measuring memory is a tenth of the work
         self.relayed = {node.address for node in NODES[::2]}
         self.refused: Counter[str] = Counter()
@@ -161,7 +162,9 @@ class World:
         self._count = 0
         self._pending: list[Callable[[], None]] = []
         self._block = 1
-        self.members = {identity.address: self._start(i) for i, identity in enumerate(self.identities)}
+        self.members = {
+            identity.address: self._start(i) for i, identity in enumerate(self.identities)
+        }
         self.after(setting.first_block_s, self._mine)
         self.after(0.5, self._tick)
 
@@ -303,7 +306,9 @@ class World:
             self.after(0.01, partial(self.certified, certificate))
 
     def _note_votes(self, account: str, message: Message) -> None:
-        """Remember under which plans members put their names: two for one id cost the bond."""
+        """Remember under which plans members put their names: two for one slot cost the bond."""
+        if isinstance(message, DrawPartial) and account not in self.adversary.accounts:
+            self.drawn.add(message.execution_id)
         if isinstance(message, PlanVote) and message.member == account:
             self.plan_votes[account, get_slot(message)].add(message.root)
         if isinstance(message, PlanCertified):
