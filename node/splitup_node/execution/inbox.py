@@ -158,7 +158,7 @@ class Inbox:
         """Learn how many steps there are."""
         if not execution.parts:
             return  # this node was replaced
-        check_end(signed, execution.certificate.plan)
+        check_end(signed, execution.certificate.plan, execution.manifest)
         self._queue.end(execution.id, signed.end.steps)
         if execution.end is None:
             execution.end = signed

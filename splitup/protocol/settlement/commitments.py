@@ -55,7 +55,7 @@ class CommitmentAgreement:
             )
         state.add_end(commitment.end)
         state.add_takeovers(commitment.takeovers)
-        state.collected.by_node.setdefault(commitment.node, commitment)
+        state.collected.by_node.setdefault(commitment.node, commitment.root)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:
         """Keep a member's latest vote; raise BadSignature for what the chain would refuse."""

@@ -72,13 +72,13 @@ def find_input_faults(
     """Return the tasks whose executors commit to other inputs than the client says it sent.
 
     ``ends`` are the client's signed end messages as the executors reveal them. If two of them say
-    different inputs, the client signed both, and one that does not have a digest for every input
-    states nothing: then no executor is blamed. As in ``find_edge_faults``, a gated task is compared
-    at its gate only. Takeovers make no difference: the last executor of a task has read its inputs
-    from the first step on.
+    different inputs, the client signed both, and one without digests states nothing: then no
+    executor is blamed. As in ``find_edge_faults``, a gated task is compared at its gate only.
+    Takeovers make no difference: the last executor of a task has read its inputs from the first
+    step on.
     """
     said = {end.inputs for end in ends}
-    if len(said) != 1 or len(sent := said.pop()) != len(manifest.inputs):
+    if len(said) != 1 or not (sent := said.pop()):
         return set()
     found = set()
     for task, claim in claims.items():

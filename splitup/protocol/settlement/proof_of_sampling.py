@@ -188,7 +188,7 @@ def check_completion(
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
-    check_end(completion.end, plan)
+    check_end(completion.end, plan, manifest)
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)

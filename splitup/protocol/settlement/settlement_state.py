@@ -17,7 +17,6 @@ from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import (
     Completion,
-    ExecutorCommitment,
     SignedEnd,
     SignedTakeover,
 )
@@ -122,7 +121,8 @@ class EarlyEvidence:
 class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
-    by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
+    by_node: dict[str, str] = field(default_factory=dict)  # roots
+    end: SignedEnd | None = None  # the first of the client's that was checked
     steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class SettlementState:
         executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
         if executors is None:
             return None
-        ordered = tuple((node, commitments[node].root) for node in sorted(set(executors)))
+        ordered = tuple((node, commitments[node]) for node in sorted(set(executors)))
         return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
 
     def find_basis(self) -> DrawBasis | None:
@@ -290,13 +290,14 @@ class SettlementState:
 
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
-        steps = signed.end.steps
-        if self.certificate is None or self.verification is not None:
+        collected = self.collected
+        if self.certificate is None or self.verification is not None or signed == collected.end:
             return
         check_end(signed, self.certificate.plan)
-        if not steps:
+        if not signed.end.steps:
             raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
-        self.collected.steps.add(steps)
+        collected.end = collected.end or signed
+        collected.steps.add(signed.end.steps)
 
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.

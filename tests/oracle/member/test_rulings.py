@@ -54,7 +54,10 @@ def digest(array: np.ndarray) -> str:
 
 
 def digest_steps(steps: np.ndarray) -> str:
-    return hashlib.sha256(b"".join(bytes.fromhex(digest(step)) for step in steps)).hexdigest()
+    total = bytes(32)
+    for step in steps:
+        total = hashlib.sha256(total + bytes.fromhex(digest(step))).digest()
+    return total.hex()
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,6 @@ def make_end(*inputs: str, steps: int = STEPS) -> End:
         ((make_end(OTHER), make_end(OTHER)), {0}),
         ((make_end(OTHER),), {0}),
         ((make_end(),), set()),  # states nothing
-        ((make_end(OTHER, OTHER),), set()),  # the model has one input
         ((make_end(OTHER), make_end(SENT)), set()),  # the client signed both
         ((make_end(OTHER), make_end()), set()),
     ],
@@ -116,23 +115,26 @@ def make_plan(manifest: Manifest) -> Plan:
     return compute_plan(request, f"0x{7:064x}", make_snapshot(6, count), manifest)
 
 
-def test_a15_an_end_counts_for_its_execution_and_client_alone() -> None:
-    plan = make_plan(make_chain_manifest(2))
+def test_a15_an_end_counts_for_its_execution_client_and_model_alone() -> None:
+    manifest = make_chain_manifest(2)
+    plan = make_plan(manifest)
     good = make_end(SENT).model_copy(update={"execution_id": plan.request.execution_id})
     for end in (good, good.model_copy(update={"inputs": ()})):
-        check_end(sign_end(CLIENT, end), plan)
+        check_end(sign_end(CLIENT, end), plan, manifest)
     for update, message in (
         ({"execution_id": "0x" + "cd" * 32}, "another execution"),
         ({"steps": STEPS + 1}, "more steps"),
+        ({"inputs": (SENT, SENT)}, "model's ports"),
+        ({"outputs": ("", "")}, "model's ports"),
     ):
         with pytest.raises(PeerFault, match=message):
-            check_end(sign_end(CLIENT, good.model_copy(update=update)), plan)
+            check_end(sign_end(CLIENT, good.model_copy(update=update)), plan, manifest)
     with pytest.raises(BadSignature):
-        check_end(sign_end(make_identity(78), good), plan)
+        check_end(sign_end(make_identity(78), good), plan, manifest)
     signature = sign_end(CLIENT, good).signature
     changed = SignedEnd(end=good.model_copy(update={"inputs": (OTHER,)}), signature=signature)
     with pytest.raises(BadSignature):
-        check_end(changed, plan)
+        check_end(changed, plan, manifest)
 
 
 def test_a_completion_is_bound_to_the_end_it_shows() -> None:

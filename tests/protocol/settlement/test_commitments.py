@@ -163,7 +163,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     give(commitment)
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     state = member._settlements._states[execution_id]
-    assert state.collected.by_node == {node.address: commitment}, "the first counts"
+    assert state.collected.by_node == {node.address: commitment.root}, "the first counts"
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))
