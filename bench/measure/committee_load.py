@@ -38,6 +38,7 @@ from splitup.protocol.committee.events import (
     Tick,
 )
 from splitup.protocol.committee.member import CommitteeMember
+from tests.builders import COMMON_CLASS
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 from tests.protocol.simulator import VERIFY_NONE, read_result
 
@@ -97,7 +98,7 @@ def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
                     queue_ms=number % 100,
                     resident=TASKS,
                     vram_free_bytes=10**9,
-                    determinism="CPU:X86",
+                    determinism=COMMON_CLASS,
                 ).model_dump(mode="json"),
                 now_s=now,
             )

@@ -42,7 +42,7 @@ from splitup.protocol.settlement import proof_of_sampling
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
-from tests.builders import make_chain_manifest
+from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
@@ -418,7 +418,7 @@ class History:
                 queue_ms=self.random.randrange(200),
                 resident=resident,
                 vram_free_bytes=0,
-                determinism="CPU:X86",
+                determinism=COMMON_CLASS,
             )
             event = ev.HeartbeatReceived(heartbeat, node.signing_key_hex)
             for life in self.lives:

@@ -58,7 +58,7 @@ from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
-from tests.builders import address, make_chain_manifest
+from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
 Exposures = tuple[tuple[str, int], ...]
@@ -113,7 +113,7 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
-    determinism: str = "CPU:X86"  # in "GPU" the last bits are others
+    determinism: str = COMMON_CLASS  # in the foreign one the last bits are others
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
@@ -139,7 +139,7 @@ class Node:
 
     @property
     def is_foreign(self) -> bool:
-        return self.determinism == "GPU"
+        return self.determinism == FOREIGN_CLASS
 
     @property
     def is_dishonest(self) -> bool:
@@ -810,7 +810,7 @@ class Simulation:
             error="" if found else "another determinism class",
             missing=missing,
         )
-        if able and command.determinism == "GPU":  # members compare, within a tolerance
+        if able and command.determinism == FOREIGN_CLASS:  # members compare, within a tolerance
             claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
             assert self.manifest.tasks[task].crosses_classes
             ruling = ruling.model_copy(

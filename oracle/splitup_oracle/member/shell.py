@@ -142,6 +142,7 @@ class Member:
                 self.read_result,
                 grace_s=grace_s,
                 signing_guard=signing_guard,
+                confirmations=chain.deployment.confirmations,
                 signed_requests=[
                     SignedRequest.from_value(value)
                     for key, value in journal.items(SIGNED_REQUEST)
@@ -159,6 +160,7 @@ class Member:
             bytes.fromhex(secret["secret"]),
             make_member,
             SigningGuard(dict(journal.items(SIGNED))),
+            chain.deployment.confirmations,
         )
 
     async def close(self) -> None:

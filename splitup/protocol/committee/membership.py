@@ -64,12 +64,14 @@ class Membership:
         secret: bytes,
         make_member: Callable[[CommitteeView, SigningGuard], CommitteeMember],
         signing_guard: SigningGuard,
+        confirmations: int = 0,
     ) -> None:
         self._identity = identity
         self._domain = domain
         self._secret = secret
         self._make_member = make_member
         self._signing_guard = signing_guard
+        self._confirmations = confirmations
         self._views: dict[int, CommitteeView] = {}
         self._generations: dict[int, KeyGeneration] = {}
         self._keys: dict[int, KeyReady] = {}  # with our share, where we have one
@@ -251,7 +253,9 @@ class Membership:
             domain=self._domain,
         )
         entropy = derive_key(self._secret, _ENTROPY + number.to_bytes(8, "big"))
-        self._generations[number] = KeyGeneration(self._identity, view, entropy, predecessor)
+        self._generations[number] = KeyGeneration(
+            self._identity, view, entropy, predecessor, self._confirmations
+        )
         self._post_at = 0.0
         if not self._is_ours(number):
             return []

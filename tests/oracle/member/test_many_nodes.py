@@ -30,7 +30,7 @@ from splitup.protocol.committee.events import (
     Tick,
 )
 from splitup.storage.journal import Journal
-from tests.builders import HANG_S, address, task_id
+from tests.builders import COMMON_CLASS, HANG_S, address, task_id
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee
 from tests.protocol.simulator import GRACE_S, VERIFY_NONE
 
@@ -66,7 +66,7 @@ def make_events(members: list[CommitteeMember]) -> list[Any]:
                 queue_ms=n % 500,
                 resident=RESIDENT,
                 vram_free_bytes=n << 20,
-                determinism="CPU:X86",
+                determinism=COMMON_CLASS,
             ),
             record.signing_key,
         )

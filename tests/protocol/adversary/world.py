@@ -61,10 +61,11 @@ def make_model(shape: int) -> Manifest:
 
 
 @cache
-def make_first_snapshot(shape: int) -> Snapshot:
-    """All nodes hold all tasks."""
+def make_first_snapshot(shape: int, is_pool_small: bool) -> Snapshot:
+    """All nodes hold all tasks; in a small pool one holds nothing, and has most of the stake."""
     tasks = tuple(sorted(task.task_id for task in make_model(shape).tasks))
-    nodes = sorted(NODES, key=lambda node: node.address)
+    idle = (make_identity(2999),) if is_pool_small else ()
+    nodes = sorted((*NODES, *idle), key=lambda node: node.address)
     return Snapshot(
         configuration=1,
         sequence=1,
@@ -74,10 +75,10 @@ def make_first_snapshot(shape: int) -> Snapshot:
                 node=node.address,
                 signing_key=node.signing_key_hex,
                 endpoint="http://127.0.0.1:9000",
-                stake_micro_usdc=STAKE_MICRO_USDC,
+                stake_micro_usdc=STAKE_MICRO_USDC * (20 if node in idle else 1),
                 rtt_ms=10,
                 queue_ms=0,
-                resident=tasks,
+                resident=() if node in idle else tasks,
                 determinism="CPU:X86",
             )
             for node in nodes
@@ -99,6 +100,7 @@ class Setting:
     first_block_s: float  # the chain may be slow just now
     sampling_bps: int
     fails: int | None  # the task whose executor never answers
+    is_pool_small: bool  # the nodes that can check each other
     registered_low: bool  # a dishonest client registered the model below the manifest's price
 
 
@@ -118,6 +120,7 @@ def make_setting(seed: int, party: str) -> Setting:
         first_block_s=rng.uniform(0.2, block_s if rng.random() < 0.7 else 3 * block_s + 12),
         sampling_bps=rng.choice((10_000, 10_000, 5_000, 0)),
         fails=rng.randrange(tasks) if rng.random() < 0.2 else None,
+        is_pool_small=rng.random() < 0.2,
         registered_low=party == "client" and rng.random() < 0.1,
     )
 
@@ -138,7 +141,10 @@ class World:
         self.setting, self.adversary = setting, adversary
         self.random = random.Random(seed ^ 0xF00D)
         self.now = 0.0
-        self.manifest, self.snapshot = make_model(setting.shape), make_first_snapshot(setting.shape)
+        self.manifest, self.snapshot = (
+            make_model(setting.shape),
+            make_first_snapshot(setting.shape, setting.is_pool_small),
+        )
         self.economics = Economics(setting.sampling_bps, 1_200, 100_000)
         self.identities, self.view = make_committee(setting.members)
         self.group, self.shares = make_cheap_keys(setting.members)
