@@ -32,7 +32,7 @@ class Record:
     status: str = "requested"  # then planned, settled or refunded
     executors: int = 0
     agreed: bool = False
-    own: dict[str, str] = field(default_factory=dict)  # node -> root
+    own: set[str] = field(default_factory=set)  # nodes that committed by themselves
     locked: Counter[str] = field(default_factory=Counter)
     settlement: quorum.Settlement | None = None
 
@@ -98,15 +98,13 @@ class Market:
         _require(not record.agreed and event.node not in record.own, "CommitmentExists")
         _require(0 < event.steps <= record.request.steps, "StepsInvalid")
         self._lock(record, [(event.node, event.exposure_micro_usdc)])
-        record.own[event.node] = event.root
+        record.own.add(event.node)
         self._emit(event)
 
     def close(self) -> None:
         """Refund what can be refunded by now; anybody may."""
         for execution_id, record in self.records.items():
-            complete = record.agreed or (
-                record.executors and len(record.own) >= record.executors
-            )
+            complete = record.agreed or (record.executors and len(record.own) >= record.executors)
             end = record.request.deadline + (GRACE_S if complete else 0)
             if record.status in ("requested", "planned") and self.now_s >= end:
                 record.status = "refunded"

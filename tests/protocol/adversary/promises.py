@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from splitup.messages.completions import TaskCommitment
-from splitup.messages.verification import Evidence
+from splitup.messages.verification import Evidence, VerificationResult
+from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import UNPAID
 from tests.protocol.adversary.market import Record
-from tests.protocol.adversary.parties import CLIENT_TASK, Parties, Run, digest, digest_all
+from tests.protocol.adversary.parties import Parties
+from tests.protocol.adversary.tensors import CLIENT_TASK, Run, digest, digest_all
 from tests.protocol.adversary.world import CLIENT, NODES, STAKE_MICRO_USDC, World
 
-LARGEST: Final = 700  # entries of a member's containers when nothing is open; honest runs: 150
+LARGEST: Final = 1_500  # entries of a member's containers when nothing is open; honest: 230
 _DEPTH: Final = 7
 _UNPAID: Final = frozenset(outcome.value for outcome in UNPAID)
 # What docs/security.md says that remains: who breaks what, and words of the sentence that says so.
@@ -24,11 +26,39 @@ REMAINS: Final = {
     (
         "executor",
         "honest work is unpaid: a neighbour contradicts it, and is not paid either",
-    ): "Two\nneighbours that contradict each other both go unpaid",
+    ): "neighbours that contradict each other both go unpaid",
     (
         "executor",
         "honest work is unpaid: somebody did not commit",
     ): "An executor that finishes and never commits",
+    (
+        "executor",
+        "a node received other tensors than were committed to, and nobody pays",
+    ): "What a node received of another, or of one that was replaced",
+    (
+        "executor",
+        "honest validation is unpaid: the executor's inputs are others than the store's",
+    ): "Validators of a task whose executor commits to other inputs",
+    (
+        "executor",
+        "a node is paid for inputs of a node that was replaced",
+    ): "What a node received of another, or of one that was replaced",
+    (
+        "validator",
+        "honest validation is unpaid: it came too late",
+    ): "A validator that was asked because another was late",
+    (
+        "validator",
+        "honest validation is unpaid: it was asked in addition",
+    ): "A validator that was asked because another was late",
+    (
+        "relay",
+        "honest validation is unpaid: it came too late",
+    ): "A relay that holds a verification order back",
+    (
+        "gateway",
+        "honest validation is unpaid: its inputs were altered",
+    ): "A storage gateway that serves altered log objects",
 }
 
 
@@ -43,9 +73,8 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         evidence = _find_evidence(world, run.id)
         if record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
-        elif world.adversary.party != "client" and run.told:
-            complete = record.agreed or len(record.own) >= record.executors > 0
-            why = "it was not settled" if complete else "somebody did not commit"
+        elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
+            why = "it was not settled" if run.id in world.drawn else "somebody did not commit"
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
 
@@ -163,14 +192,30 @@ class _Settled:
         return any(self.executors[o] in self.bad and not self.is_paid(o) for o in others)
 
     def _check_validators(self) -> Iterator[str]:
-        for task, verdict in self.verdicts.items():
-            answered = {
-                node
-                for (number, node), result in self.run.results.items()
-                if number == task and node not in self.bad and not result.error
-            }
-            if not answered <= set(verdict.validators):
-                yield f"honest validation is unpaid: the task is {verdict.outcome}"
+        for (task, node), result in self.run.results.items():
+            verdict = self.verdicts.get(task)
+            if node in self.bad or result.error or verdict is None:
+                continue
+            if node not in verdict.validators:
+                yield f"honest validation is unpaid: {self._explain(task, node, result)}"
+
+    def _explain(self, task: int, node: str, result: VerificationResult) -> str:
+        """Return why a validator's result was of no use."""
+        claim = self._find_claim(task, self.executors[task])
+        sources = get_sources(self.world.manifest, task)
+        authors = [CLIENT.address if s == CLIENT_TASK else self.executors[s] for s, _ in sources]
+        stored = [
+            self.run.store.get((s, a), ()) for (s, _), a in zip(sources, authors, strict=True)
+        ]
+        if result.inputs != tuple(digest_all(tensors[: self.used]) for tensors in stored):
+            return "its inputs were altered"
+        if claim is not None and claim.inputs != result.inputs:
+            return "the executor's inputs are others than the store's"
+        if self.run.attestations.find_fixed(task, node) is None:
+            return "it came too late"
+        if self.verdicts[task].validators:
+            return "it was asked in addition"
+        return f"the task is {self.verdicts[task].outcome}"
 
     def _check_gain(self) -> Iterator[str]:
         """No account of the adversary gets more than for honest work."""
@@ -189,11 +234,17 @@ class _Settled:
             right = work.right[: self.used]
             wrong = claim.outputs != (digest_all(right),) or claim.state != digest("state", right)
             drawn = task in self.verdicts
-            if wrong and drawn and self.is_paid(task):
+            if wrong and drawn and self.is_paid(task) and self.lost[node] < self.prices[task]:
                 yield f"a drawn lie is paid: {self.verdicts[task].outcome}"
             read = tuple(digest_all(tensors[: self.used]) for tensors in work.inputs)
             if claim.inputs != read and self.is_paid(task):
-                yield "a node is paid for inputs that nobody sent"
+                planned = self.run.plan.executors()
+                replaced = any(
+                    source != CLIENT_TASK and planned[source] != self.executors[source]
+                    for source, _ in get_sources(self.world.manifest, task)
+                )
+                what = "of a node that was replaced" if replaced else "that nobody sent"
+                yield f"a node is paid for inputs {what}"
 
     def _check_sent(self) -> Iterator[str]:
         """What somebody received is what its sender committed to, or the sender is not paid."""
@@ -209,8 +260,6 @@ class _Settled:
 
     def _read_of(self, task: int) -> Iterator[Sequence[str]]:
         """Yield what honest executors read of a task's output."""
-        from splitup.protocol.execution.routes import get_sources
-
         for reader, node in enumerate(self.executors):
             work = self.run.work.get((reader, node))
             if work is None or node in self.bad:

@@ -1,7 +1,7 @@
 """Searches seeds for worlds that break a promise, and replays them.
 
-    python -m tests.protocol.adversary.search 4711             # what happens in one world
-    python -m tests.protocol.adversary.search --seeds 100000   # a long search
+python -m tests.protocol.adversary.search 4711             # what happens in one world
+python -m tests.protocol.adversary.search --seeds 100000   # a long search
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from tests.protocol.adversary.deviations import Adversary
 from tests.protocol.adversary.market import GRACE_S
@@ -42,7 +41,7 @@ def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     adversary = Adversary(seed)
     setting = make_setting(seed, adversary.party)
     if is_honest:
-        adversary.party = "nobody"
+        adversary.party, setting = "nobody", replace(setting, registered_low=False)
     else:
         adversary.choose_habits(is_signed=setting.is_signed)
     world = World(setting, adversary, seed)

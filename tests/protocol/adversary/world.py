@@ -25,9 +25,9 @@ from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.equivocation import get_slot
-from splitup.protocol.committee.peer_messages import PlanCertified, PlanVote
+from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.peer_messages import DrawPartial, PlanCertified, PlanVote
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import make_manifest
 from tests.protocol.adversary.deviations import Adversary
@@ -61,10 +61,11 @@ def make_model(shape: int) -> Manifest:
 
 
 @cache
-def make_first_snapshot(shape: int) -> Snapshot:
-    """All nodes hold all tasks."""
+def make_first_snapshot(shape: int, is_pool_small: bool) -> Snapshot:
+    """All nodes hold all tasks; in a small pool one holds nothing, and has most of the stake."""
     tasks = tuple(sorted(task.task_id for task in make_model(shape).tasks))
-    nodes = sorted(NODES, key=lambda node: node.address)
+    idle = (make_identity(2999),) if is_pool_small else ()
+    nodes = sorted((*NODES, *idle), key=lambda node: node.address)
     return Snapshot(
         configuration=1,
         sequence=1,
@@ -74,10 +75,10 @@ def make_first_snapshot(shape: int) -> Snapshot:
                 node=node.address,
                 signing_key=node.signing_key_hex,
                 endpoint="http://127.0.0.1:9000",
-                stake_micro_usdc=STAKE_MICRO_USDC,
+                stake_micro_usdc=STAKE_MICRO_USDC * (20 if node in idle else 1),
                 rtt_ms=10,
                 queue_ms=0,
-                resident=tasks,
+                resident=() if node in idle else tasks,
                 determinism="CPU:X86",
             )
             for node in nodes
@@ -99,7 +100,8 @@ class Setting:
     first_block_s: float  # the chain may be slow just now
     sampling_bps: int
     fails: int | None  # the task whose executor never answers
-    registered_low: bool  # the model's price on chain is below the manifest's
+    is_pool_small: bool  # the nodes that can check each other
+    registered_low: bool  # a dishonest client registered the model below the manifest's price
 
 
 def make_setting(seed: int, party: str) -> Setting:
@@ -118,7 +120,8 @@ def make_setting(seed: int, party: str) -> Setting:
         first_block_s=rng.uniform(0.2, block_s if rng.random() < 0.7 else 3 * block_s + 12),
         sampling_bps=rng.choice((10_000, 10_000, 5_000, 0)),
         fails=rng.randrange(tasks) if rng.random() < 0.2 else None,
-        registered_low=rng.random() < 0.05,
+        is_pool_small=rng.random() < 0.2,
+        registered_low=party == "client" and rng.random() < 0.1,
     )
 
 
@@ -138,7 +141,10 @@ class World:
         self.setting, self.adversary = setting, adversary
         self.random = random.Random(seed ^ 0xF00D)
         self.now = 0.0
-        self.manifest, self.snapshot = make_model(setting.shape), make_first_snapshot(setting.shape)
+        self.manifest, self.snapshot = (
+            make_model(setting.shape),
+            make_first_snapshot(setting.shape, setting.is_pool_small),
+        )
         self.economics = Economics(setting.sampling_bps, 1_200, 100_000)
         self.identities, self.view = make_committee(setting.members)
         self.group, self.shares = make_cheap_keys(setting.members)
@@ -154,6 +160,7 @@ class World:
         self.certificates: dict[str, PlanCertificate] = {}
         self.plan_votes: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.accused: set[str] = set()
+        self.drawn: set[str] = set()  # executions whose commitments were complete
         self.is_measured = seed % 8 == 0  # measuring memory is a tenth of the work
         self.relayed = {node.address for node in NODES[::2]}
         self.refused: Counter[str] = Counter()
@@ -161,7 +168,9 @@ class World:
         self._count = 0
         self._pending: list[Callable[[], None]] = []
         self._block = 1
-        self.members = {identity.address: self._start(i) for i, identity in enumerate(self.identities)}
+        self.members = {
+            identity.address: self._start(i) for i, identity in enumerate(self.identities)
+        }
         self.after(setting.first_block_s, self._mine)
         self.after(0.5, self._tick)
 
@@ -303,7 +312,9 @@ class World:
             self.after(0.01, partial(self.certified, certificate))
 
     def _note_votes(self, account: str, message: Message) -> None:
-        """Remember under which plans members put their names: two for one id cost the bond."""
+        """Remember under which plans members put their names: two for one slot cost the bond."""
+        if isinstance(message, DrawPartial) and account not in self.adversary.accounts:
+            self.drawn.add(message.execution_id)
         if isinstance(message, PlanVote) and message.member == account:
             self.plan_votes[account, get_slot(message)].add(message.root)
         if isinstance(message, PlanCertified):
