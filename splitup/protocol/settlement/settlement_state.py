@@ -15,6 +15,7 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
@@ -23,6 +24,7 @@ from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
+from splitup.protocol.planning.signed_requests import hash_request
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
@@ -224,6 +226,21 @@ class SettlementState:
         if context is None:
             return ()
         return compute_exposures(context.plan, context.manifest, executors, self.economics)
+
+    def make_history(self) -> quorum.ExecutionHistory:
+        """Return what the chain's record of the execution binds."""
+        plan, chain = self.require_certificate().plan, self.chain
+        agreed = chain.agreed
+        own = ((event.node, event.exposure_micro_usdc) for event in chain.own.values())
+        return quorum.ExecutionHistory(
+            execution_id=self.request.execution_id,
+            request_hash="0x" + hash_request(plan.request).hex(),
+            plan_root=plan.root(),
+            seed=plan.seed,
+            own=quorum.pack_words(own),
+            commitments=agreed.root if agreed is not None else ZERO_BYTES32,
+            exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
+        )
 
     def find_agreement(self) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.
