@@ -332,6 +332,13 @@ def test_s14_a_first_difference_that_a_bit_flip_explains_costs_a_tenth() -> None
     assert settle(lie(2, close=True)) == {liar: PENALTY + FLOOR // 10}
 
 
+def test_s14_the_ruling_says_whether_a_difference_is_close() -> None:
+    for close in (False, True):
+        ruling = rule().model_copy(update={"close": close})
+        verdict = judge(commitment(output=BAD), "executor", [result(V1, GOOD)], ruling)
+        assert verdict == Verdict(0, Outcome.LIED, (V1,), ("executor",), close=close)
+
+
 def test_s14_a_second_difference_costs_the_whole_exposure() -> None:
     node, count = Counter(PLAN.executors()).most_common(1)[0]
     tasks = [task for task, executor in enumerate(PLAN.executors()) if executor == node]
