@@ -94,6 +94,7 @@ class MarketParameters:
     reward_milli: int = 1_200
     slash_milli: int = 100_000
     validation_bonus_milli: int = 0
+    outside_gain_micro_usdc: int = 300_000
     sampling_bps: int = 800
     collusion_bps: int = 1_000
     tie_breakers: int = 2

@@ -14,6 +14,9 @@ MIB: Final = 1024 * KIB
 # ---- execution and plan ------------------------------------------------------------------------
 
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
+# of NodeRegistry.sol: what every execution locks of each executor's stake, and what none ever locks
+EXPOSURE_FLOOR_MICRO_USDC: Final = 5_000_000
+VALIDATION_RESERVE_MICRO_USDC: Final = 20 * EXPOSURE_FLOOR_MICRO_USDC
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
 MAX_PLAN_NODES: Final = MAX_TASKS * MAX_FALLBACKS

@@ -41,7 +41,7 @@ _COMMITMENTS_TYPE: Final = keccak(
     text="Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)"
 )
 _SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
-_SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],(address,uint96)[])"
+_SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],bytes32[])"
 _MAX_AMOUNT: Final = 2**96 - 1
 
 
@@ -67,7 +67,7 @@ class Payment:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """Stake that a settlement takes from a node."""
+    """The most stake that a settlement takes from a node."""
 
     node: str
     amount_micro_usdc: int
@@ -85,7 +85,8 @@ class Settlement:
     def to_abi(self) -> tuple[Any, ...]:
         """Return the nested tuple that ``Market.settle`` takes as its second argument.
 
-        What an account gets from the price is one word; the contract takes them in ascending order.
+        What an account gets from the price is one word, and so is what a node loses; the contract
+        takes both in ascending order.
         """
         payouts: dict[str, int] = {}
         for payment in self.payments:
@@ -96,7 +97,34 @@ class Settlement:
             _bytes32(self.evidence_root),
             tuple(pack_word(to, amount) for to, amount in sorted(payouts.items())),
             tuple((p.to, p.amount_micro_usdc) for p in self.payments if p.from_slash),
-            tuple((s.node, s.amount_micro_usdc) for s in self.slashes),
+            tuple(sorted(pack_word(s.node, s.amount_micro_usdc) for s in self.slashes)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionHistory:
+    """What the chain's record of an execution binds, as ``settle`` and ``distribute`` take it."""
+
+    execution_id: str
+    request_hash: str
+    plan_root: str
+    seed: str
+    own: tuple[str, ...] = ()  # words: what nodes locked by commitments of their own, in order
+    commitments: str = "0x" + "00" * 32
+    exposures: tuple[str, ...] = ()  # words
+    payouts: tuple[str, ...] = ()  # words
+
+    def to_abi(self) -> tuple[Any, ...]:
+        """Return the struct as the Market contract takes it."""
+        return (
+            self.execution_id,
+            self.request_hash,
+            self.plan_root,
+            self.seed,
+            self.own,
+            self.commitments,
+            self.exposures,
+            self.payouts,
         )
 
 
@@ -114,6 +142,11 @@ def pack_word(account: str, amount_micro_usdc: int) -> bytes:
     if not 0 <= amount_micro_usdc <= _MAX_AMOUNT:
         raise InvalidInput(f"{amount_micro_usdc} micro-USDC do not fit 96 bits")
     return bytes.fromhex(account.removeprefix("0x")) + amount_micro_usdc.to_bytes(12, "big")
+
+
+def pack_words(amounts: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Return (account, micro-USDC) as words "0x…" of the Market contract, in the given order."""
+    return tuple("0x" + pack_word(account, amount).hex() for account, amount in amounts)
 
 
 def unpack_word(word: str) -> tuple[str, int]:

@@ -111,7 +111,8 @@ class Ruling(Message):
     executor committed to them; then the digests are empty. A member of another determinism class
     compares numbers instead (``compared``): ``outputs`` are then the claimed digests, or () when
     the claimed numbers differ from its own by more than the task's tolerance, and ``state`` is the
-    claimed one.
+    claimed one. A member of the executor's class adds whether the claimed outputs are within the
+    tolerance of its own (``close``); without a tolerance they are not.
     """
 
     task: TaskField
@@ -121,6 +122,7 @@ class Ruling(Message):
     error: str = Field(max_length=200)
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
     compared: bool = False
+    close: bool = False
 
 
 class Attestation(Message):
@@ -153,6 +155,7 @@ class TaskVerdict(Message):
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)
+    close: bool = False  # the outputs are wrong, but within the task's tolerance
 
 
 class Evidence(Message):

@@ -19,6 +19,7 @@ from splitup.crypto import bls
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
+    ExecutionHistory,
     Settlement,
     pack_signatures,
     plan_struct_hash,
@@ -130,11 +131,17 @@ class Network:
             "market", "submitCompletePlan", request_to_abi(request), terms, signatures
         )
 
-    async def settle(self, execution_id: str, settlement: Settlement) -> Any:
+    async def settle(
+        self,
+        execution_id: str,
+        settlement: Settlement,
+        history: ExecutionHistory | None = None,
+    ) -> Any:
         digest = settlement_hash(settlement)
         signatures = self.certify(settlement_struct_hash(execution_id, digest))
+        history = history or ExecutionHistory(execution_id, ROOT, ROOT, ROOT)  # for slashes only
         return await self.owner.send(
-            "market", "settle", execution_id, settlement.to_abi(), signatures
+            "market", "settle", execution_id, settlement.to_abi(), history.to_abi(), signatures
         )
 
     async def balance(self, account: str) -> int:

@@ -174,7 +174,8 @@ def test_payouts_of_a_settlement_are_one_ascending_word_per_account() -> None:
         quorum.Payment(b, 4),
         quorum.Payment(a, 8, from_slash=True),
     )
-    settlement = quorum.Settlement(1, ROOT, payments, (quorum.Slash(b, 16),))
+    settlement = quorum.Settlement(1, ROOT, payments, (quorum.Slash(b, 16), quorum.Slash(a, 32)))
     _, _, payouts, rewards, slashes = settlement.to_abi()
     assert payouts == (quorum.pack_word(a, 2), quorum.pack_word(b, 5))
-    assert (rewards, slashes) == (((a, 8),), ((b, 16),))
+    assert rewards == ((a, 8),)
+    assert slashes == (quorum.pack_word(a, 32), quorum.pack_word(b, 16))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
@@ -438,7 +438,8 @@ class Simulation:
                     return
                 self.chain.agreed[execution_id] = command.root
                 self.chain.covered.add(execution_id)
-                self.emit(ev.ExecutionCommitted(execution_id, command.root, f"0x{self.block:064x}"))
+                block_hash, exposures = f"0x{self.block:064x}", command.exposures
+                self.emit(ev.ExecutionCommitted(execution_id, command.root, block_hash, exposures))
             case cmd.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
                 struct = quorum.settlement_struct_hash(command.execution_id, digest)
@@ -446,14 +447,29 @@ class Simulation:
                 if command.execution_id in self.chain.settlements:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
+                self._check_slashes(command)
                 self.chain.settlements[command.execution_id] = command.settlement
                 for exposures in self.chain.exposures[command.execution_id]:
                     self.chain.locked.subtract(dict(exposures))
                 self.emit(ev.ExecutionEnded(command.execution_id))
 
+    def _check_slashes(self, command: cmd.SubmitSettlement) -> None:
+        """Fail unless the contract would take all that the settlement asks for."""
+        history, locked = command.history, self.chain.exposures.get(command.execution_id, [])
+        words = [word for exposures in locked for word in quorum.pack_words(exposures)]
+        assert Counter(words) == Counter([*history.own, *history.exposures])
+        exposed: Counter[str] = Counter()
+        for exposures in locked:
+            exposed.update(dict(exposures))
+        for slash in command.settlement.slashes:
+            most = exposed[slash.node] + limits.EXPOSURE_FLOOR_MICRO_USDC
+            assert slash.amount_micro_usdc <= most, "more than its exposure"
+
     def _lock(self, execution_id: str, exposures: Exposures) -> bool:
         for node, amount in exposures:
-            if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+            assert amount >= limits.EXPOSURE_FLOOR_MICRO_USDC
+            reserved = self.chain.locked[node] + limits.VALIDATION_RESERVE_MICRO_USDC
+            if reserved + amount > self.by_node[node].stake_micro_usdc:
                 return False
         self.chain.locked.update(dict(exposures))
         self.chain.exposures.setdefault(execution_id, []).append(exposures)

@@ -87,33 +87,22 @@ class Rulings:
             )
             if task.crosses_classes and not await self._computes_as(command.determinism):
                 return await self._compare(command, manifest, job)
-            found = await sandbox.replay(job)
-        return Ruling.from_value({"task": order.task, "error": "", **found})
+            stored = None
+            if task.crosses_classes:
+                stored = await self._store_claimed(command, manifest, job)
+            found = await sandbox.replay(stored or job)
+            close = found.pop("accepted", False)
+        return Ruling.from_value({"task": order.task, "error": "", "close": close, **found})
 
     async def _compare(
         self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
     ) -> Ruling:
         """Compare the outputs that the executor stored with this machine's, of another class."""
         order, claim = command.order, command.claim
-        task = manifest.tasks[order.task]
-        outputs = [(order.task, port) for port in range(len(task.outputs))]
-        specs = [port.spec for port in task.outputs]
-        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
-        if missing or tuple(digest for _, digest in logs) != claim.outputs:
-            return _miss(order.task, (order.task,))  # its stored outputs are not the committed ones
-        logits = [
-            port.port
-            for port in manifest.outputs
-            if port.task == order.task and port.name == _LOGITS
-        ]
-        own = replace(
-            job,
-            determinism=await self._find_class(""),
-            claimed=[path for path, _ in logs],
-            tolerances=task.tolerances,
-            logits=logits[0] if logits else None,
-        )
-        found = await sandbox.replay(own)
+        stored = await self._store_claimed(command, manifest, job)
+        if stored is None:
+            return _miss(order.task, (order.task,))
+        found = await sandbox.replay(replace(stored, determinism=await self._find_class("")))
         return Ruling.from_value(
             {
                 "task": order.task,
@@ -123,6 +112,32 @@ class Rulings:
                 "error": "",
                 "compared": True,
             }
+        )
+
+    async def _store_claimed(
+        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+    ) -> sandbox.Replay | None:
+        """Return the job with the executor's stored outputs, to be compared with the result.
+
+        None when the stored outputs are not the committed ones.
+        """
+        order, claim = command.order, command.claim
+        task = manifest.tasks[order.task]
+        outputs = [(order.task, port) for port in range(len(task.outputs))]
+        specs = [port.spec for port in task.outputs]
+        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+        if missing or tuple(digest for _, digest in logs) != claim.outputs:
+            return None
+        logits = [
+            port.port
+            for port in manifest.outputs
+            if port.task == order.task and port.name == _LOGITS
+        ]
+        return replace(
+            job,
+            claimed=[path for path, _ in logs],
+            tolerances=task.tolerances,
+            logits=logits[0] if logits else None,
         )
 
     async def _computes_as(self, determinism: str) -> bool:

@@ -69,6 +69,7 @@ class TransactionSender:
                     "settle",
                     command.execution_id,
                     command.settlement.to_abi(),
+                    command.history.to_abi(),
                     command.signatures,
                 )
             case SubmitEvidence():

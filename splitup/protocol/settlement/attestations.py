@@ -82,6 +82,9 @@ class Attestations:
         if isinstance(statement, Ruling) and statement.error:
             self._unable.setdefault(statement.task, set()).add(member)
             return
+        if isinstance(statement, Ruling) and statement.close:
+            # members that found no stored outputs to compare with must not stop the ruling
+            self._count(statement.model_copy(update={"close": False}), member)
         members = self._statements.get(statement, set())
         if member in members or self._made[member] >= 3 * limits.MAX_STATEMENTS:
             return
@@ -96,7 +99,7 @@ class Attestations:
                 self._silent.add(statement)
             case Ruling(task=task):
                 known = self._rulings.get(task)
-                if known is None or (known.missing and not statement.missing):
+                if known is None or (known.missing and not statement.missing) or statement.close:
                     self._rulings[task] = statement  # a result outweighs missing inputs
             case _ as never:
                 assert_never(never)

@@ -60,6 +60,16 @@ class ChainCommitments:
         self.own[event.node] = event
         return True
 
+    def get_locked(self) -> dict[str, int]:
+        """Return what the chain locked of every node's stake, in micro-USDC.
+
+        Who committed by itself before the agreed root is locked twice; the larger lock counts.
+        """
+        locked = {node: event.exposure_micro_usdc for node, event in self.own.items()}
+        for node, amount in self.agreed.exposures if self.agreed is not None else ():
+            locked[node] = max(amount, locked.get(node, 0))
+        return locked
+
     def bind(self, agreement: AgreedCommitments | None) -> bool:
         """Take the content of the agreed root if it matches; return whether it is known now."""
         agreed = self.agreed

@@ -125,6 +125,7 @@ class Proposals:
             verdicts,
             self._economics,
             executors,
+            state.chain.get_locked(),
         )
         return make_settlement(terms, compute_evidence_root(verification.draw, verdicts))
 
@@ -153,4 +154,5 @@ def _get_own(state: SettlementState) -> OwnProposal | None:
 
 def _make_submission(state: SettlementState, own: OwnProposal) -> SubmitSettlement:
     packed = quorum.pack_signatures(own.signatures.items())
-    return SubmitSettlement(state.request.execution_id, own.settlement, packed)
+    history = state.make_history()
+    return SubmitSettlement(state.request.execution_id, own.settlement, history, packed)

@@ -15,11 +15,8 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import (
-    Completion,
-    SignedEnd,
-    SignedTakeover,
-)
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
@@ -231,6 +228,21 @@ class SettlementState:
         if context is None:
             return ()
         return compute_exposures(context.plan, context.manifest, executors, self.economics)
+
+    def make_history(self) -> quorum.ExecutionHistory:
+        """Return what the chain's record of the execution binds."""
+        plan, chain = self.require_certificate().plan, self.chain
+        agreed = chain.agreed
+        own = ((event.node, event.exposure_micro_usdc) for event in chain.own.values())
+        return quorum.ExecutionHistory(
+            execution_id=self.request.execution_id,
+            request_hash=plan.request.hash(),
+            plan_root=plan.root(),
+            seed=plan.seed,
+            own=quorum.pack_words(own),
+            commitments=agreed.root if agreed is not None else ZERO_BYTES32,
+            exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
+        )
 
     def find_agreement(self) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.

@@ -8,6 +8,8 @@ mismatch, what each of them got when it recomputed the task itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from splitup.core import limits, tuning
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.snapshots import UNRULED
@@ -164,9 +166,7 @@ class VerificationRounds:
                     return commands
             verdict = judge(commitment, executor, usable, ruling)
         withheld = check.get_withheld(attestations)
-        verdict = Verdict(
-            verdict.task, verdict.outcome, verdict.validators, verdict.liars, withheld
-        )
+        verdict = replace(verdict, silent=withheld)
         if verification.verdicts.get(check.task) != verdict:
             verification.verdicts[check.task] = verdict
             commands.append(_describe(execution_id, verdict))

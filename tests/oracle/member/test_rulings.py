@@ -173,6 +173,24 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
             assert (ruling.inputs, ruling.state) == ((digest_steps(DATA),), "ab" * 32)
 
 
+async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_close(
+    court: Court,
+) -> None:
+    near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
+    determinism = await sandbox.find_class("")
+    for claimed, stored, close in (
+        (near, near, True),
+        (far, far, False),
+        (near, RIGHT[:0], False),  # nothing is stored that could be compared
+    ):
+        order = court.order(TOLERANT)
+        await court.write(order.certificate, 0, DATA)
+        await court.write(order.certificate, TASK, stored)
+        ruling = await court.rule(order, TOLERANT, determinism, claimed)
+        assert (ruling.outputs, ruling.close) == ((digest_steps(RIGHT),), close)
+        assert not ruling.missing and not ruling.compared
+
+
 async def test_the_clients_inputs_are_nobodys_fault(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
