@@ -6,6 +6,7 @@
     sessions    32 sessions at once; memory over 10,000 steps
     flood       transitions while strangers flood the nodes
     network     whole executions on a whole network, compared with the uncut model
+    serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
     failover    SIGKILL in the middle of 256 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
@@ -43,6 +44,7 @@ LIMITS_S: Final = {
     "sessions": 300,
     "flood": 150,
     "network": 150,
+    "serve": 240,
     "failover": 180,
     "compile": 300,
     "committee": 180,

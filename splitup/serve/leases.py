@@ -26,6 +26,7 @@ from splitup.decode.cache_contents import CacheContents
 _log = logging.getLogger("splitup.serve")
 
 RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
+CLOSE_S: Final = 30.0  # that a server which stops waits for its executions
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +115,25 @@ class LeasePool:
         self._adjust()
 
     async def close(self) -> None:
-        """End every lease that is not lent, pay its steps, and open no other one."""
+        """End every lease that is not lent, pay its steps, and open no other one.
+
+        An execution that failed is given back after its deadline; that is not waited for.
+        """
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
         for waiter in self._waiting:
             waiter.lease.cancel()
         self._waiting.clear()
-        for lease in self._idle:
-            self._start(_end(lease))
-        self._idle.clear()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lease in tuple(self._idle):
+            self._retire(lease)
+        ends = _now() + CLOSE_S
+        while self._tasks and _now() < ends:  # one that opens is ended by a task of its own
+            await asyncio.wait(self._tasks, timeout=ends - _now())
+        for task in self._tasks:
+            _log.warning("not waiting for %s; see later: splitup receipt ID", task.get_name())
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @asynccontextmanager
     async def borrow(self, prompt: Sequence[int], steps: int) -> AsyncIterator[Lease]:
@@ -185,7 +193,7 @@ class LeasePool:
             for _ in range(self._count_missing(now)):
                 self._opening += 1
                 steps = max([self._options.steps, *(one.steps for one in self._waiting)])
-                self._start(self._open(steps))
+                self._start(self._open(steps), f"a new lease of model {self._model}")
         self._set_timer(now)
 
     def _pick(self, waiter: _Waiter, now: float) -> Lease | None:
@@ -271,10 +279,10 @@ class LeasePool:
 
     def _retire(self, lease: Lease) -> None:
         self._idle.remove(lease)
-        self._start(_end(lease))
+        self._start(_end(lease), f"the end of execution {lease.session.execution_id}")
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -35,6 +35,7 @@ class Sessions:
             plan=SimpleNamespace(request=SimpleNamespace(steps=steps)),
             steps=0,
             failure=None,
+            execution_id=f"0x{len(self.opened):064x}",
             manifest=SimpleNamespace(text=None),
         )
         self.opened.append(session)
@@ -210,3 +211,22 @@ async def test_a_lease_begins_no_request_in_the_second_half_of_its_time() -> Non
 def test_options_that_cannot_be_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(InvalidInput):
         LeaseOptions(**values)  # type: ignore[arg-type]
+
+
+async def test_a_server_that_stops_does_not_wait_for_a_refund(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("splitup.serve.leases.CLOSE_S", 0.01)
+
+    class Stuck(Sessions):
+        @asynccontextmanager
+        async def session(self, model: str, *, steps: int, deadline_s: float) -> AsyncIterator[Any]:
+            async with super().session(model, steps=steps, deadline_s=deadline_s) as session:
+                yield session
+                await asyncio.Event().wait()
+
+    pool = LeasePool(Stuck(), "model", LeaseOptions())  # type: ignore[arg-type]
+    pool.open()
+    await settle(lambda: pool.idle == 1)
+    await pool.close()
+    assert "not waiting for the end of execution 0x000" in caplog.text
