@@ -56,6 +56,7 @@ class Server:
     host: str
     port: int
     _runner: web.AppRunner
+    _admission: Admission
 
     @property
     def url(self) -> str:
@@ -73,6 +74,7 @@ class Server:
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
         await self._runner.cleanup()
+        self._admission.close()
 
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
@@ -117,7 +119,7 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
             f"cannot listen on {host}:{port} ({error.strerror or error}); "
             "stop the program that uses the port or choose another one"
         ) from None
-    return Server(host, runner.addresses[0][1], runner)
+    return Server(host, runner.addresses[0][1], runner, admission)
 
 
 def error_reply(status: int, message: str) -> web.Response:
@@ -152,7 +154,7 @@ async def read_body(request: web.Request) -> bytes:
     if admission.is_stranger(request):
         with admission.hold(request, admission.large_bodies):
             body = await _read_in_time(request)
-            await admission.pace(request, len(body) / tuning.STRANGER_BYTES)
+            await admission.wait_turn(request, len(body) // tuning.STRANGER_BYTES)
             return body
     try:
         await asyncio.wait_for(admission.known_bodies.acquire(), tuning.HTTP_READ_S)
@@ -224,9 +226,7 @@ async def read_unsigned(request: web.Request, route: Route[M]) -> M:
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
-        await get_admission(request).pace(request, 1)
-        if request.transport is None:  # it went away while it waited
-            return error_reply(503, "the connection was closed")
+        await get_admission(request).wait_turn(request)
         return await handler(request)
     except Refused as error:
         return error_reply(error.status, str(error))
