@@ -158,10 +158,8 @@ async def test_s11_requests_of_strangers_wait_for_their_turn_and_known_ones_do_n
         flood, customer = Host(server.port, FLOODING), Host(server.port, FLOODING)
         known, raw = await customer.connect(), await flood.connect()
         assert b" 200 " in await known.ask("/known")
-        waiting = [
-            asyncio.create_task(raw.ask("/greet")),
-            *(asyncio.create_task((await flood.connect()).ask("/greet")) for _ in range(4)),
-        ]
+        connections = [raw] + [await flood.connect() for _ in range(4)]
+        waiting = [asyncio.create_task(raw.ask("/greet")) for raw in connections]
         for _ in range(20):
             assert b" 200 " in await known.ask("/greet")
         assert not any(task.done() for task in waiting)
