@@ -156,7 +156,7 @@ def run_forge(names: Sequence[str]) -> dict[str, Outcome]:
     forge = CONTRACTS / "node_modules" / ".bin" / "forge"
     if not names or not forge.exists():
         return {}
-    pattern = f"^({'|'.join(names)})$"
+    pattern = rf"^({'|'.join(names)})\("
     command = [str(forge), "test", "--json", "--match-test", pattern]
     result = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True)
     try:
