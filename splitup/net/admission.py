@@ -150,12 +150,13 @@ class Admission:
         """Wait for a stranger's turns; raise Unavailable when the connection ends."""
         for _ in range(turns if self.is_stranger(request) else 0):
             transport = request.transport
-            if transport is None or transport not in self._groups:
+            group = self._groups.get(transport) if transport is not None else None
+            if group is not None:
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._turns.ask(group, transport, functools.partial(_set, done))
+                await done
+            if transport not in self._groups:
                 raise Unavailable("the connection was closed")
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            go = functools.partial(_set, done)
-            self._turns.ask(self._groups[transport], transport, go)
-            await done
 
     @contextlib.contextmanager
     def hold(self, request: web.Request, places: Places[asyncio.Task[Any]]) -> Iterator[None]:
