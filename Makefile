@@ -12,7 +12,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test lint coverage bench contracts docs constraints clean
+.PHONY: demo up test faults lint coverage bench contracts docs constraints clean
 
 demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
@@ -22,6 +22,9 @@ up: $(READY)  ## start a network that keeps running, in .splitup
 
 test: lint  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
+
+faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
+	$(BIN)/python -m tests.faults -n auto --maxprocesses 4
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

@@ -44,6 +44,11 @@ class Allowance:
         self._left -= amount
         return max(0.0, -self._left / self._per_s)
 
+    def get_wait_s(self, amount: float, now_s: float) -> float:
+        """Return the seconds until ``amount`` can be taken, if nobody takes any before."""
+        self._refill(now_s)
+        return max(0.0, (amount - self._left) / self._per_s)
+
     def take(self, amount: float, now_s: float) -> bool:
         """Take ``amount`` if the rate allows it now; return whether it does."""
         self._refill(now_s)

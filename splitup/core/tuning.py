@@ -105,13 +105,9 @@ MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
 # ---- strangers: who is not authorised yet, at an HTTP server ----
 
 STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
-STRANGER_PER_S: Final = 256.0  # requests and connections of one address; a request takes 0.2 ms …
-STRANGERS_PER_S: Final = 1_024.0  # … and of all: a fifth of a processor …
-STRANGER_BURST: Final = 512  # … on top of what one address may send at once …
-STRANGERS_BURST: Final = 2_048  # … and all together
-STRANGER_BYTES: Final = 4 * KIB  # of a large body, that count as one request
-STRANGER_PATIENCE_S: Final = 2.0  # that a request waits for its share; longer queues are refused
-STRANGER_ADDRESSES: Final = 4_096  # whose use is remembered
+STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor …
+STRANGERS_BURST: Final = 256  # … and at once
+STRANGER_BYTES: Final = 16 * KIB  # of a body, that take as long as a request
 KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
 
 PLAN_WAITS: Final = 1_024  # clients that wait for a plan at one member

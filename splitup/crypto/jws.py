@@ -130,8 +130,8 @@ class ReplayCache:
     remembered one by one. So no valid token is forgotten, and nobody fills the memory for others.
     """
 
-    def __init__(self, max_entries: int = tuning.MAX_REPLAY_ENTRIES) -> None:
-        self._max_entries = max_entries
+    def __init__(self, max_entries: int | None = None) -> None:
+        self._max_entries = tuning.MAX_REPLAY_ENTRIES if max_entries is None else max_entries
         self._seen: dict[str, dict[str, int]] = {}  # key -> token id -> expiry
         self._refused: dict[str, int] = {}  # key -> until when
         self._count = 0  # of both

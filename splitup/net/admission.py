@@ -2,18 +2,22 @@
 
 Everybody is a stranger until a signed request shows that a plan, a stake, a deposit or a membership
 stands behind the key. The handler of that request then vouches for the connection, and none of the
-bounds here apply to it any more. A stranger takes connections, requests and bytes, all counted by
-address (``get_group``). When something runs short, the newest stranger of the address that has the
-most goes first: what others use costs nobody his share.
+bounds here apply to it any more. Strangers share
 
-The checks come in the order of their costs: an address that has used up its share is turned away
-before its connection has a parser, and waits before its request is looked at.
+- places, for connections and for requests that take long. When all are taken, the newest stranger
+  of the address that has the most goes first (``Places``);
+- turns, one for each connection, request and piece of a body. They come at a limited rate, and to
+  addresses in rotation, so that a flood waits for itself (``Turns``).
+
+A connection that waits for its first turn has no parser yet and is not read. So a flood costs
+little more than what the operating system does for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -40,8 +44,50 @@ def get_group(host: str) -> str:
     return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
 
 
+class Turns:
+    """Calls back at a limited rate, for groups in rotation; each holder waits for one turn."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._allowance = Allowance(per_s, burst)
+        self._waiting: OrderedDict[str, dict[object, Callable[[], None]]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ask(self, group: str, holder: object, go: Callable[[], None]) -> None:
+        """Call ``go`` now, or when it is the holder's turn."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._waiting and self._allowance.take(1, now_s):
+            go()
+            return
+        self._waiting.setdefault(group, {})[holder] = go
+        self._wait()
+
+    def leave(self, group: str, holder: object) -> Callable[[], None] | None:
+        """Give up a turn that was asked for; return its callback."""
+        holders = self._waiting.get(group, {})
+        go = holders.pop(holder, None)
+        if go is not None and not holders:
+            del self._waiting[group]
+        return go
+
+    def _wait(self) -> None:
+        if self._waiting and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._allowance.get_wait_s(1, loop.time()), self._serve)
+
+    def _serve(self) -> None:
+        self._timer = None
+        now_s = asyncio.get_running_loop().time()
+        while self._waiting and self._allowance.take(1, now_s):
+            group, holders = self._waiting.popitem(last=False)
+            go = holders.pop(next(iter(holders)))
+            if holders:
+                self._waiting[group] = holders  # behind all others
+            go()
+        self._wait()
+
+
 class Admission:
-    """The connections of one server, and what its strangers have used."""
+    """The connections of one server, and what its strangers have taken."""
 
     def __init__(self) -> None:
         self.large_bodies: Places[asyncio.Task[Any]] = Places(tuning.HTTP_LARGE_BODIES)
@@ -50,30 +96,29 @@ class Admission:
         self._keys: dict[asyncio.Transport, str] = {}  # of those that are vouched for
         self._per_key: Counter[str] = Counter()
         self._strangers: Places[asyncio.Transport] = Places(tuning.STRANGERS)
-        self._all = Allowance(tuning.STRANGERS_PER_S, tuning.STRANGERS_BURST)
-        self._by_group: OrderedDict[str, Allowance] = OrderedDict()
+        self._turns = Turns(tuning.STRANGERS_PER_S, tuning.STRANGERS_BURST)
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def enter(self, transport: asyncio.Transport) -> bool:
-        """Count a new connection; return whether it may stay, and drop another one for it."""
+    def enter(self, transport: asyncio.Transport, begin: Callable[[], None]) -> None:
+        """Take a new connection in, or drop it; call ``begin`` when it may be read."""
         peer = transport.get_extra_info("peername")
         group = get_group(peer[0]) if isinstance(peer, tuple) else "local"
-        if self._spend(group, 1) is None:
-            return False
         shed = self._strangers.take(group, transport)
-        if shed == (group, transport):
-            return False
-        self._groups[transport] = group
         if shed is not None:
             shed[1].abort()
-        return True
+            if shed == (group, transport):
+                return
+        self._groups[transport] = group
+        self._turns.ask(group, transport, begin)
 
     def leave(self, transport: asyncio.Transport) -> None:
         """Forget a connection that has ended."""
         group = self._groups.pop(transport, None)
         if group is not None:
             self._strangers.leave(group, transport)
+            if (go := self._turns.leave(group, transport)) is not None:
+                go()  # whoever waits finds the connection closed
         key = self._keys.pop(transport, None)
         if key is not None:
             self._per_key[key] -= 1
@@ -90,21 +135,28 @@ class Admission:
             self._keys[transport] = key
             self._strangers.leave(self._groups[transport], transport)
 
+    def close(self) -> None:
+        """Drop the connections that are left, as those that never had a turn."""
+        for transport in list(self._groups):
+            transport.abort()
+
     # ---- requests ------------------------------------------------------------------------------
 
     def is_stranger(self, request: web.Request) -> bool:
         """Return whether nobody has vouched for a request's connection."""
         return request.transport not in self._keys
 
-    async def pace(self, request: web.Request, amount: float) -> None:
-        """Wait until a stranger's share allows ``amount`` requests; raise Unavailable."""
-        if not self.is_stranger(request):
-            return
-        wait_s = self._spend(self.get_group(request), amount)
-        if wait_s is None:
-            raise Unavailable("too many requests come from this address; try again in a minute")
-        if wait_s:
-            await asyncio.sleep(wait_s)
+    async def wait_turn(self, request: web.Request, turns: int = 1) -> None:
+        """Wait for a stranger's turns; raise Unavailable when the connection ends."""
+        for _ in range(turns if self.is_stranger(request) else 0):
+            transport = request.transport
+            group = self._groups.get(transport) if transport is not None else None
+            if group is not None:
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._turns.ask(group, transport, functools.partial(_set, done))
+                await done
+            if transport not in self._groups:
+                raise Unavailable("the connection was closed")
 
     @contextlib.contextmanager
     def hold(self, request: web.Request, places: Places[asyncio.Task[Any]]) -> Iterator[None]:
@@ -124,47 +176,32 @@ class Admission:
     def get_group(self, request: web.Request) -> str:
         """Return the address that a request is counted for."""
         transport = request.transport
-        return self._groups.get(transport, "gone") if transport is not None else "gone"
+        return self._groups.get(transport, "closed") if transport is not None else "closed"
 
-    def _spend(self, group: str, amount: float) -> float | None:
-        """Return the seconds to wait for ``amount``, None when too many wait already.
 
-        While everybody's share is used up, an address that has left its own untouched waits longer
-        before it is turned away, so that a flood from elsewhere does not shut it out.
-        """
-        now_s = asyncio.get_running_loop().time()
-        own = self._by_group.get(group)
-        if own is None:
-            own = Allowance(tuning.STRANGER_PER_S, tuning.STRANGER_BURST)
-            self._by_group[group] = own
-            while len(self._by_group) > tuning.STRANGER_ADDRESSES:
-                self._by_group.popitem(last=False)
-        self._by_group.move_to_end(group)
-        patience_s = tuning.STRANGER_PATIENCE_S
-        if own.spend(0, now_s) > patience_s:
-            return None
-        if self._all.spend(0, now_s) > (patience_s if own.get_left(now_s) < 1 else 2 * patience_s):
-            return None
-        return max(own.spend(amount, now_s), self._all.spend(amount, now_s))
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Door(asyncio.Protocol):
-    """Passes a connection on to an HTTP server's protocol, if it is admitted."""
+    """Passes a connection on to an HTTP server's protocol, when its turn has come."""
 
     def __init__(self, admission: Admission, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._admission = admission
         self._make_protocol = make_protocol
         self._inner: asyncio.Protocol | None = None
-        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        accepted = cast(asyncio.Transport, transport)
-        if not self._admission.enter(accepted):
-            accepted.abort()
-            return
-        self._transport = accepted
-        self._inner = self._make_protocol()
-        self._inner.connection_made(transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.pause_reading()
+        self._admission.enter(self._transport, self._begin)
+
+    def _begin(self) -> None:
+        if not self._transport.is_closing():
+            self._inner = self._make_protocol()
+            self._inner.connection_made(self._transport)
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._inner is not None:
@@ -182,8 +219,7 @@ class Door(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._transport is not None:
-            self._admission.leave(self._transport)
+        self._admission.leave(self._transport)
         if self._inner is not None:
             self._inner.connection_lost(error)
             self._inner = None

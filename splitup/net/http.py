@@ -58,6 +58,7 @@ class Server:
     port: int
     _runner: web.AppRunner
     _scheme: str
+    _admission: Admission | None
 
     @property
     def url(self) -> str:
@@ -76,6 +77,8 @@ class Server:
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
         await self._runner.cleanup()
+        if self._admission is not None:
+            self._admission.close()
 
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
@@ -135,7 +138,8 @@ async def serve_app(
             f"cannot listen on {host}:{port} ({error.strerror or error}); "
             "stop the program that uses the port or choose another one"
         ) from None
-    return Server(host, runner.addresses[0][1], runner, "http" if tls is None else "https")
+    scheme = "http" if tls is None else "https"
+    return Server(host, runner.addresses[0][1], runner, scheme, admission)
 
 
 def error_reply(status: int, message: str) -> web.Response:
@@ -170,7 +174,7 @@ async def read_body(request: web.Request) -> bytes:
     if admission.is_stranger(request):
         with admission.hold(request, admission.large_bodies):
             body = await read_in_time(request)
-            await admission.pace(request, len(body) / tuning.STRANGER_BYTES)
+            await admission.wait_turn(request, len(body) // tuning.STRANGER_BYTES)
             return body
     try:
         await asyncio.wait_for(admission.known_bodies.acquire(), tuning.HTTP_READ_S)
@@ -243,9 +247,7 @@ async def read_unsigned(request: web.Request, route: Route[M]) -> M:
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
-        await get_admission(request).pace(request, 1)
-        if request.transport is None:  # it went away while it waited
-            return error_reply(503, "the connection was closed")
+        await get_admission(request).wait_turn(request)
         return await handler(request)
     except Refused as error:
         return error_reply(error.status, str(error))
