@@ -439,6 +439,27 @@ def _make_pairs(b: Builder, chance: random.Random) -> tuple[dict[str, int], list
     return outputs, []
 
 
+def _make_wide(b: Builder, chance: random.Random) -> tuple[dict[str, int], list[int]]:
+    """Convert integers and use each several times, so that code runs out of registers."""
+    first, second = (chance.choice(INTEGERS) for _ in range(2))
+    size = chance.choice((5, 6, 7, 9, 11, 13))
+    x, z = b.input("x", first, size), b.input("z", second, size)
+    converted = b.add("CAST", second, x)
+    value = z
+    for _ in range(chance.randint(1, 3)):
+        least = b.const(second, str(chance.choice((0, 1, 4, 100))))
+        is_less = b.add("CMPLT", "bool", converted, least)
+        pair = [
+            b.add(op, second, converted, value)
+            for op in chance.sample(("MAX", "XOR", "ADD", "AND", "MUL"), 2)
+        ]
+        value = b.add("WHERE", second, is_less, *pair)
+    table = b.weight("t", np.arange(40, dtype=np.float32).reshape(20, 2))
+    number = value if second == "int32" else b.add("CAST", "int32", value)
+    found = b.add("LOOKUP", "float32", table, number)
+    return {"y": b.store(second, value), "found": b.store("float32", found)}, []
+
+
 # ---- what native code computes -----------------------------------------------------------------
 
 
@@ -629,6 +650,7 @@ KINDS: Final[dict[str, tuple[_Make, float]]] = {
     "chain": (_make_chain, 6.0),
     "lookup": (_make_lookup, 3.0),
     "pairs": (_make_pairs, 0.7),
+    "wide": (_make_wide, 1.0),
     "product": (_make_product, 2.0),
     "attention": (_make_attention, 1.0),
     "cache": (_make_cache, 1.0),
