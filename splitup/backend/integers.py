@@ -67,10 +67,9 @@ def reduce_wrapped(op: Ops, value: UOp, axes: int) -> UOp:
 
 def convert(value: UOp, dtype: DType) -> UOp:
     """Return a CAST of any number. Integers wrap; a float beyond the range gives anything."""
-    if dtype not in _UNSIGNED:
-        return UOp(Ops.CAST, src=(value,), arg=dtype)
-    if dtypes.is_float(value.dtype):
-        return hide_range(UOp(Ops.CAST, src=(value,), arg=dtype))
-    if dtype.min <= value.vmin and value.vmax <= dtype.max:
-        return UOp(Ops.CAST, src=(value,), arg=dtype)
+    plain = UOp(Ops.CAST, src=(value,), arg=dtype)
+    if dtypes.is_int(dtype) and dtypes.is_float(value.dtype):
+        return hide_range(plain)
+    if dtype not in _UNSIGNED or (dtype.min <= value.vmin and value.vmax <= dtype.max):
+        return plain
     return reinterpret(UOp(Ops.CAST, src=(value,), arg=get_unsigned(dtype)), dtype)

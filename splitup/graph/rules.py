@@ -12,7 +12,8 @@ shape, and does not recurse. The rules in order, cheapest first:
     arity       as many operands as the operation takes, all of them earlier nodes
     dtype       operands and result have dtypes that the operation is defined for
     argument    of the form that the operation takes
-    shape       recomputed from the operands: no index can leave its operand
+    shape       recomputed from the operands: no index can leave its operand; only the first axis of
+                a value in memory may be a symbol
     const       representable in its dtype, written in one way
     division    integers are divided by positive constants only, shifted by less than their width
     size        rank, dimensions, elements; bytes of what is written to memory. A symbol counts

@@ -227,3 +227,19 @@ def test_a_buffer_that_turns_out_not_to_be_needed_moves_no_argument() -> None:
     right = b.add("WHERE", "float32", is_left, padded[1], padded[2])
     y = b.add("WHERE", "float32", is_left, padded[0], right)  # never reads the second piece
     assert run_apart(b.graph({"y": b.store("float32", y)})) == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [("int32", "int16"), ("int64", "int32")])
+def test_a_converted_number_that_was_put_on_the_stack_is_compared_as_what_it_became(
+    source: str, target: str
+) -> None:
+    """Found by the fuzzer: the constant of 16 bits stood in an instruction of 32 bits."""
+    b = Builder()
+    x, z = b.input("x", source, 7), b.input("z", target, 7)
+    y = b.add("CAST", target, x)
+    is_less = b.add("CMPLT", "bool", y, b.const(target, "4"))
+    pair = [b.add(op, target, y, z) for op in ("MAX", "XOR")]
+    value = b.add("WHERE", target, is_less, *pair)
+    is_less = b.add("CMPLT", "bool", y, b.const(target, "100"))
+    value = b.add("WHERE", target, is_less, value, y)
+    assert run_apart(b.graph({"y": b.store(target, value)})) == 0

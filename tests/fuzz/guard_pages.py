@@ -12,6 +12,7 @@ what the reference allows. A find prints the line that replays its graph; the ex
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import math
 import multiprocessing
@@ -229,6 +230,7 @@ class Report:
 
 def _work(numbers: Sequence[int], pipe: Connection) -> None:
     """Try graphs; before each, say which, and afterwards what came out."""
+    faulthandler.disable()  # the parent says which graph it was
     select_device(0)
     keep_freed_buffers()
     for number in numbers:
