@@ -14,6 +14,7 @@ import functools
 import gc
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
-from splitup.core.codec import compute_digest
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
@@ -124,7 +125,8 @@ class TaskProgram:
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        load = functools.partial(_load, graph_bytes, memory_bytes, gate)
+        machine_bytes = _get_machine_bytes(self._report.device)
+        load = functools.partial(_load, graph_bytes, memory_bytes, machine_bytes, gate)
         schedule = self._find_schedule(load, cache)
         self._start(load(), schedule, open_weights(weights))
 
@@ -434,13 +436,21 @@ class TaskProgram:
         ]
 
 
-def _load(graph_bytes: bytes, memory_bytes: int | None, gate: int | None) -> CheckedGraph:
+def _load(
+    graph_bytes: bytes, memory_bytes: int | None, machine_bytes: int, gate: int | None
+) -> CheckedGraph:
     """Return a task's graph; raises InvalidModel unless it is legal and what is said of it true."""
     graph = load_graph(graph_bytes)
-    if memory_bytes is not None:
-        check_memory(graph, memory_bytes)
+    check_memory(graph, memory_bytes, machine_bytes)
     check_gate(graph, gate)
     return graph
+
+
+def _get_machine_bytes(device: str) -> int:
+    """Return the memory of this machine, for a CPU; a GPU's driver says what it lacks."""
+    if not device.startswith("CPU"):
+        return MAX_SAFE_INTEGER
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_schedule(schedule: Schedule, vram_bytes: int) -> None:
