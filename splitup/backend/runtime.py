@@ -42,7 +42,7 @@ from splitup.backend.launching import (
     load_executable,
 )
 from splitup.backend.native_code import find_native_code
-from splitup.backend.schedule import Place, Role, Schedule
+from splitup.backend.schedule import Place, Role, Schedule, compile_graph
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
@@ -140,17 +140,21 @@ class TaskProgram:
         threads: int = 1,
         cache: KernelCache | None = None,
         uses_native_code: bool = True,
+        is_foreign: bool = False,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
+        It is compiled in this process, and shares kernels with those before it, unless it
+        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
+        tinygrad's, and none are kept: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
         kept = cache if uses_native_code else None
-        schedule = program._find_schedule(lambda: graph, kept, uses_native_code)
+        compile_one = compile_apart if is_foreign else _compile_here
+        schedule = program._find_schedule(lambda: graph, kept, compile_one, uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 
@@ -356,6 +360,7 @@ class TaskProgram:
         self,
         load: Callable[[], CheckedGraph],
         cache: KernelCache | None,
+        compile_one: Callable[..., Schedule] = compile_apart,
         uses_native_code: bool = True,
     ) -> Schedule:
         """Return what is kept of the task, or compile the graph that ``load`` returns."""
@@ -364,7 +369,7 @@ class TaskProgram:
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
-            schedule = compile_apart(load, self.device, uses_native_code=uses_native_code)
+            schedule = compile_one(load, self.device, uses_native_code=uses_native_code)
             if cache is not None:
                 cache.store(*key, schedule)
         return schedule
@@ -434,6 +439,12 @@ class TaskProgram:
             call.bind(states) if shared is None else shared
             for call, shared in zip(self._calls, self._shared, strict=True)
         ]
+
+
+def _compile_here(
+    load: Callable[[], CheckedGraph], device: str, *, uses_native_code: bool
+) -> Schedule:
+    return compile_graph(load(), device, uses_native_code=uses_native_code)
 
 
 def _load(
