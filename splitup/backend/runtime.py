@@ -14,6 +14,7 @@ import functools
 import gc
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,10 +42,10 @@ from splitup.backend.launching import (
     load_executable,
 )
 from splitup.backend.native_code import find_native_code
-from splitup.backend.schedule import Place, Role, Schedule
+from splitup.backend.schedule import Place, Role, Schedule, compile_graph
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
-from splitup.core.codec import compute_digest
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
@@ -124,7 +125,8 @@ class TaskProgram:
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        load = functools.partial(_load, graph_bytes, memory_bytes, gate)
+        machine_bytes = _get_machine_bytes(self._report.device)
+        load = functools.partial(_load, graph_bytes, memory_bytes, machine_bytes, gate)
         schedule = self._find_schedule(load, cache)
         self._start(load(), schedule, open_weights(weights))
 
@@ -138,17 +140,21 @@ class TaskProgram:
         threads: int = 1,
         cache: KernelCache | None = None,
         uses_native_code: bool = True,
+        is_foreign: bool = False,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
+        It is compiled in this process, and shares kernels with those before it, unless it
+        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
+        tinygrad's, and none are kept: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
         kept = cache if uses_native_code else None
-        schedule = program._find_schedule(lambda: graph, kept, uses_native_code)
+        compile_one = compile_apart if is_foreign else _compile_here
+        schedule = program._find_schedule(lambda: graph, kept, compile_one, uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 
@@ -354,6 +360,7 @@ class TaskProgram:
         self,
         load: Callable[[], CheckedGraph],
         cache: KernelCache | None,
+        compile_one: Callable[..., Schedule] = compile_apart,
         uses_native_code: bool = True,
     ) -> Schedule:
         """Return what is kept of the task, or compile the graph that ``load`` returns."""
@@ -362,7 +369,7 @@ class TaskProgram:
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
-            schedule = compile_apart(load, self.device, uses_native_code=uses_native_code)
+            schedule = compile_one(load, self.device, uses_native_code=uses_native_code)
             if cache is not None:
                 cache.store(*key, schedule)
         return schedule
@@ -434,13 +441,27 @@ class TaskProgram:
         ]
 
 
-def _load(graph_bytes: bytes, memory_bytes: int | None, gate: int | None) -> CheckedGraph:
+def _compile_here(
+    load: Callable[[], CheckedGraph], device: str, *, uses_native_code: bool
+) -> Schedule:
+    return compile_graph(load(), device, uses_native_code=uses_native_code)
+
+
+def _load(
+    graph_bytes: bytes, memory_bytes: int | None, machine_bytes: int, gate: int | None
+) -> CheckedGraph:
     """Return a task's graph; raises InvalidModel unless it is legal and what is said of it true."""
     graph = load_graph(graph_bytes)
-    if memory_bytes is not None:
-        check_memory(graph, memory_bytes)
+    check_memory(graph, memory_bytes, machine_bytes)
     check_gate(graph, gate)
     return graph
+
+
+def _get_machine_bytes(device: str) -> int:
+    """Return the memory of this machine, for a CPU; a GPU's driver says what it lacks."""
+    if not device.startswith("CPU"):
+        return MAX_SAFE_INTEGER
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_schedule(schedule: Schedule, vram_bytes: int) -> None:

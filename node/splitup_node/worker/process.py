@@ -229,8 +229,9 @@ class Worker:
 def serve(worker: Worker, stream: socket.socket) -> None:
     """Answer requests until the daemon closes its end, those of steps while a task is loading."""
     loader = _Loader(worker)
+    sources: list[socket.socket | _Loader] = [stream, loader]
     while True:
-        ready = select.select([stream, loader], [], [])[0]
+        ready = select.select(sources, [], [])[0]
         if loader in ready:
             _reply_to_load(worker, stream, *loader.pop())
         if stream not in ready:
