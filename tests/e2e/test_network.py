@@ -345,7 +345,9 @@ async def _execute_until_slashed(network: Network, liar: str) -> None:
     assert [node for node, _ in receipt.slashes] == [liar]
     assert {node for node, _ in slashed} == {liar}
     assert before - after["stake"] == sum(amount for _, amount in slashed)
-    assert dict(receipt.slashes)[liar] > limits.EXPOSURE_FLOOR_MICRO_USDC  # its tasks are far cheaper
+    assert (
+        dict(receipt.slashes)[liar] > limits.EXPOSURE_FLOOR_MICRO_USDC
+    )  # its tasks are far cheaper
     paid = {payment.account for payment in receipt.payments if not payment.from_slash}
     assert paid >= set(result.nodes) - {liar}
     assert liar not in {p.account for p in receipt.payments if p.from_slash}
