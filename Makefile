@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
+HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
@@ -12,7 +13,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test faults lint coverage bench contracts docs constraints clean
+.PHONY: demo up test faults lint coverage bench contracts symbolic docs constraints clean
 
 demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
@@ -40,6 +41,9 @@ bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
 
+symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
+	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
+
 docs: $(DOCS)  ## build the site into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -55,6 +59,11 @@ $(ENVIRONMENT): pyproject.toml constraints.txt
 
 $(DOCS): $(ENVIRONMENT)
 	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+$(HALMOS):  # in an environment of its own, because it pins other versions than ours
+	$(PYTHON) -m venv .halmos
+	.halmos/bin/python -m pip install --quiet --disable-pip-version-check halmos==0.3.3
 	touch $@
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json

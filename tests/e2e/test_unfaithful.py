@@ -258,7 +258,7 @@ def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
     assert {task for task, outcome in outcomes.items() if outcome == "withheld"} == own
     assert set(outcomes.values()) <= {"withheld", "honest"}
     assert bool(silent & {nodes[node] for node, _ in receipt.slashes}) == bool(own)
-    # all tasks are drawn here, so that silence costs little: the validators come first
+    # what its silence costs pays the validators first
     rewards = sum(p.amount_micro_usdc for p in receipt.payments if p.from_slash)
     assert rewards <= sum(amount for _, amount in receipt.slashes) * 80 // 100
     assert rewards > 0 or not own
