@@ -85,63 +85,71 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "        check_end(signed, self.certificate.plan)\n",
         "",
-        f"{_TESTS}/settlement/test_steps.py",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_without_the_clients_end_nothing_is_drawn",
     ),
     Mutant(
         "one number of steps",
         f"{_SETTLEMENT}/settlement_state.py",
         "return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None",
         "return min(self.collected.steps, default=None)",
-        f"{_TESTS}/settlement/test_steps.py",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake[0]",
+        is_quick=False,
     ),
     Mutant(
         "steps of a completion",
         f"{_SETTLEMENT}/verification_state.py",
         "return completion is not None and completion.steps != self.draw.steps",
         "return False",
-        f"{_TESTS}/settlement/test_steps.py",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake[0]",
+        is_quick=False,
     ),
     Mutant(
         "steps of an order",
         f"{_COMMITTEE}/certificates.py",
         '            "steps": steps,\n',
         "",
-        f"{_TESTS}/settlement/test_steps.py",
+        f"{_TESTS}/settlement/test_steps.py::test_s09_an_order_with_another_number_of_steps_is_refused",
     ),
     Mutant(
         "outputs for the client",
         f"{_SETTLEMENT}/edge_faults.py",
         "        if delivery.total.hex() == claim.outputs[delivery.port]:",
         "        if True:",
-        f"{_TESTS}/settlement/test_deliveries.py",
+        f"{_TESTS}/settlement/test_deliveries.py::"
+        "test_s07_who_signs_other_outputs_for_the_client_than_it_commits_to_is_slashed",
     ),
     Mutant(
         "signature of a delivery",
         f"{_SETTLEMENT}/edge_faults.py",
         "            verify_raw(signing_key, delivery.seal.signed, delivery.seal.signature)\n",
         "            pass\n",
-        f"{_TESTS}/settlement/test_deliveries.py",
+        f"{_TESTS}/settlement/test_deliveries.py::"
+        "test_s07_no_client_can_frame_a_node_that_sent_what_it_commits_to",
     ),
     Mutant(
         "result that was committed to",
         f"{_SETTLEMENT}/task_checks.py",
         "if known is not None and (fixed == known.result.root() or known.result == answer.result):",
         "if known is not None:",
-        f"{_TESTS}/settlement/test_task_checks.py",
+        f"{_TESTS}/settlement/test_task_checks.py::"
+        "test_the_answer_that_was_committed_to_replaces_another_and_is_not_replaced",
     ),
     Mutant(
         "terms of a plan",
         f"{_COMMITTEE}/certificates.py",
         "if plan.terms and len(plan.terms) != len(plan.tasks):",
         "if False:",
-        f"{_TESTS}/committee/test_certificates.py",
+        f"{_TESTS}/committee/test_certificates.py::"
+        "test_malformed_plans_are_refused_whoever_signed_them",
     ),
     Mutant(
         "words of a request in a vote's slot",
         f"{_COMMITTEE}/equivocation.py",
         'return f"plan/{vote.execution_id}/{vote.request_hash}"',
         'return f"plan/{vote.execution_id}"',
-        f"{_TESTS}/committee",
+        f"{_TESTS}/committee/test_reorganised_handovers.py::"
+        "test_s03_a_reorganisation_across_a_handover_makes_nobody_sign_two_plans",
+        is_quick=False,
     ),
     # ---- what the client signs ------------------------------------------------------------------
     Mutant(
@@ -210,11 +218,22 @@ MUTANTS: Final = (
         f"{_TESTS}/settlement/test_commitments.py::test_a15_commitments_and_roots_count_for_their_node_and_execution_alone",
     ),
     Mutant(
+        "steps of an own commitment",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.steps != committed.steps:",
+        "if False:",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
+        is_quick=False,
+    ),
+    Mutant(
         "root of a completion",
         f"{_SETTLEMENT}/chain_commitments.py",
         "if completion.root() != committed.root:",
         "if False:",
-        f"{_TESTS}/settlement/test_commitments.py",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
+        is_quick=False,
     ),
     Mutant(
         "tasks of a completion",
@@ -263,7 +282,8 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "if entry.node == result.validator and entry.signing_key == signing_key:",
         "if entry.node == result.validator:",
-        f"{_TESTS}/settlement/test_verdicts.py",
+        f"{_TESTS}/settlement/test_settlement_transitions.py::"
+        "test_a_result_counts_under_its_validators_key_alone",
     ),
     Mutant(
         "validator of another operator",
@@ -393,7 +413,8 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/proposals.py",
         "            if proposal.settlement_hash == settlement_hash:\n                commands",
         "            if True:\n                commands",
-        f"{_TESTS}/settlement/test_proposals.py",
+        f"{_TESTS}/settlement/test_proposals.py::"
+        "test_a_proposal_is_signed_if_the_same_settlement_follows_from_our_evidence",
     ),
     Mutant(
         "slash by a ruling only",
@@ -401,7 +422,8 @@ MUTANTS: Final = (
         "    if ruling is None:\n        outvoted",
         "    if ruling is None:\n        return Verdict(task, Outcome.LIED, (), (executor,))\n"
         "    if ruling is None:\n        outvoted",
-        f"{_TESTS}/settlement/test_proof_of_sampling.py",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py::"
+        "test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished",
     ),
     Mutant(
         "evidence of two votes",
@@ -409,14 +431,15 @@ MUTANTS: Final = (
         "        for vote in (first, second):\n"
         "            self._context.check(vote.member, compute_vote_hash(vote), vote.signature)\n",
         "",
-        f"{_TESTS}/committee/test_member.py",
+        f"{_TESTS}/committee/test_equivocation.py::"
+        "test_a19_evidence_counts_only_with_both_signatures",
     ),
     Mutant(
         "quorum of observations",
         "splitup/protocol/snapshots/observation_shares.py",
         "if len(observers) < context.view.quorum or any(",
         "if any(",
-        f"{_TESTS}/committee/test_member.py",
+        f"{_TESTS}/snapshots/test_observation_shares.py::test_a_proposal_rests_on_a_quorum",
     ),
     Mutant(
         "signature of an observation",
@@ -425,7 +448,8 @@ MUTANTS: Final = (
         "        observation.once(Observation.canonical_bytes),\n"
         "        bytes.fromhex(share.signature[2:]),\n    )\n",
         "",
-        f"{_TESTS}/committee/test_member.py",
+        f"{_TESTS}/snapshots/test_observation_shares.py::"
+        "test_an_observation_counts_as_its_member_signed_it",
     ),
     Mutant(
         "more than f observers",
@@ -439,7 +463,8 @@ MUTANTS: Final = (
         "splitup/protocol/snapshots/liveness.py",
         "if node.record.signing_key != signing_key:",
         "if False:",
-        f"{_TESTS}/committee/test_member.py",
+        f"{_TESTS}/snapshots/test_recent_blocks.py::"
+        "test_a_heartbeat_counts_under_the_key_of_the_registry_alone",
     ),
     Mutant(
         "age of a heartbeat",

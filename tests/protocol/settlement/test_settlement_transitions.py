@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from splitup.core.errors import PeerFault
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.messages.verification import (
     Attestation,
@@ -211,3 +212,14 @@ def test_a_reverted_draw_leaves_completions_and_drops_statements(phase: type[Pha
     assert list(state.attestations.get_all()) == [] and not state.proposals
     assert state.collected.submit_at == math.inf
     assert state.rounds == 1, "a round that was signed is not used again"
+
+
+def test_a_result_counts_under_its_validators_key_alone() -> None:
+    state = make_committing()
+    first, second = make_plan_context().snapshot.entries[:2]
+    commitment = ValidatorCommitment(
+        execution_id=EXECUTION, task=0, validator=first.node, root="0x" + "11" * 32
+    )
+    state.check_validator(commitment, first.signing_key)
+    with pytest.raises(PeerFault, match="not signed by that node's key"):
+        state.check_validator(commitment, second.signing_key)
