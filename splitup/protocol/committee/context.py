@@ -44,6 +44,7 @@ class MemberContext:
     scheme: Scheme = REAL
     can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
     grace_s: int = 0  # from an execution's deadline to its end, as by the Market
+    timestamp_s: int = 0  # of the latest block
     is_active: bool = True  # our configuration is the current one
     heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
 
@@ -138,6 +139,9 @@ class SigningGuard:
             self._entries[slot] = {"digest": digest, "until_s": until_s}
             return [Persist(SIGNED, slot, dict(self._entries[slot]))]
         return [] if known["digest"] == digest else None
+
+    def knows(self, slot: str) -> bool:
+        return slot in self._entries
 
     def shorten(self, slot: str, until_s: int) -> list[Command]:
         """State that the chain closed a slot earlier than its claim said."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
+from splitup.messages.plans import Request
 from splitup.protocol.committee.commands import (
     Command,
     Fault,
@@ -34,6 +35,11 @@ def get_slot(vote: Vote) -> str:
     if isinstance(vote, SnapshotVote):
         return f"snapshot/{vote.configuration}/{vote.sequence}/{vote.epoch}"
     return f"plan/{vote.execution_id}/{vote.request_hash}"
+
+
+def make_plan_slot(request: Request) -> str:
+    """Return the slot of the one plan that follows from the words of a request."""
+    return f"plan/{request.execution_id}/{request.hash()}"
 
 
 def compute_vote_hash(vote: Vote) -> bytes:

@@ -22,7 +22,7 @@ from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import AnnouncePlan, Command, Log
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.equivocation import EquivocationDetector
+from splitup.protocol.committee.equivocation import EquivocationDetector, make_plan_slot
 from splitup.protocol.committee.events import (
     BlockSeen,
     ChainFact,
@@ -102,7 +102,6 @@ class CommitteeMember:
             identity, view, scheme=scheme, can_recompute=can_recompute, grace_s=grace_s
         )
         self._signing_guard = signing_guard
-        self._timestamp_s = 0
         self._block_number = 0
         self._content_store = ContentStore(snapshots)
         self._detector = EquivocationDetector(self.context, evidence)
@@ -320,7 +319,7 @@ class CommitteeMember:
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
-        if self._timestamp_s > self.context.get_end_s(request):
+        if self.context.timestamp_s > self.context.get_end_s(request):
             return []  # an old event, read again at start
         commands: list[Command] = []
         signed = self._signed_requests.find(request.execution_id)
@@ -341,7 +340,7 @@ class CommitteeMember:
             raise PeerFault(f"the nonce of request {execution_id} is used by another request")
         if len(self._signing_guard) >= tuning.MAX_SIGNED // 2:  # these cost the client no gas
             raise Unavailable("too many requests were signed here of late; ask the chain instead")
-        commands = self._signed_requests.process_signed(event, self._timestamp_s)
+        commands = self._signed_requests.process_signed(event, self.context.timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
     def _begin(
@@ -356,16 +355,18 @@ class CommitteeMember:
     def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
         self._snapshots.nodes.heads.process_head(event.block_hash, now)
         self._block_number = max(self._block_number, event.number)
-        self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
-        commands = self._signing_guard.forget_closed(self._timestamp_s)
-        for request in self._signed_requests.list_expired(self._timestamp_s, self._block_number):
+        self.context.timestamp_s = max(self.context.timestamp_s, event.timestamp_s)
+        commands = self._signing_guard.forget_closed(self.context.timestamp_s)
+        for request in self._signed_requests.list_expired(
+            self.context.timestamp_s, self._block_number
+        ):
             execution_id = request.execution_id
             commands.append(
                 Log(f"the signed request {execution_id} was not opened before its deadline")
             )
             commands += self._signed_requests.process_closed(execution_id)
             commands += self._end_unopened(request)
-        for execution_id in self._plans.list_expired(self._timestamp_s):
+        for execution_id in self._plans.list_expired(self.context.timestamp_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
         return commands
@@ -405,8 +406,7 @@ class CommitteeMember:
 
     def _end_unopened(self, request: Request) -> list[Command]:
         """Drop a signed request that the chain can open no more; its plan's slot ends sooner."""
-        slot = f"plan/{request.execution_id}/{request.hash()}"
         return [
-            *self._signing_guard.shorten(slot, request.deadline),
+            *self._signing_guard.shorten(make_plan_slot(request), request.deadline),
             *self._end(request.execution_id),
         ]

@@ -35,7 +35,11 @@ from splitup.protocol.committee.context import (
     SigningGuard,
     ThresholdSignatureCollector,
 )
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
+from splitup.protocol.committee.equivocation import (
+    EquivocationDetector,
+    compute_vote_hash,
+    make_plan_slot,
+)
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
@@ -351,6 +355,9 @@ class PlanAgreement:
         manifest = self._content_store.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
             return self._content_store.ask(request.model_id, request.snapshot_root, now)
+        slot = make_plan_slot(request)
+        if self._context.timestamp_s > request.deadline and not self._signing_guard.knows(slot):
+            return []  # the chain takes no plan any more; who has the certificate sends it
         try:
             _check_price(request, manifest)
             plan = compute_plan(request, known.collector.seed, snapshot, manifest)
@@ -362,7 +369,6 @@ class PlanAgreement:
                 AnnouncePlan(request.execution_id),
             ]
         root = plan.root()
-        slot = f"plan/{request.execution_id}/{request.hash()}"
         commands = self._signing_guard.claim(slot, root, self._context.get_end_s(request))
         if commands is None:
             known.refusal = f"another plan was signed for {request.execution_id} before"

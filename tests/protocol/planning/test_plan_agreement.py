@@ -21,7 +21,11 @@ from splitup.protocol.committee.commands import (
     SubmitPlan,
 )
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
+from splitup.protocol.committee.equivocation import (
+    EquivocationDetector,
+    compute_vote_hash,
+    make_plan_slot,
+)
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
@@ -238,6 +242,20 @@ def test_who_signed_another_plan_before_signs_nothing_new() -> None:
     agreement = make_agreement(signed={slot: "0x" + "00" * 32})
     commands = agree(agreement)
     assert not get_messages(commands) and "another plan" in agreement.find_refusal(EXECUTION)
+
+
+def test_s03_a_plan_is_signed_before_the_deadline_or_only_again() -> None:
+    """A member that forgot a request whose deadline has passed has no reason to sign for it."""
+    for signed, votes in (({}, 0), ({make_plan_slot(REQUEST): make_root()}, 1)):
+        agreement = make_agreement(signed=signed)
+        agreement._context.timestamp_s = REQUEST.deadline + 1
+        messages = get_messages(agree(agreement))
+        assert sum(isinstance(message, PlanVote) for message in messages) == votes
+        assert agreement.find_refusal(EXECUTION) == "", "it waits for the certificate"
+
+
+def make_root() -> str:
+    return get_vote(agree(make_agreement())).root
 
 
 def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
