@@ -1,7 +1,7 @@
 """Takes out each protection of docs/security.md in a copy, and shows that its test fails.
 
     python -m tests.mutants            # all; a table: protection, test, killed or not, seconds
-    python -m tests.mutants --quick    # those whose test takes less than a second
+    python -m tests.mutants --quick    # the cheapest, which run with the tests
     python -m tests.mutants NAME …     # these
 
 A protection is a piece of text that stands exactly once in its file, and what the code would say
@@ -78,6 +78,7 @@ MUTANTS: Final = (
         "if request.deadline <= timestamp_s:",
         "if False:",
         f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
     ),
     # ---- steps and what the client received -----------------------------------------------------
     Mutant(
@@ -165,6 +166,7 @@ MUTANTS: Final = (
         "if request.execution_id != compute_execution_id(*place):",
         "if False:",
         f"{_TESTS}/planning/test_signed_requests.py::test_a15_a_signature_is_for_its_words_chain_and_market_only",
+        is_quick=False,
     ),
     Mutant(
         "balance behind a request",
@@ -179,6 +181,7 @@ MUTANTS: Final = (
         "if event.frozen_until <= request.deadline:",
         "if False:",
         f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
     ),
     Mutant(
         "one signed request at a time",
@@ -186,6 +189,7 @@ MUTANTS: Final = (
         "if live is not None and live.request != request:",
         "if False:",
         f"{_TESTS}/planning/test_signed_requests.py::test_f08_a_balance_is_promised_once_across_all_partitions[first0]",
+        is_quick=False,
     ),
     Mutant(
         "signature of an end",
@@ -248,6 +252,7 @@ MUTANTS: Final = (
         "        get_candidate(completion, plan, entry.task)\n",
         "",
         f"{_TESTS}/settlement/test_proof_of_sampling.py::test_a_completion_must_match_its_root_and_its_plan",
+        is_quick=False,
     ),
     Mutant(
         "digests of inputs",
@@ -255,6 +260,7 @@ MUTANTS: Final = (
         "if sent[port] != claim.inputs[place]:",
         "if False:",
         f"{_TESTS}/execution/test_ends.py::test_a21_who_misstates_what_the_client_sent_is_not_paid[misstates_inputs-chain]",
+        is_quick=False,
     ),
     Mutant(
         "both ends of an edge",
@@ -262,6 +268,7 @@ MUTANTS: Final = (
         "elif said != read and not {source, task} & set(replaced):",
         "elif False:",
         f"{_TESTS}/settlement/test_verdicts.py::test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake[chain]",
+        is_quick=False,
     ),
     Mutant(
         "stored outputs",
@@ -269,6 +276,7 @@ MUTANTS: Final = (
         "            if stored != said:",
         "            if False:",
         f"{_TESTS}/settlement/test_verdicts.py::test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid[0-stores_others-chain]",
+        is_quick=False,
     ),
     Mutant(
         "result behind its commitment",
@@ -291,6 +299,7 @@ MUTANTS: Final = (
         "        get_operator(validator) != get_operator(executor)\n        and validator",
         "        validator",
         f"{_TESTS}/planning/test_selection.py::test_a22_nobody_checks_its_own_work",
+        is_quick=False,
     ),
     # ---- stake ----------------------------------------------------------------------------------
     Mutant(
@@ -299,6 +308,7 @@ MUTANTS: Final = (
         "if exposures.get(n, 0) + penalty <= free[n]]",
         "]",
         f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",
+        is_quick=False,
     ),
     Mutant(
         "exposure of an own commitment",
@@ -306,6 +316,7 @@ MUTANTS: Final = (
         "if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):",
         "if exposures:",
         f"{_TESTS}/settlement/test_stakes.py::test_an_own_commitment_that_locks_too_little_is_none",
+        is_quick=False,
     ),
     # ---- the committee --------------------------------------------------------------------------
     Mutant(
@@ -335,6 +346,7 @@ MUTANTS: Final = (
         "if signers and signer <= signers[-1]:",
         "if False:",
         "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
     ),
     Mutant(
         "members only",
@@ -342,6 +354,7 @@ MUTANTS: Final = (
         "if signer not in members:",
         "if False:",
         "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
     ),
     Mutant(
         "seed of a plan or draw",
@@ -356,6 +369,7 @@ MUTANTS: Final = (
         "    scheme.verify_threshold(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)\n",
         "",
         f"{_TESTS}/committee/test_certificates.py::test_a_quorum_cannot_choose_the_seed",
+        is_quick=False,
     ),
     Mutant(
         "draw over the commitments",
@@ -400,6 +414,7 @@ MUTANTS: Final = (
         "return len(self._due) >= self._quorum",
         "return bool(self._due)",
         f"{_TESTS}/settlement/test_attestations.py::test_three_of_four_make_it_so_whatever_the_fourth_says",
+        is_quick=False,
     ),
     Mutant(
         "signature of a commitments vote",
@@ -440,6 +455,7 @@ MUTANTS: Final = (
         "if len(observers) < context.view.quorum or any(",
         "if any(",
         f"{_TESTS}/snapshots/test_observation_shares.py::test_a_proposal_rests_on_a_quorum",
+        is_quick=False,
     ),
     Mutant(
         "signature of an observation",
@@ -472,6 +488,7 @@ MUTANTS: Final = (
         "if not self.heads.is_recent(heartbeat.block_hash, now):",
         "if False:",
         f"{_TESTS}/snapshots/test_recent_blocks.py::test_a15_a_block_of_another_chain_or_of_none_is_refused",
+        is_quick=False,
     ),
     # ---- orders, frames, storage ----------------------------------------------------------------
     Mutant(
@@ -487,6 +504,7 @@ MUTANTS: Final = (
         "if hash_words(_SNAPSHOT, *header).hex() != root[2:]:",
         "if False:",
         f"{_TESTS}/planning/test_validators.py::test_a15_entries_are_those_of_the_plans_snapshot",
+        is_quick=False,
     ),
     Mutant(
         "audience of a signed message",
@@ -494,6 +512,7 @@ MUTANTS: Final = (
         "if claims.audience != audience:",
         "if False:",
         "tests/crypto/test_jws.py::test_bad_claims_are_refused_although_signed[change0]",
+        is_quick=False,
     ),
     Mutant(
         "type of a signed message",
@@ -501,6 +520,7 @@ MUTANTS: Final = (
         "if _decode(header) != _header(typ, claims.issuer):",
         "if False:",
         "tests/crypto/test_jws.py::test_another_header_is_refused_although_signed[header0]",
+        is_quick=False,
     ),
     Mutant(
         "age of a signed message",
@@ -508,6 +528,7 @@ MUTANTS: Final = (
         "if now_s is not None and claims.expires_at_s <= now_s - limits.CLOCK_SKEW_S:",
         "if False:",
         "tests/crypto/test_jws.py::test_bad_claims_are_refused_although_signed[change9]",
+        is_quick=False,
     ),
     Mutant(
         "signed messages count once",
@@ -515,6 +536,7 @@ MUTANTS: Final = (
         "        if entry in self._seen:",
         "        if False:",
         "tests/crypto/test_jws.py::test_a_token_is_used_once",
+        is_quick=False,
     ),
     Mutant(
         "length of an upload",
@@ -554,6 +576,7 @@ MUTANTS: Final = (
         "if digest is None or digest.hexdigest() == expected_digest:",
         "if True:",
         "tests/net/test_object_transfer.py::test_f21_a_corrupted_answer_is_fetched_again",
+        is_quick=False,
     ),
     Mutant(
         "private addresses",
@@ -561,6 +584,7 @@ MUTANTS: Final = (
         "if local and not allow_loopback:",
         "if False:",
         "tests/net/test_endpoints.py::test_a13_private_addresses_need_permission",
+        is_quick=False,
     ),
     Mutant(
         "addresses never connected to",
@@ -568,6 +592,7 @@ MUTANTS: Final = (
         "            candidate in _METADATA\n            or candidate.is_link_local\n",
         "            False\n",
         "tests/net/test_endpoints.py::test_a13_metadata_and_link_local_addresses_are_never_connected_to",
+        is_quick=False,
     ),
     Mutant(
         "signature of a frame",
@@ -575,6 +600,7 @@ MUTANTS: Final = (
         "        verify_raw(signing_key, seal.signed, seal.signature)\n",
         "",
         "tests/net/test_signed_frames.py::test_a_bundle_carries_its_frames_under_one_signature",
+        is_quick=False,
     ),
 )
 
