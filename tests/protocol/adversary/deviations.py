@@ -70,10 +70,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
 }
 SHARES: Final = {  # of the seeds, in which a party deviates
     "client": 25,
-    "executor": 30,
+    "executor": 32,
     "validator": 12,
-    "member": 11,
-    "relay": 12,
+    "member": 8,
+    "relay": 13,
     "gateway": 10,
 }
 ACTIONS: Final = ("change", "change", "change", "change", "omit", "repeat", "repeat", "delay")
