@@ -68,6 +68,14 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "relay": ("PlanCertificate", "VerificationOrder", "SentTensors"),
     "gateway": ("LoggedTensors",),
 }
+SHARES: Final = {  # of the seeds, in which a party deviates
+    "client": 25,
+    "executor": 32,
+    "validator": 12,
+    "member": 8,
+    "relay": 13,
+    "gateway": 10,
+}
 ACTIONS: Final = ("change", "change", "change", "change", "omit", "repeat", "repeat", "delay")
 REPEATS: Final = 8  # later copies, each changed in another way
 LATER_S: Final = (0.0, 0.3, 5.0, 25.0, 60.0, 90.0)
@@ -93,9 +101,7 @@ class Adversary:
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed ^ 0xBAD)
-        self.party = rng.choice(
-            ("client", "client", "executor", "executor", "validator", "member", "relay", "gateway")
-        )
+        self.party = rng.choices(list(SHARES), list(SHARES.values()))[0]
         self.pool = Pool()
         self.accounts: set[str] = set()  # whose messages it sends
         self.identities: dict[str, Identity] = {}

@@ -284,7 +284,7 @@ class Parties:
         if node in run.told:
             return
         try:
-            check_end(signed, run.plan)
+            check_end(signed, run.plan, self.world.manifest)
         except PeerFault:
             return
         own = [t for t, executor in enumerate(run.executors.executors) if executor == node]

@@ -49,18 +49,11 @@ def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     parties = Parties(world)
     outcome = Outcome(seed, adversary.party, notes=adversary.notes, world=world)
     world.after(0.1, parties.ask)
-    market = world.market
-
-    def is_over() -> bool:
-        return bool(market.records) and all(
-            record.status in ("settled", "refunded") for record in market.records.values()
-        )
-
     patience_s = world.setting.deadline_s + GRACE_S + 2 * world.setting.block_s
-    world.run(patience_s, is_over)
+    world.run(patience_s, world.is_over)
     if "repeat" in {habit.action for habit in adversary.habits}:
         world.run(max(world.now, 100.0), lambda: False)
-        world.run(world.now + patience_s, is_over)
+        world.run(world.now + patience_s, world.is_over)
     world.run(world.now + 1.0, lambda: False)
     world.skip(world.now + 1_300.0)
     world.skip(world.now + 1_300.0)
