@@ -41,7 +41,7 @@ class Proposals:
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
-        settlement = self._compute(phase.verification)
+        settlement = self._compute(state, phase.verification)
         settlement_hash = quorum.settlement_hash(settlement)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
@@ -114,7 +114,7 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _compute(self, verification: Verification) -> quorum.Settlement:
+    def _compute(self, state: SettlementState, verification: Verification) -> quorum.Settlement:
         verdicts = verification.list_verdicts()
         executors = verification.executors
         terms = compute_settlement(
