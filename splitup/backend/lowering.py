@@ -115,16 +115,12 @@ def _count_elements(shape: tuple[int, ...], dims: Dims) -> int:
 
 def _view(buffer: UOp, shape: tuple[int, ...], dims: Dims, variables: Mapping[str, UOp]) -> UOp:
     """Return the part of a buffer that is in use, for a largest shape and its dimensions."""
-    bound = tuple(variables[size] if isinstance(size, str) else size for size in dims)
-    if dims and isinstance(dims[0], str):
-        length = math.prod(shape[1:])
-        rows = buffer.reshape((shape[0], get_stride(length)))
-        rows = rows._mop(Ops.SHRINK, ((0, bound[0]), (0, length)))
-        return rows.reshape((bound[0], *shape[1:]))
-    view = buffer.reshape(shape)
-    if bound == shape:
-        return view
-    return view._mop(Ops.SHRINK, tuple((0, size) for size in bound))
+    if not dims or not isinstance(dims[0], str):
+        return buffer.reshape(shape)
+    count, length = variables[dims[0]], math.prod(shape[1:])
+    rows = buffer.reshape((shape[0], get_stride(length)))
+    rows = rows._mop(Ops.SHRINK, ((0, count), (0, length)))
+    return rows.reshape((count, *shape[1:]))
 
 
 # ---- one function per form of lowering ---------------------------------------------------------
