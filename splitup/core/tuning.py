@@ -107,6 +107,7 @@ MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
 STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
 STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor …
 STRANGERS_BURST: Final = 256  # … and at once
+STRANGER_EARLY_BYTES: Final = 32 * KIB  # that a connection may send before it has a turn
 STRANGER_BYTES: Final = 16 * KIB  # of a body, that take as long as a request
 KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
 

@@ -9,8 +9,8 @@ bounds here apply to it any more. Strangers share
 - turns, one for each connection, request and piece of a body. They come at a limited rate, and to
   addresses in rotation, so that a flood waits for itself (``Turns``).
 
-A connection that waits for its first turn has no parser yet and is not read. So a flood costs
-little more than what the operating system does for it.
+A connection that waits for its first turn has no parser yet and is read once at most. So a flood
+costs little more than what the operating system does for it.
 """
 
 from __future__ import annotations
@@ -191,21 +191,30 @@ class Door(asyncio.Protocol):
         self._admission = admission
         self._make_protocol = make_protocol
         self._inner: asyncio.Protocol | None = None
+        self._early = b""  # read before the turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.pause_reading()
         self._admission.enter(self._transport, self._begin)
 
     def _begin(self) -> None:
-        if not self._transport.is_closing():
-            self._inner = self._make_protocol()
-            self._inner.connection_made(self._transport)
+        if self._transport.is_closing():
+            return
+        self._inner = self._make_protocol()
+        self._inner.connection_made(self._transport)
+        if self._early:
+            early, self._early = self._early, b""
             self._transport.resume_reading()
+            self._inner.data_received(early)
 
     def data_received(self, data: bytes) -> None:
         if self._inner is not None:
             self._inner.data_received(data)
+        elif len(data) > tuning.STRANGER_EARLY_BYTES:
+            self._transport.abort()
+        else:  # uvloop reads once before it can be stopped
+            self._early = data
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received() if self._inner is not None else None

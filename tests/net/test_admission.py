@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from splitup.core import tuning
+from splitup.core import event_loop, tuning
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
@@ -169,17 +170,27 @@ async def test_s11_requests_of_strangers_wait_for_their_turn_and_known_ones_do_n
         assert await asyncio.gather(*waiting) == [b""] * len(waiting)
 
 
-async def test_s11_turns_go_round_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run", [asyncio.run, event_loop.run], ids=["asyncio", "uvloop"])
+def test_s11_turns_go_round_by_address(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
     monkeypatch.setattr(tuning, "STRANGERS_PER_S", 50.0)
     monkeypatch.setattr(tuning, "STRANGERS_BURST", 1)
-    async with serve() as server, asyncio.timeout(HANG_S):
-        flood, other = Host(server.port, FLOODING), Host(server.port, OTHER)
-        waiting = [asyncio.create_task((await flood.connect()).ask("/greet")) for _ in range(40)]
-        assert b" 200 " in await (await other.connect()).ask("/greet")
-        assert sum(task.done() for task in waiting) <= 4
-        for host in (flood, other):
-            await host.close()
-        await asyncio.gather(*waiting)
+
+    async def flood_and_ask() -> None:
+        async with serve() as server, asyncio.timeout(HANG_S):
+            flood, other = Host(server.port, FLOODING), Host(server.port, OTHER)
+            waiting = [
+                asyncio.create_task((await flood.connect()).ask("/greet")) for _ in range(40)
+            ]
+            assert b" 200 " in await (await other.connect()).ask("/greet")
+            assert sum(task.done() for task in waiting) <= 4
+            assert b" 200 " in await waiting[0]
+            for host in (flood, other):
+                await host.close()
+            await asyncio.gather(*waiting)
+
+    run(flood_and_ask())
 
 
 async def test_s11_waits_for_others_are_shared_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
