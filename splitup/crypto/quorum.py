@@ -43,6 +43,7 @@ _COMMITMENTS_TYPE: Final = keccak(
 _SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
 _SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],bytes32[])"
 _MAX_AMOUNT: Final = 2**96 - 1
+_ZERO: Final = "0x" + "00" * 32
 
 
 # ---- containers --------------------------------------------------------------------------------
@@ -106,11 +107,11 @@ class ExecutionHistory:
     """What the chain's record of an execution binds, as ``settle`` and ``distribute`` take it."""
 
     execution_id: str
-    request_hash: str
-    plan_root: str
-    seed: str
+    request_hash: str = _ZERO
+    plan_root: str = _ZERO
+    seed: str = _ZERO
     own: tuple[str, ...] = ()  # words: what nodes locked by commitments of their own, in order
-    commitments: str = "0x" + "00" * 32
+    commitments: str = _ZERO
     exposures: tuple[str, ...] = ()  # words
     payouts: tuple[str, ...] = ()  # words
 

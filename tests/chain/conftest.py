@@ -139,7 +139,7 @@ class Network:
     ) -> Any:
         digest = settlement_hash(settlement)
         signatures = self.certify(settlement_struct_hash(execution_id, digest))
-        history = history or ExecutionHistory(execution_id, ROOT, ROOT, ROOT)  # for slashes only
+        history = history or ExecutionHistory(execution_id)  # only slashes need it
         return await self.owner.send(
             "market", "settle", execution_id, settlement.to_abi(), history.to_abi(), signatures
         )

@@ -13,6 +13,7 @@ from splitup.chain.client import Chain
 from splitup.chain.market import exposures_to_abi, terms_to_abi
 from splitup.core.errors import ChainRejected, Unavailable
 from splitup.crypto import bls
+from splitup.crypto.quorum import ExecutionHistory
 from splitup.messages.plans import request_to_abi
 from splitup.protocol.committee.commands import (
     ChainCommand,
@@ -69,7 +70,7 @@ class TransactionSender:
                     "settle",
                     command.execution_id,
                     command.settlement.to_abi(),
-                    command.history.to_abi(),
+                    (command.history or ExecutionHistory(command.execution_id)).to_abi(),
                     command.signatures,
                 )
             case SubmitEvidence():

@@ -73,7 +73,7 @@ class SubmitCommitments:
 class SubmitSettlement:
     execution_id: str
     settlement: Settlement
-    history: ExecutionHistory  # what the chain recorded of the execution; slashes need it
+    history: ExecutionHistory | None  # what the chain recorded of the execution; only for slashes
     signatures: bytes
 
 

@@ -154,5 +154,7 @@ def _get_own(state: SettlementState) -> OwnProposal | None:
 
 def _make_submission(state: SettlementState, own: OwnProposal) -> SubmitSettlement:
     packed = quorum.pack_signatures(own.signatures.items())
-    history = state.make_history()
-    return SubmitSettlement(state.request.execution_id, own.settlement, history, packed)
+    execution_id, history = state.request.execution_id, None
+    if own.settlement.slashes:
+        history = state.make_history()
+    return SubmitSettlement(execution_id, own.settlement, history, packed)
