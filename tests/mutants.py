@@ -17,17 +17,28 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 ROOT: Final = Path(__file__).parent.parent
 COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests")
 LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
 # Third parties, imported once: every mutant then runs in a fork that imports only our code.
-PRELOADED: Final = ("numpy", "pydantic", "pytest", "nacl.bindings", "coincurve", "web3", "aiohttp")
+PRELOADED: Final = (
+    "numpy",
+    "pydantic",
+    "pytest",
+    "nacl.bindings",
+    "coincurve",
+    "eth_abi.abi",
+    "eth_keys.datatypes",
+    "eth_hash.auto",
+    "aiohttp",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +185,7 @@ MUTANTS: Final = (
         "if event.balance_micro_usdc < request.max_price_micro_usdc:",
         "if False:",
         f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
     ),
     Mutant(
         "frozen balance",
@@ -212,6 +224,7 @@ MUTANTS: Final = (
         "if plan.places and takeover.candidate < plan.places[takeover.task]:",
         "if False:",
         f"{_TESTS}/execution/test_takeovers.py::test_who_was_passed_over_for_its_stake_takes_nothing_over",
+        is_quick=False,
     ),
     # ---- what executors and validators sign -----------------------------------------------------
     Mutant(
@@ -220,6 +233,7 @@ MUTANTS: Final = (
         "if plan.node_of(commitment.node).signing_key != signing_key:",
         "if False:",
         f"{_TESTS}/settlement/test_commitments.py::test_a15_commitments_and_roots_count_for_their_node_and_execution_alone",
+        is_quick=False,
     ),
     Mutant(
         "steps of an own commitment",
@@ -332,6 +346,7 @@ MUTANTS: Final = (
         "if plan.request.chain_id != committee.domain.chain_id:",
         "if False:",
         f"{_TESTS}/committee/test_certificates.py::test_malformed_plans_are_refused_whoever_signed_them",
+        is_quick=False,
     ),
     Mutant(
         "size of a quorum",
@@ -339,6 +354,7 @@ MUTANTS: Final = (
         "if count < compute_quorum_size(len(members)):",
         "if False:",
         "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
     ),
     Mutant(
         "distinct signers",
@@ -384,6 +400,7 @@ MUTANTS: Final = (
         "if not is_same(certificate.plan.request, known.request):",
         "if False:",
         f"{_TESTS}/planning/test_plan_agreement.py::test_a_certificate_for_other_words_than_the_requests_is_refused",
+        is_quick=False,
     ),
     Mutant(
         "one signature per slot",
@@ -422,6 +439,7 @@ MUTANTS: Final = (
         "        self._context.check(sender, struct_hash, vote.signature)\n",
         "",
         f"{_TESTS}/settlement/test_commitment_agreement.py::test_votes_for_another_root_do_not_count_and_false_signatures_are_refused",
+        is_quick=False,
     ),
     Mutant(
         "settlement from one's own evidence",
@@ -466,6 +484,7 @@ MUTANTS: Final = (
         "",
         f"{_TESTS}/snapshots/test_observation_shares.py::"
         "test_an_observation_counts_as_its_member_signed_it",
+        is_quick=False,
     ),
     Mutant(
         "more than f observers",
@@ -473,6 +492,7 @@ MUTANTS: Final = (
         "if len(seen) > tolerated and n in records)",
         "if n in records)",
         f"{_TESTS}/snapshots/test_snapshot_rules.py::test_a_node_is_in_when_more_observers_than_may_lie_list_it",
+        is_quick=False,
     ),
     Mutant(
         "key of a heartbeat",
@@ -481,6 +501,7 @@ MUTANTS: Final = (
         "if False:",
         f"{_TESTS}/snapshots/test_recent_blocks.py::"
         "test_a_heartbeat_counts_under_the_key_of_the_registry_alone",
+        is_quick=False,
     ),
     Mutant(
         "age of a heartbeat",
@@ -497,6 +518,7 @@ MUTANTS: Final = (
         "merkle.check_proof(entries_root, count, shown.row, _hash_entry(shown.entry, {}), proof)",
         "pass",
         f"{_TESTS}/planning/test_validators.py::test_a15_entries_are_those_of_the_plans_snapshot",
+        is_quick=False,
     ),
     Mutant(
         "header of a snapshot",
@@ -636,27 +658,37 @@ def copy_tree() -> Iterator[Path]:
 
 def run_test(root: Path, test: str) -> bool:
     """Run tests in a fork, with our code from ``root``; return whether they pass."""
+    output = root / "output.txt"
     child = os.fork()
     if child == 0:
-        code = 99
-        try:
-            os.chdir(root)
-            sys.path[:0] = [str(root / part) for part in ("", "node", "oracle", "deploy")]
-            paths = os.pathsep.join(str(root / part) for part in ("", "node", "oracle", "deploy"))
-            os.environ["PYTHONPATH"] = paths
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            import pytest
-
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
-        finally:
-            os._exit(code)
+        _run_here(root, test, output)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code not in (0, 1):
-        raise RuntimeError(f"{test} could not be run: pytest ended with {code}")
+        raise RuntimeError(f"{test} could not be run:\n{output.read_text()[-2000:]}")
     return code == 0
+
+
+def _run_here(root: Path, test: str, output: Path) -> NoReturn:
+    """Run tests in this process, which is a fork, and end it."""
+    code = 99
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(root)
+        paths = [str(root / part) for part in ("", "node", "oracle", "deploy")]
+        sys.path[:0] = paths
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        import pytest
+
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def try_mutant(root: Path, mutant: Mutant) -> bool:

@@ -19,7 +19,7 @@ from splitup.messages.plans import SignedRequest
 from splitup.messages.verification import SignedAttestation
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.equivocation import compute_vote_hash
-from splitup.protocol.committee.peer_messages import Attested, PlanVote
+from splitup.protocol.committee.peer_messages import PlanVote
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
@@ -76,6 +76,7 @@ SHARES: Final = {  # of the seeds, in which a party deviates
     "relay": 13,
     "gateway": 10,
 }
+_NAMES: Final = frozenset(kind.removeprefix("made ") for kinds in KINDS.values() for kind in kinds)
 ACTIONS: Final = ("change", "change", "change", "change", "omit", "repeat", "repeat", "delay")
 REPEATS: Final = 8  # later copies, each changed in another way
 LATER_S: Final = (0.0, 0.3, 5.0, 25.0, 60.0, 90.0)
@@ -148,6 +149,9 @@ class Adversary:
 
         ``again`` makes the message as its sender would some seconds later, with other times in it.
         """
+        assert type(message).__name__ in _NAMES, (
+            f"no party is said to send {type(message).__name__}"
+        )
         self.pool.note(message)
         if not self.owns(sender, via):
             return [(0.0, message)]
@@ -266,4 +270,3 @@ _SIGNERS: Final[dict[type, Callable[..., Message]]] = {
     SignedAttestation: Adversary._sign_attestation,
     PlanVote: Adversary._sign_vote,
 }
-__all__ = ["KINDS", "Adversary", "Attested", "Copies", "Habit"]

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import Evidence, VerificationResult
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import UNPAID
 from tests.protocol.adversary.market import Record
 from tests.protocol.adversary.parties import Parties
-from tests.protocol.adversary.tensors import CLIENT_TASK, Run, digest, digest_all
+from tests.protocol.adversary.tensors import Run, digest, digest_all
 from tests.protocol.adversary.world import CLIENT, NODES, STAKE_MICRO_USDC, World
 
 LARGEST: Final = 1_500  # entries of a member's containers when nothing is open; honest: 230

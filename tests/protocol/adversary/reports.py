@@ -208,7 +208,11 @@ class Reports:
         # A gateway is trusted by more than f members, or it could frame any producer.
         trusted = list(self.world.members)[(len(self.world.members) - 1) // 3 :]
         copies = self.world.adversary.send("", message, "" if reader in trusted else "gateway")
-        found = [copy.tensors for delay_s, copy in copies if delay_s <= LATE_S]
+        found = [
+            copy.tensors
+            for delay_s, copy in copies
+            if delay_s <= LATE_S and isinstance(copy, LoggedTensors)
+        ]
         return found[0] if found else None
 
     def _recompute(self, command: cmd.RecomputeTask, member: str) -> Ruling | None:

@@ -22,8 +22,8 @@ from splitup.protocol.committee.member import CommitteeMember
 from tests.protocol.histories import History, run_scenario, run_seed
 from tests.protocol.scenarios import Broken, Partition, Scenario, make_scenario
 
-# besides the systematic ones and the ten thousand worlds of ``tests/protocol/adversary``; more
-# by the environment, for long searches
+# beside the systematic ones below, and ten thousand worlds in ``tests/protocol/adversary``; more by
+# the environment, for long searches
 HISTORIES = int(os.environ.get("SPLITUP_HISTORIES", "1000"))
 PROCESSES = 2
 
