@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     "core": set(),
     "crypto": {"core"},
+    "sandbox": {"core"},
     "decode": {"core"},
     "graph": {"core"},
     "messages": {"core", "crypto"},
