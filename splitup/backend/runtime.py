@@ -15,7 +15,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
@@ -23,7 +23,6 @@ from tinygrad.dtype import dtypes
 from splitup.backend.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
 from splitup.backend.devices import DeviceReport, select_device
 from splitup.backend.joins import find_join
-from splitup.backend.kernel_cache import KernelCache
 from splitup.backend.launching import (
     Argument,
     Bound,
@@ -39,6 +38,7 @@ from splitup.backend.launching import (
 )
 from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
@@ -99,23 +99,24 @@ class TaskProgram:
     def __init__(
         self,
         graph_bytes: bytes,
-        weights: bytes | Path | None,
+        weights: bytes | Path | BinaryIO | None,
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
+        kernels: bytes | None = None,
     ) -> None:
-        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
+        """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
-        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
-        do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
-        weights are not those it names.
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights.
+        ``kernels`` are what ``splitup.backend.compile_process`` made of this graph: machine code,
+        which is run. Results do not depend on ``threads``. Raises InvalidModel when the graph
+        breaks a rule or the weights are not those it names.
         """
         graph = load_graph(graph_bytes)
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        self._start(graph, open_weights(weights), cache)
+        self._start(graph, open_weights(weights), kernels)
 
     @classmethod
     def from_graph(
@@ -125,25 +126,24 @@ class TaskProgram:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
         uses_native_code: bool = True,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
+        Without ``uses_native_code`` all kernels are tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
-        program._start(graph, get_bytes, cache if uses_native_code else None, uses_native_code)
+        program._start(graph, get_bytes, None, uses_native_code)
         return program
 
     def _start(
         self,
         graph: CheckedGraph,
         get_bytes: Callable[[str], memoryview],
-        cache: KernelCache | None,
+        kernels: bytes | None,
         uses_native_code: bool = True,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
@@ -158,7 +158,11 @@ class TaskProgram:
         self.vram_bytes = compute_vram_bytes(graph)
         self.device = self._report.device
         self._native = find_native_code(self.device) if uses_native_code else None
-        schedule = self._find_schedule(graph, cache)
+        schedule = (
+            compile_graph(graph, self.device, uses_native_code=uses_native_code)
+            if kernels is None
+            else decode_schedule(kernels, self._native)
+        )
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
             "weight": self._allocate(schedule.weights),
@@ -337,17 +341,6 @@ class TaskProgram:
         for buffer in state._buffers[state._parity]:
             digest.update(make_reader(buffer)())
         return digest.hexdigest()
-
-    def _find_schedule(self, graph: CheckedGraph, cache: KernelCache | None) -> Schedule:
-        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
-        schedule = None if cache is None else cache.load(*key)
-        self.is_from_cache = schedule is not None
-        if schedule is None:
-            uses_native_code = self._native is not None
-            schedule = compile_graph(graph, self.device, uses_native_code=uses_native_code)
-            if cache is not None:
-                cache.store(*key, schedule)
-        return schedule
 
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
         return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]

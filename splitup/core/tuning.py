@@ -207,6 +207,7 @@ BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution o
 SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short
 PREPARED_STEPS: Final = 256  # cached per task, by numbers of rows; preparing one takes 20 µs
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
+MAX_WORKER_LOG_BYTES: Final = 1 * MIB  # of a worker's log, when it begins anew at a start
 WORKER_STOP_S: Final = 5.0  # time for a worker to finish its run when the daemon stops
 REPLAY_AHEAD_STEPS: Final = 512  # a task that replays logs reads at most this far ahead
 SESSION_IDLE_S: Final = 600.0  # without a step for this long the client counts as gone

@@ -43,6 +43,7 @@ class Device:
 
     drivers: tuple[Path, ...]
     compiler: Path | None
+    scratch: Path | None  # where drivers write
 
     @classmethod
     def find(cls, name: str) -> Device:
@@ -52,10 +53,15 @@ class Device:
         drivers = tuple(_expand(patterns))
         if not any(path.is_relative_to("/dev") and path != Path("/dev/shm") for path in drivers):
             drivers = ()
+        scratch = os.environ.get("TMPDIR") if drivers else None
         # on x86-64 tinygrad's own assembler and the shipped objects need no compiler
         is_needed = "CLANG" in name.upper() or platform.machine().lower() not in ("x86_64", "amd64")
         found = shutil.which(os.environ.get("CC", "") or "clang") if is_needed else None
-        return cls(drivers, None if found is None else Path(found))
+        return cls(
+            drivers,
+            None if found is None else Path(found),
+            None if scratch is None else Path(scratch),
+        )
 
     def list_groups(self) -> list[int]:
         """Return the groups that may open the device, such as "render"."""
@@ -78,6 +84,8 @@ def find_files(device: Device | None) -> dict[Path, Right]:
         for path in device.drivers:
             is_node = path.is_relative_to("/dev")
             allowed[path] = Right.DEVICE if is_node else Right.READ
+        if device.scratch is not None:
+            allowed[device.scratch] = Right.SCRATCH
         if device.compiler is not None:
             for program in _list_interpreters(device.compiler):
                 allowed[program] = Right.READ_FILE | Right.EXECUTE

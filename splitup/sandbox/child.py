@@ -16,6 +16,7 @@ import os
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,9 +39,14 @@ Buffers = Sequence[bytes | memoryview]
 Answer = tuple[Mapping[str, Any], Buffers]
 
 
-def make_environment(device: str = "") -> dict[str, str]:
-    """Return the environment of a confined child that opens ``device``, by default DEV's."""
+def make_environment(scratch: Path, device: str = "") -> dict[str, str]:
+    """Return the environment of a confined child that opens ``device``, by default DEV's.
+
+    The driver of a GPU may write into ``scratch``.
+    """
     environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
+    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy computes nothing large here
     if device := (device or os.environ.get("DEV", "")):
         environment["DEV"] = device
     return environment
@@ -64,25 +70,34 @@ class Child:
     """The parent's side of one child."""
 
     process: asyncio.subprocess.Process
+    scratch: contextlib.ExitStack
     complaints: asyncio.Task[bytes]
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
     async def start(
-        cls, module: str, arguments: Sequence[str] = (), *, files: Sequence[int] = ()
+        cls,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        files: Sequence[int] = (),
+        device: str = "",
     ) -> Child:
-        """Start a module, with ``files`` open under the same numbers."""
-        process = await asyncio.create_subprocess_exec(
-            *make_command(module, *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=files,
-            env=make_environment(),
-            start_new_session=True,
-        )
+        """Start a module, with ``files`` open under the same numbers and ``device`` as its DEV."""
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="splitup-"))
+            process = await asyncio.create_subprocess_exec(
+                *make_command(module, *arguments),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=files,
+                env=make_environment(Path(scratch), device),
+                start_new_session=True,
+            )
+            closing = stack.pop_all()
         assert process.stderr is not None
-        return cls(process, asyncio.create_task(_read_end(process.stderr)))
+        return cls(process, closing, asyncio.create_task(_read_end(process.stderr)))
 
     async def ask(
         self,
@@ -122,6 +137,7 @@ class Child:
         self.process.stdin.close()
         await self.process.wait()
         await self.complaints
+        self.scratch.close()
 
     async def _exchange(
         self, question: Mapping[str, Any], buffers: Buffers, max_bytes: int

@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import sys
-from pathlib import Path
 from typing import Final
 
 from splitup.core.limits import MIB
@@ -23,11 +22,11 @@ from splitup.sandbox import access, identity, landlock, system_calls
 _MAX_FILE_BYTES: Final = 64 * MIB  # of its log
 
 
-def confine(device: str | None = None, *, scratch: Path | None = None) -> tuple[str, ...]:
+def confine(device: str | None = None) -> tuple[str, ...]:
     """Confine this process for good; returns a sentence for everything that the system lacks.
 
     ``device`` is tinygrad's device that the process will open, "" any, None if it opens none. The
-    driver of a GPU may write into ``scratch``. To be called before any thread is started.
+    driver of a GPU may write into the folder TMPDIR. To be called before any thread is started.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
@@ -49,7 +48,7 @@ def confine(device: str | None = None, *, scratch: Path | None = None) -> tuple[
     except RuntimeError:
         calls = None
     identity.forbid_new_privileges()
-    lacks = _change_identity_and_files(needs, scratch if uses_driver else None)
+    lacks = _change_identity_and_files(needs)
     if calls is None:
         lacks.append("libseccomp is missing: models may use the network; apt install libseccomp2")
     else:
@@ -60,13 +59,11 @@ def confine(device: str | None = None, *, scratch: Path | None = None) -> tuple[
     return tuple(lacks)
 
 
-def _change_identity_and_files(needs: access.Device | None, scratch: Path | None) -> list[str]:
+def _change_identity_and_files(needs: access.Device | None) -> list[str]:
     lacks = []
     is_root = os.geteuid() == 0
     has_namespaces = identity.leave_namespaces()
     files = access.find_files(needs)
-    if scratch is not None:
-        files[scratch] = landlock.Right.SCRATCH
     is_landlocked = landlock.find_version() > 0
     if is_landlocked:
         landlock.restrict(files)
@@ -78,8 +75,8 @@ def _change_identity_and_files(needs: access.Device | None, scratch: Path | None
     # libraries may lie where root alone may read them, such as /root
     keeps_reading = is_root and not access.are_readable_by_all(access.find_libraries())
     if is_root and (is_landlocked or not keeps_reading):
-        groups = [] if needs is None else needs.list_groups()
-        is_own_user = identity.leave_root(groups, keeps_reading=keeps_reading)
+        groups, scratch = ([], None) if needs is None else (needs.list_groups(), needs.scratch)
+        is_own_user = identity.leave_root(groups, scratch, keeps_reading=keeps_reading)
     else:
         is_own_user = not is_root and has_namespaces
     identity.drop_capabilities(keeps_reading=keeps_reading and is_own_user)

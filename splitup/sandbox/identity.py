@@ -42,8 +42,8 @@ def leave_namespaces() -> bool:
     return True
 
 
-def leave_root(groups: Sequence[int], *, keeps_reading: bool) -> bool:
-    """Become a user who owns nothing; returns False where there is no such user.
+def leave_root(groups: Sequence[int], scratch: Path | None, *, keeps_reading: bool) -> bool:
+    """Become a user who owns nothing but ``scratch``; returns False where there is no such user.
 
     With ``keeps_reading`` this user may read every file that Landlock allows.
     """
@@ -51,6 +51,8 @@ def leave_root(groups: Sequence[int], *, keeps_reading: bool) -> bool:
     if keeps_reading:
         _prctl(_SET_KEEPCAPS, 1)
     try:
+        if scratch is not None:
+            os.chown(scratch, user, user)
         os.setgroups(groups)
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)

@@ -21,7 +21,7 @@ ALLOWED = {
     "graph": {"core"},
     "messages": {"core", "crypto"},
     "cpu": {"core", "graph"},
-    "backend": {"core", "graph", "cpu"},
+    "backend": {"core", "graph", "cpu", "sandbox"},
     "protocol": {"core", "crypto", "graph", "messages"},
     "net": {"core", "crypto", "messages", "protocol"},
     "storage": {"core", "crypto", "graph", "messages", "protocol", "net"},

@@ -5,6 +5,8 @@ from strangers, so the worker checks them like any stranger's input. A run carri
 the path of every token.
 
     message   u64 body bytes | u8 kind | u64 request id | body
+    LOAD      u8 1 if weights follow, as an open file over the second socket | u64 graph bytes |
+              the graph | its kernels, nothing if they are to be compiled
     RUN       u64 session | u16 program | u16 inputs | per input: u64 bytes | the inputs
     answer    u64 started ns | u64 ended ns | u16 outputs | per output: u64 bytes | the outputs
     RUNS      u16 runs | per run: u64 bytes | the runs
@@ -23,6 +25,7 @@ from splitup.core import limits
 from splitup.core.errors import SplitUpError
 
 HEADER: Final = struct.Struct("<QBQ")
+_LOAD: Final = struct.Struct("<BQ")
 _RUN: Final = struct.Struct("<QHH")
 _ANSWER: Final = struct.Struct("<QQH")
 _KIND: Final = struct.Struct("<B")
@@ -32,7 +35,7 @@ class Kind(IntEnum):
     """What a message asks for; the answer to a request repeats its kind, or is FAILED."""
 
     DESCRIBE = 1  # -> JSON of a DeviceReport
-    LOAD = 2  # JSON {"task": path, "weights": path or ""} -> JSON of what was loaded
+    LOAD = 2  # -> JSON of what was loaded
     RUN = 3
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence
@@ -64,6 +67,18 @@ def encode_message(
 ) -> list[bytes | memoryview]:
     """Return the buffers of one message, for a scattered write."""
     return [HEADER.pack(sum(map(len, parts)), kind, request_id), *parts]
+
+
+def encode_load(graph: bytes, kernels: bytes | None, *, has_weights: bool) -> list[bytes]:
+    """Return the body of a LOAD request."""
+    return [_LOAD.pack(has_weights, len(graph)), graph, kernels or b""]
+
+
+def decode_load(body: memoryview) -> tuple[bytes, bytes | None, bool]:
+    """Parse a LOAD request: the graph, its kernels, and whether weights follow."""
+    has_weights, length = _LOAD.unpack_from(body)
+    end = _LOAD.size + length
+    return bytes(body[_LOAD.size : end]), bytes(body[end:]) or None, bool(has_weights)
 
 
 def encode_run(request: RunRequest) -> list[bytes | memoryview]:

@@ -1,14 +1,16 @@
 """The process that owns the device: loads tasks, keeps them and their states in memory, runs steps.
 
-It has no network, no keys, and no configuration except its arguments. It answers one request after
-the other over the socket that it inherited, and ends when that closes. Whatever a task makes
-tinygrad do, at worst this process dies, and the daemon survives that.
+It is confined (``splitup.sandbox``): no network, no keys, no files except libraries, the device's
+and the weights that it is handed open. It answers one request after the other over the socket that
+it inherited, and ends when that closes. Whatever a task makes tinygrad do, at worst this process
+dies, and the daemon survives that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import socket
 import struct
@@ -16,16 +18,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
+from splitup.sandbox.confinement import confine
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
     RunAnswer,
     RunRequest,
+    decode_load,
     decode_run,
     decode_runs,
     describe_failure,
@@ -46,17 +49,14 @@ class Worker:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache_directory: Path | None = None,
+        lacks: Sequence[str] = (),
     ) -> None:
+        """``lacks`` are the sentences of ``confine``."""
         from splitup.backend import runtime  # imports tinygrad, which takes a second
-        from splitup.backend.kernel_cache import KernelCache
 
         self._runtime = runtime
-        self._options: dict[str, Any] = {
-            "device_index": device_index,
-            "threads": threads,
-            "cache": None if cache_directory is None else KernelCache(cache_directory),
-        }
+        self._options: dict[str, Any] = {"device_index": device_index, "threads": threads}
+        self._lacks = lacks
         self._memory_bytes = memory_bytes
         self._programs: dict[int, Any] = {}
         self._next_program = 0
@@ -64,15 +64,15 @@ class Worker:
         self._state_bytes = 0
 
     def describe(self) -> dict[str, str]:
-        """Return a report of the device."""
+        """Return a report of the device, and in "sandbox" what this process's lacks."""
         report: dict[str, str] = self._runtime.describe_device(
             self._options["device_index"]
         ).to_dict()
-        return report
+        return {**report, "sandbox": "; ".join(self._lacks)}
 
-    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load, compile and warm up one task; the daemon has checked the digests of both files."""
-        program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
+    def load(self, graph: bytes, weights: BinaryIO | None, kernels: bytes | None) -> dict[str, Any]:
+        """Load and warm up one task; the daemon has checked the digests of graph and weights."""
+        program = self._runtime.TaskProgram(graph, weights, kernels=kernels, **self._options)
         number = self._next_program
         self._next_program += 1
         self._programs[number] = program
@@ -81,7 +81,6 @@ class Worker:
             "task_id": program.task_id,
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
-            "is_from_cache": program.is_from_cache,
             "width": program.width if self.runs_together else 1,
         }
 
@@ -202,8 +201,8 @@ class Worker:
         self._state_bytes += state_bytes
 
 
-def serve(worker: Worker, stream: socket.socket) -> None:
-    """Answer requests until the daemon closes its end."""
+def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
+    """Answer requests until the daemon closes its end; open files arrive over ``files``."""
     while True:
         head = _receive(stream, HEADER.size)
         if head is None:
@@ -213,7 +212,7 @@ def serve(worker: Worker, stream: socket.socket) -> None:
         if body is None:
             return
         try:
-            parts = _answer(worker, Kind(kind), body)
+            parts = _answer(worker, Kind(kind), body, files)
         except SplitUpError as error:
             kind, parts = Kind.FAILED, [str(error).encode()]
         except Exception as error:  # tinygrad raises anything; the daemon decides what it means
@@ -222,7 +221,9 @@ def serve(worker: Worker, stream: socket.socket) -> None:
         _send(stream, encode_message(Kind(kind), request_id, parts))
 
 
-def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
+def _answer(
+    worker: Worker, kind: Kind, body: memoryview, files: socket.socket
+) -> Sequence[bytes | memoryview]:
     if kind is Kind.RUN:
         return encode_answer(worker.run(decode_run(body)))
     if kind is Kind.RUNS:
@@ -236,10 +237,15 @@ def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | me
         worker.unload(struct.unpack("<Q", body)[0])
         return []
     if kind is Kind.LOAD:
-        paths = json.loads(bytes(body))
-        weights = Path(paths["weights"]) if paths["weights"] else None
-        return [json.dumps(worker.load(Path(paths["task"]), weights)).encode()]
+        graph, kernels, has_weights = decode_load(body)
+        weights = _receive_file(files) if has_weights else None
+        return [json.dumps(worker.load(graph, weights, kernels)).encode()]
     return [json.dumps(worker.describe()).encode()]
+
+
+def _receive_file(files: socket.socket) -> BinaryIO:
+    _, (file,), _, _ = socket.recv_fds(files, 1, 1)
+    return os.fdopen(file, "rb")
 
 
 def _receive(stream: socket.socket, length: int) -> memoryview | None:
@@ -265,23 +271,30 @@ def _send(stream: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker) -> None:
-    """Run a worker on an inherited socket (``--fd``) within ``--memory`` bytes."""
+    """Run a worker on two inherited sockets within ``--memory`` bytes.
+
+    Requests come over ``--fd``, open files over ``--files``.
+    """
     parser = argparse.ArgumentParser(prog="splitup-node-worker")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--files", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
+    lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
-    with socket.socket(fileno=arguments.fd) as stream:
+    with (
+        socket.socket(fileno=arguments.fd) as stream,
+        socket.socket(fileno=arguments.files) as files,
+    ):
         worker = worker_class(
             arguments.memory,
             device_index=arguments.device_index,
             threads=arguments.threads,
-            cache_directory=arguments.cache,
+            lacks=lacks,
         )
-        serve(worker, stream)
+        serve(worker, stream, files)
 
 
 if __name__ == "__main__":

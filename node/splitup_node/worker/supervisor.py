@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import socket
 import struct
-import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
+from splitup.backend.compile_process import compile_apart
+from splitup.backend.kernel_cache import KernelCache
 from splitup.core import tuning
-from splitup.core.codec import parse_json
+from splitup.core.codec import compute_digest, parse_json
 from splitup.core.errors import SplitUpError, Unavailable
+from splitup.sandbox.child import make_command, make_environment
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
@@ -31,27 +32,15 @@ from splitup_node.worker.ipc import (
     RunRequest,
     decode_answer,
     decode_answers,
+    encode_load,
     encode_message,
     encode_run,
     encode_runs,
 )
 
-WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker.process")
+WORKER_ARGV: Final = make_command("splitup_node.worker.process")
 
 _log = logging.getLogger("splitup.node.worker")
-_PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "CC",
-    "LLVM_PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-)
 
 
 class WorkerLost(Unavailable):
@@ -102,11 +91,13 @@ class Supervisor:
         self._device, self._device_index = parse_device(device)
         self._threads = threads
         self._name = name  # of the log file
-        self._cache_directory = cache_directory or directory / "kernels"
+        self._cache = KernelCache(cache_directory or directory / "kernels")
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
+        self._files: socket.socket | None = None  # hands open files to the worker
+        self._resources = contextlib.ExitStack()  # of the present worker
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when the timer fires
@@ -156,12 +147,39 @@ class Supervisor:
             raise WorkerLost(str(error)) from None
 
     async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
-        body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
-        answer = await self._ask(Kind.LOAD, [body.encode()], tuning.LOAD_TIMEOUT_S)
+        """Load a task; returns program, task_id, vram_bytes, state_bytes and width.
+
+        Raises TaskFailed or WorkerLost.
+        """
+        graph = await asyncio.to_thread(task.read_bytes)
+        kernels = await self._find_kernels(graph)
+        if weights is not None and self._files is not None:
+            with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone
+                socket.send_fds(self._files, [b"\0"], [file.fileno()])
+        body = encode_load(graph, kernels, has_weights=weights is not None)
+        answer = await self._ask(Kind.LOAD, body, tuning.LOAD_TIMEOUT_S)
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
+
+    async def _find_kernels(self, graph: bytes) -> bytes | None:
+        """Return a task's machine code, compiled in a process that knows no other task.
+
+        None when the worker has to compile it, for itself alone.
+        """
+        if self._connection is None:
+            raise WorkerLost("the worker is not running")
+        device = self.report["device"].partition(":")[0]
+        key = (compute_digest(graph), self.report["determinism_class"], device)
+        kernels = self._cache.load(*key)
+        if kernels is None:
+            try:
+                kernels = await compile_apart(graph, self._device, self._device_index)
+            except SplitUpError as error:
+                raise TaskFailed(str(error)) from None
+            if kernels is not None:
+                self._cache.store(*key, kernels)
+        return kernels
 
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
@@ -227,40 +245,47 @@ class Supervisor:
         if self._connection is not None:
             self._connection.abort()
         await self._reap()
+        self._resources.close()
 
     async def _spawn(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._files, files = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._resources.close()
+        self._resources.enter_context(self._files)
+        scratch = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="splitup-"))
         with contextlib.ExitStack() as stack:
             stack.callback(ours.close)
-            await self._connect(ours, theirs)
+            with theirs, files:
+                await self._connect(ours, theirs, files, Path(scratch))
             stack.pop_all()  # the transport closes it from now on
 
-    async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
+    async def _connect(
+        self, ours: socket.socket, theirs: socket.socket, files: socket.socket, scratch: Path
+    ) -> None:
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, option, tuning.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
-        with theirs, (self._directory / f"{self._name}.log").open("ab") as output:
+        with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
                 "--fd",
                 str(theirs.fileno()),
+                "--files",
+                str(files.fileno()),
                 "--memory",
                 str(self.memory_bytes),
                 "--device-index",
                 str(self._device_index),
                 "--threads",
                 str(self._threads),
-                "--cache",
-                str(self._cache_directory),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), files.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self._make_environment(),
+                env=make_environment(scratch, self._device),
                 start_new_session=True,  # keeps a terminal's Ctrl-C from it
             )
         loop = asyncio.get_running_loop()
@@ -268,12 +293,11 @@ class Supervisor:
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
 
-    def _make_environment(self) -> dict[str, str]:
-        environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
-        environment["CACHEDB"] = str(self._cache_directory / "kernels.db")
-        if device := (self._device or os.environ.get("DEV", "")):
-            environment["DEV"] = device
-        return environment
+    def _open_log(self) -> BinaryIO:
+        """Open the worker's log, from its end; one that has grown long begins again."""
+        path = self._directory / f"{self._name}.log"
+        is_long = path.exists() and path.stat().st_size > tuning.MAX_WORKER_LOG_BYTES
+        return path.open("wb" if is_long else "ab")
 
     async def _ask(
         self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
