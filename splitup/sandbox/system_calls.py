@@ -34,7 +34,7 @@ _INHERITED_SOCKETS: Final = (  # nothing here makes, binds or connects one
 _THREADS: Final = (
     *("arch_prctl", "exit", "exit_group", "futex", "get_robust_list", "getcpu", "gettid"),
     *("membarrier", "restart_syscall", "rseq", "sched_getaffinity", "sched_getparam"),
-    *("sched_getscheduler", "sched_setaffinity", "sched_yield", "set_robust_list"),
+    *("sched_getscheduler", "sched_yield", "set_robust_list"),
     *("set_tid_address", "getpriority"),
 )
 _SIGNALS: Final = (

@@ -7,7 +7,7 @@ import logging
 
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 
 _log = logging.getLogger("splitup.oracle.recompute_capabilities")
 
@@ -43,7 +43,7 @@ class RecomputeCapabilities:
     async def _try(self, determinism: str) -> None:
         async with self._turn:
             try:
-                found = await sandbox.find_class(determinism)
+                found = await recomputation.find_class(determinism)
             except (SplitUpError, OSError) as error:
                 _log.warning("nothing can be recomputed as '%s' here: %s", determinism, error)
                 found = ""

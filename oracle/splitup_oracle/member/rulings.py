@@ -26,7 +26,7 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 
 _LOGITS: Final = "logits"  # the name of the output whose argmax counts
@@ -75,7 +75,7 @@ class Rulings:
             logs, missing = await self._store_logs(command, sources, specs, directory, "input")
             if missing:
                 return _miss(order.task, missing)
-            job = sandbox.Replay(
+            job = recomputation.Replay(
                 directory=directory,
                 task=graph,
                 weights=weights,
@@ -87,11 +87,11 @@ class Rulings:
             )
             if task.crosses_classes and not await self._computes_as(command.determinism):
                 return await self._compare(command, manifest, job)
-            found = await sandbox.replay(job)
+            found = await recomputation.replay(job)
         return Ruling.from_value({"task": order.task, "error": "", **found})
 
     async def _compare(
-        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
     ) -> Ruling:
         """Compare the outputs that the executor stored with this machine's, of another class."""
         order, claim = command.order, command.claim
@@ -113,7 +113,7 @@ class Rulings:
             tolerances=task.tolerances,
             logits=logits[0] if logits else None,
         )
-        found = await sandbox.replay(own)
+        found = await recomputation.replay(own)
         return Ruling.from_value(
             {
                 "task": order.task,
@@ -136,7 +136,7 @@ class Rulings:
         if determinism not in self._classes:
             if len(self._classes) >= tuning.MAX_CLASSES:
                 self._classes.clear()
-            self._classes[determinism] = await sandbox.find_class(determinism)
+            self._classes[determinism] = await recomputation.find_class(determinism)
         return self._classes[determinism]
 
     async def _store(
