@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
 from splitup.client.execution.session import Session
 from splitup.client.outcome import Array
-from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.client.tokenizer import ModelTokenizer
+from splitup.core.errors import InvalidInput
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sequential import SequentialDecoder
@@ -55,18 +53,10 @@ def get_chunk(manifest: Manifest) -> int:
     raise InvalidInput("the model has no input 'tokens'; it cannot generate text")
 
 
-def load_tokenizer(data: bytes) -> Tokenizer:
-    """Parse a tokenizer.json; raise InvalidModel when the library refuses it."""
-    try:
-        return Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises plain Exception
-        raise InvalidModel(f"the model's tokenizer cannot be read: {error}") from None
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int]:
-    """Return the prompt's tokens; a sequence of token ids is taken as it is."""
+def encode_prompt(tokenizer: ModelTokenizer, prompt: str | Sequence[int]) -> list[int]:
+    """Return the prompt's tokens; a sequence of token ids is taken as it is. Blocks."""
     if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt).ids)
+        return tokenizer.encode(prompt)
     return [int(token) for token in prompt]
 
 
@@ -97,7 +87,7 @@ def make_decoder(
 async def generate_tokens(
     session: Session,
     decoder: Decoder,
-    tokenizer: Tokenizer,
+    tokenizer: ModelTokenizer,
     *,
     stop: Sequence[str] = (),
     on_step: OnStep | None = None,
@@ -108,7 +98,7 @@ async def generate_tokens(
     prompt steps overlap in the pipeline of nodes. The text ends before the first string of
     ``stop``. ``on_step`` sees every step's inputs and logits.
     """
-    stream = DecodeStream(skip_special_tokens=True)
+    stream = tokenizer.open_stream()
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     ends = StopFilter(stop)
@@ -131,9 +121,11 @@ async def generate_tokens(
         vocabulary = logits.shape[-1]
         if on_step is not None:
             on_step(arrays, logits)
-        for token in decoder.receive_logits(number, logits):
+        tokens = list(decoder.receive_logits(number, logits))
+        texts = await asyncio.to_thread(stream.decode, tokens) if tokens else []
+        for token, part in zip(tokens, texts, strict=True):
             if not ends.found:
-                for known, text in ends.push(token, stream.step(tokenizer, token) or ""):
+                for known, text in ends.push(token, part):
                     yield Token(known, text)
         number += 1
     if not ends.found:

@@ -73,6 +73,10 @@ MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are sever
 
 # ---- decoding ----------------------------------------------------------------------------------
 
+TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds
+TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
+TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
+TOKEN_STREAMS: Final = 4_096  # texts that one tokenizer decodes at a time, ≈ 1 KB each
 MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
 MAX_STOP_CHARS: Final = 256  # this much text may be held back
 

@@ -1,7 +1,7 @@
 """A confined child process, and how its parent asks it to compute.
 
 The child's module calls ``serve`` and gets open files and messages, nothing else. One question is
-answered after the other. The parent believes the form of no answer.
+answered after the other. The parent trusts no answer: it may be of any form and size, or missing.
 
     message    u32 bytes of the head | u32 buffers | per buffer: u64 bytes | head | buffers
     head       a JSON object; an answer with "error" says in a sentence why there is no other
@@ -14,13 +14,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, Unavailable
@@ -29,6 +34,7 @@ from splitup.core.limits import MIB
 _HEAD: Final = struct.Struct("<II")
 _MAX_HEAD_BYTES: Final = 1 * MIB
 _MAX_BUFFERS: Final = 1_024
+_MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
 _MAX_COMPLAINT_CHARS: Final = 300
 _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
     *("PATH", "LANG", "CC", "LLVM_PATH", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
@@ -57,49 +63,64 @@ def make_command(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
+@contextlib.contextmanager
+def open_files(paths: Sequence[Path]) -> Iterator[list[int]]:
+    """Open files for a child to inherit."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(path.open("rb")).fileno() for path in paths]
+
+
 class ChildDied(Unavailable):
-    """The child ended, or did not answer in time and was killed."""
+    """The child ended, or was killed because it did not answer in time or in form."""
 
 
 class ChildFailed(SplitUpError):
     """The child refused a question; it is still running."""
 
 
-@dataclass(slots=True)
 class Child:
-    """The parent's side of one child."""
+    """The parent's side of one child. Several threads may ask."""
 
-    process: asyncio.subprocess.Process
-    scratch: contextlib.ExitStack
-    complaints: asyncio.Task[bytes]
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @classmethod
-    async def start(
-        cls,
+    def __init__(
+        self,
         module: str,
         arguments: Sequence[str] = (),
         *,
         files: Sequence[int] = (),
         device: str = "",
-    ) -> Child:
+    ) -> None:
         """Start a module, with ``files`` open under the same numbers and ``device`` as its DEV."""
         with contextlib.ExitStack() as stack:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="splitup-"))
-            process = await asyncio.create_subprocess_exec(
-                *make_command(module, *arguments),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=files,
-                env=make_environment(Path(scratch), device),
-                start_new_session=True,
-            )
-            closing = stack.pop_all()
-        assert process.stderr is not None
-        return cls(process, closing, asyncio.create_task(_read_end(process.stderr)))
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
+                process = subprocess.Popen(
+                    make_command(module, *arguments),
+                    stdin=theirs,
+                    stdout=theirs,
+                    stderr=subprocess.PIPE,
+                    pass_fds=files,
+                    env=make_environment(Path(scratch), device),
+                    start_new_session=True,
+                )
+            self._end = weakref.finalize(self, _end, process, stack.pop_all())
+        self._process = process
+        self._socket = ours
+        self._turn = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "child")
 
-    async def ask(
+    @property
+    def pid(self) -> int:
+        """Return the child's process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it can be asked."""
+        return self._end.alive
+
+    def ask(
         self,
         question: Mapping[str, Any],
         buffers: Buffers = (),
@@ -107,81 +128,127 @@ class Child:
         timeout_s: float,
         max_bytes: int,
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        """Return the answer, with buffers of at most ``max_bytes`` in all.
+        """Return the answer, with buffers of at most ``max_bytes`` in all; blocks.
 
         Raises ChildFailed when the child refuses, and ChildDied when it ends, when it does not
         answer in ``timeout_s`` or when its answer has another form; the child is dead then.
         """
-        async with self.turn:
+        with self._turn:
+            if not self.is_running:
+                raise ChildDied("its process has ended")
             try:
-                async with asyncio.timeout(timeout_s):
-                    head, found = await self._exchange(question, buffers, max_bytes)
+                deadline = time.monotonic() + timeout_s
+                self._send(_encode(question, buffers), deadline)
+                head, found = self._receive_answer(max_bytes, deadline)
             except TimeoutError:
-                await self.close()
+                self._end()
                 raise ChildDied(f"no answer within {timeout_s:g} s") from None
-            except (OSError, ValueError, asyncio.IncompleteReadError, SplitUpError) as error:
-                await self.close()
-                raise ChildDied(await self._describe_end(error)) from None
-            except asyncio.CancelledError:
-                await self.close()  # what it answers would be taken for the next answer
-                raise
+            except (OSError, EOFError):
+                raise ChildDied(self._describe_end()) from None
+            except (ValueError, SplitUpError) as error:
+                self._end()
+                raise ChildDied(f"its answer cannot be read: {error}") from None
         if "error" in head:
             raise ChildFailed(str(head["error"])[:_MAX_COMPLAINT_CHARS])
         return head, found
 
-    async def close(self) -> None:
-        """Kill the child, and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        await self.process.wait()
-        await self.complaints
-        self.scratch.close()
-
-    async def _exchange(
-        self, question: Mapping[str, Any], buffers: Buffers, max_bytes: int
+    async def ask_apart(
+        self,
+        question: Mapping[str, Any],
+        buffers: Buffers = (),
+        *,
+        timeout_s: float,
+        max_bytes: int,
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.writelines(_encode(question, buffers))
-        await stdin.drain()
-        head_bytes, count = _HEAD.unpack(await stdout.readexactly(_HEAD.size))
+        """Do the same on a thread of its own. Whoever is cancelled leaves the child running."""
+        if not self.is_running:
+            raise ChildDied("its process has ended")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            lambda: self.ask(question, buffers, timeout_s=timeout_s, max_bytes=max_bytes),
+        )
+
+    def close(self) -> None:
+        """Kill the child, and what it started. Whoever is asking gets ChildDied."""
+        self._end()
+        self._thread.shutdown(wait=False)
+
+    def _send(self, parts: Buffers, deadline: float) -> None:
+        for part in parts:
+            self._set_timeout(deadline)
+            self._socket.sendall(part)
+
+    def _receive_answer(
+        self, max_bytes: int, deadline: float
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        head_bytes, count = _HEAD.unpack(self._receive(_HEAD.size, deadline))
         if head_bytes > _MAX_HEAD_BYTES or count > _MAX_BUFFERS:
-            raise ValueError(f"its answer has {head_bytes} bytes and {count} buffers")
-        sizes = struct.unpack(f"<{count}Q", await stdout.readexactly(8 * count))
+            raise ValueError(f"it has {head_bytes} bytes and {count} buffers")
+        sizes = struct.unpack(f"<{count}Q", self._receive(8 * count, deadline))
         if sum(sizes) > max_bytes:
-            raise ValueError(f"its answer has {sum(sizes)} bytes; the limit is {max_bytes}")
-        head = parse_json(await stdout.readexactly(head_bytes))
+            raise ValueError(f"it has {sum(sizes)} bytes; the limit is {max_bytes}")
+        head = parse_json(bytes(self._receive(head_bytes, deadline)))
         if not isinstance(head, dict):
-            raise ValueError("its answer is no object")
-        return head, [memoryview(await stdout.readexactly(size)) for size in sizes]
+            raise ValueError("it is no object")
+        return head, [self._receive(size, deadline) for size in sizes]
 
-    async def _describe_end(self, error: Exception) -> str:
-        status = self.process.returncode
-        if isinstance(error, ValueError | SplitUpError):
-            return str(error)
-        last = (await self.complaints).decode(errors="replace").strip().rpartition("\n")[2]
-        return f"its process ended with status {status}: {last[-_MAX_COMPLAINT_CHARS:]}"
+    def _receive(self, length: int, deadline: float) -> memoryview:
+        view, received = memoryview(bytearray(length)), 0
+        while received < length:
+            self._set_timeout(deadline)
+            count = self._socket.recv_into(view[received:])
+            if not count:
+                raise EOFError
+            received += count
+        return view
+
+    def _set_timeout(self, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+
+    def _describe_end(self) -> str:
+        """Kill what is left; return how it ended, and the last line that it wrote."""
+        if not self.is_running:
+            return "it was closed"
+        assert self._process.stderr is not None
+        _kill(self._process)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        words = self._process.stderr.read(_MAX_COMPLAINT_BYTES) or b""
+        last = words.decode(errors="replace").strip().rpartition("\n")[2]
+        self._end()
+        return f"its process ended with status {self._process.returncode}: " + (
+            last[-_MAX_COMPLAINT_CHARS:] or "it wrote nothing"
+        )
 
 
-async def _read_end(stream: asyncio.StreamReader) -> bytes:
-    """Return the last bytes of a stream that may be long."""
-    end = b""
-    while part := await stream.read(4096):
-        end = (end + part)[-4096:]
-    return end
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], rest: contextlib.ExitStack) -> None:
+    _kill(process)
+    assert process.stderr is not None
+    process.stderr.close()
+    rest.close()
 
 
 def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -> None:
-    """Answer the questions on standard input until it closes; a SplitUpError becomes an error.
+    """Answer the parent's questions until it closes its end; a SplitUpError becomes an error.
 
     What libraries print goes to standard error.
     """
     with os.fdopen(os.dup(1), "wb") as output, os.fdopen(os.dup(0), "rb") as questions:
         os.dup2(2, 1)
-        while (start := questions.read(_HEAD.size)) != b"":
-            head, buffers = _read_question(questions, start)
+        while start := questions.read(_HEAD.size):
+            head_bytes, count = _HEAD.unpack(start)
+            sizes = struct.unpack(f"<{count}Q", questions.read(8 * count))
+            head = json.loads(questions.read(head_bytes))
+            buffers = [memoryview(questions.read(size)) for size in sizes]
             try:
                 said, made = answer(head, buffers)
             except SplitUpError as error:
@@ -191,21 +258,7 @@ def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -
             output.flush()
 
 
-def _read_question(questions: BinaryIO, start: bytes) -> tuple[Mapping[str, Any], list[memoryview]]:
-    head_bytes, count = _HEAD.unpack(start)
-    sizes = struct.unpack(f"<{count}Q", questions.read(8 * count))
-    head = json.loads(questions.read(head_bytes))
-    return head, [memoryview(questions.read(size)) for size in sizes]
-
-
 def _encode(head: Mapping[str, Any], buffers: Buffers) -> list[bytes | memoryview]:
     text = json.dumps(head).encode()
     sizes = struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
     return [_HEAD.pack(len(text), len(buffers)) + sizes + text, *buffers]
-
-
-@contextlib.contextmanager
-def open_files(paths: Sequence[Path]) -> Iterator[list[int]]:
-    """Open files for a child to inherit."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(path.open("rb")).fileno() for path in paths]

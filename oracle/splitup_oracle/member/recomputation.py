@@ -88,11 +88,11 @@ async def _ask(
     device: str, question: dict[str, Any], time_s: float, files: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Ask a process of its own; raise Unavailable."""
-    child = await Child.start(_MODULE, files=files, device=device)
+    child = Child(_MODULE, files=files, device=device)
     try:
-        found, _ = await child.ask(question, timeout_s=time_s, max_bytes=0)
+        found, _ = await child.ask_apart(question, timeout_s=time_s, max_bytes=0)
     except (ChildDied, ChildFailed) as error:
         raise Unavailable(f"the recomputation failed: {error}") from None
     finally:
-        await child.close()
+        child.close()
     return found

@@ -126,6 +126,10 @@ def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer
     return recompute(question), ()
 
 
-if __name__ == "__main__":
+def main() -> None:
     confine(os.environ.get("DEV", ""))
     serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,13 +133,13 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     given: dict[str, Any] = {}
-    start = asyncio.create_subprocess_exec
 
-    async def record(*arguments: Any, **options: Any) -> Any:
-        given.update(options)
-        return await start(*arguments, **options)
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            given.update(options)
+            super().__init__(*arguments, **options)
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", record)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(Unavailable, match=r"MemoryError|status -"):
