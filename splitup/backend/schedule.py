@@ -19,8 +19,10 @@ from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.arena_layout import Plan, plan_memory
 from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
+from splitup.backend.launch_sizes import read_size
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
+from splitup.backend.unrolling import install_bound
 from splitup.core.errors import InvalidModel
 from splitup.graph.rules import CheckedGraph
 
@@ -53,7 +55,7 @@ class Executable:
     target: str
     signature: tuple[tuple[str | None, int, str, tuple[int, ...]], ...]  # name, slot, dtype, shape
     variables: tuple[str, ...]
-    global_size: tuple[Any, ...]  # a number, or a tinygrad expression of the variables
+    global_size: tuple[Any, ...]  # of the variables: ``splitup.backend.launch_sizes``
     local_size: tuple[Any, ...] | None
 
 
@@ -86,9 +88,10 @@ class Schedule:
 
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
+    install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
-    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
+    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1, CACHELEVEL=0):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
         plan = plan_memory(linear, lowered)
@@ -286,8 +289,8 @@ def _read_executable(program: UOp) -> Executable:
             for name, slot, dtype, shape in elf.signature
         ),
         variables=tuple(str(variable.expr) for variable in info.vars),
-        global_size=tuple(info.global_size),
-        local_size=None if info.local_size is None else tuple(info.local_size),
+        global_size=tuple(map(read_size, info.global_size)),
+        local_size=None if info.local_size is None else tuple(map(read_size, info.local_size)),
     )
 
 

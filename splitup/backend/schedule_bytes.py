@@ -21,12 +21,8 @@ from splitup.core.codec import parse_json
 _LENGTH: Final = struct.Struct("<I")
 
 
-def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes | None:
-    """Return a schedule's bytes; None when launch sizes are expressions, which have none."""
-    for item in schedule.executables:
-        sizes = (*item.global_size, *(item.local_size or ()))
-        if not all(isinstance(size, int) for size in sizes):
-            return None
+def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
+    """Return a schedule's bytes."""
     header = [
         schedule.inputs,
         schedule.weights,

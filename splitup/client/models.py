@@ -118,8 +118,10 @@ class Models:
 
     def close(self) -> None:
         """End the processes of tokenizers and of the client's tasks."""
-        for one in (*self._tokenizers.values(), *self._programs.values()):
-            one.close()
+        for tokenizer in self._tokenizers.values():
+            tokenizer.close()
+        for programs in self._programs.values():
+            programs.close()
 
     async def _resolve(self, name: str) -> str:
         try:

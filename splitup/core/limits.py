@@ -63,9 +63,10 @@ MAX_JSON_DEPTH: Final = 64  # SplitUp's own objects nest 8 deep, tokenizers 10
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
-MAX_KERNEL_DEPTH: Final = (
-    128  # arithmetic between two values in memory: 2 s to compile, 512 take 50
-)
+MAX_GRAPH_PAIRS: Final = 4 * MAX_GRAPH_NODES  # models have 1.5 pairs a node; a second to count
+MAX_KERNEL_US: Final = 2_000_000  # to compile one kernel, predicted; models' own take up to 0.35 s
+MAX_UNROLLED_US: Final = 5_000_000  # predicted, of unrolled code; models have up to 2.4 s
+MAX_COMPILE_US: Final = 30_000_000  # a task's kernels and nodes: 60 Llama blocks, 20 hybrid ones
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more

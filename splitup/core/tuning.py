@@ -68,6 +68,12 @@ MAX_LAYERS: Final = 512  # of a language model; the largest have 126, and 350 fi
 MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is several weights
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, more with a GPU
+COMPILE_S: Final = 5.0  # of CPU, to check and compile a task; or, for a large one …
+COMPILE_FACTOR: Final = 3.0  # … so many times what is predicted, for machines that are slower
+COMPILE_WAIT_FACTOR: Final = 10.0  # of these, by the clock: the process has the lowest priority
+COMPILE_BYTES: Final = 64 * MIB  # for that, beyond what the process has; or, for a large task …
+COMPILE_BYTES_PER_S: Final = 16 * MIB  # … for each second that is predicted; models take 5 MB
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
@@ -238,5 +244,6 @@ TRADE_HOLD_S: Final = (
     600.0  # a swapped task is not swapped back for this long, to repay its download
 )
 SHOWN_TRADES: Final = 3  # in a node's status
+LOAD_RETRY_DOUBLINGS: Final = 6  # of LOAD_RETRY_S, for a task that fails again: an hour at most
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again
 NOISE_POSITIONS: Final = 16  # cached, of all sessions of a client; 1 MB each at 128 k tokens

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from splitup.core.codec import MAX_SAFE_INTEGER
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
+from splitup.core.errors import InvalidModel
 from splitup.graph.ir import Graph, Node
 from splitup.graph.memory import (
     find_live_ranges,
@@ -42,6 +43,17 @@ def compute_vram_bytes(graph: CheckedGraph) -> int:
     ports = sum(measure_buffer(spec) for spec in graph.inputs)
     _, shared = place_buffers(list(find_live_ranges(graph).values()))
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + shared
+
+
+def check_memory(graph: CheckedGraph, memory_bytes: int) -> None:
+    """Raise InvalidModel when a task needs more memory than it says, or than it may have."""
+    needed = compute_vram_bytes(graph)
+    if needed > memory_bytes:
+        task = compute_digest(graph.to_bytes())
+        raise InvalidModel(
+            f"task {task[:12]} needs {needed} bytes of memory with one execution; "
+            f"{memory_bytes} are declared for it"
+        )
 
 
 def compute_flops(graph: CheckedGraph) -> int:

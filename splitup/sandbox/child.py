@@ -97,8 +97,8 @@ class Child:
             with theirs:
                 process = subprocess.Popen(
                     make_command(module, *arguments),
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     stderr=subprocess.PIPE,
                     pass_fds=files,
                     env=make_environment(Path(scratch), device),
@@ -243,6 +243,9 @@ def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -
     What libraries print goes to standard error.
     """
     with os.fdopen(os.dup(1), "wb") as output, os.fdopen(os.dup(0), "rb") as questions:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
+        os.close(nothing)
         os.dup2(2, 1)
         while start := questions.read(_HEAD.size):
             head_bytes, count = _HEAD.unpack(start)

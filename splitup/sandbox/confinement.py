@@ -22,11 +22,12 @@ from splitup.sandbox import access, identity, landlock, system_calls
 _MAX_FILE_BYTES: Final = 64 * MIB  # of its log
 
 
-def confine(device: str | None = None) -> tuple[str, ...]:
+def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...]:
     """Confine this process for good; returns a sentence for everything that the system lacks.
 
     ``device`` is tinygrad's device that the process will open, "" any, None if it opens none. The
-    driver of a GPU may write into the folder TMPDIR. To be called before any thread is started.
+    driver of a GPU may write into the folder TMPDIR. With ``forks`` it may fork, to compile
+    (``splitup.backend.compile_process``). To be called before any thread is started.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
@@ -42,6 +43,7 @@ def confine(device: str | None = None) -> tuple[str, ...]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, _MAX_FILE_BYTES))
     try:
         calls = system_calls.make_filter(
+            forks=forks,
             starts_programs=needs is not None and needs.compiler is not None,
             uses_driver=uses_driver,
         )

@@ -48,7 +48,8 @@ _QUESTIONS: Final = (
     *("sysinfo", "time", "times", "uname"),
 )
 _BASE: Final = _MEMORY + _FILES + _INHERITED_SOCKETS + _THREADS + _SIGNALS + _QUESTIONS
-_PROGRAMS: Final = ("chdir", "execve", "fork", "umask", "vfork", "wait4", "waitid")
+_FORKS: Final = ("fork", "wait4", "waitid")
+_PROGRAMS: Final = ("chdir", "execve", "umask", "vfork")
 _DRIVERS: Final = (  # of GPUs
     *("epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_wait", "eventfd2", "ftruncate"),
     *("get_mempolicy", "ioctl", "mbind", "memfd_create", "mkdir", "mkdirat", "mlock2", "rename"),
@@ -57,12 +58,13 @@ _DRIVERS: Final = (  # of GPUs
 )
 
 
-def make_filter(*, starts_programs: bool, uses_driver: bool) -> Any:
+def make_filter(*, forks: bool, starts_programs: bool, uses_driver: bool) -> Any:
     """Return a filter of system calls, in force for this process after ``load()``.
 
-    With ``starts_programs`` the process may start other programs, which stay as restricted as it
-    is; with ``uses_driver`` it may make the calls of a GPU's driver. Raises RuntimeError where the
-    library libseccomp is missing; ``load`` raises OSError where the kernel has no seccomp.
+    With ``forks`` the process may fork, with ``starts_programs`` start other programs as well; all
+    stay as restricted as it is. With ``uses_driver`` it may make the calls of a GPU's driver.
+    Raises RuntimeError where the library libseccomp is missing; ``load`` raises OSError where the
+    kernel has no seccomp.
     """
     import pyseccomp  # type: ignore[import-untyped]  # Linux only; searches for its library
 
@@ -72,6 +74,8 @@ def make_filter(*, starts_programs: bool, uses_driver: bool) -> Any:
     names = [*_BASE]
     if uses_driver:
         names += _DRIVERS
+    if forks or starts_programs:
+        names += _FORKS
     if starts_programs:
         names += _PROGRAMS
     for name in names:
@@ -83,13 +87,14 @@ def make_filter(*, starts_programs: bool, uses_driver: bool) -> Any:
         "prctl": [{0: option} for option in _PRCTL],
         "prlimit64": [{0: 0}],  # of this process itself
         "kill": [{0: own}],
+        "setpriority": [{0: os.PRIO_PROCESS, 1: 0}],
         "tgkill": [{0: own}],
     }
     for name, choices in arguments.items():
         for choice in choices:
             equal = [pyseccomp.Arg(place, pyseccomp.EQ, value) for place, value in choice.items()]
             _allow(pyseccomp, rules, name, equal)
-    mask, value = (_NEW_NAMESPACES, 0) if starts_programs else (_CLONE_THREAD, _CLONE_THREAD)
+    mask, value = (_NEW_NAMESPACES, 0) if forks or starts_programs else (_CLONE_THREAD,) * 2
     flags = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, mask, value)
     _allow(pyseccomp, rules, "clone", [flags])
     # its flags lie in memory, where no filter reads them; C libraries then use ``clone``

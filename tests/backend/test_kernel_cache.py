@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from splitup.backend.compile_process import compile_apart
+from splitup.backend.compile_server import CompileServer
 from splitup.backend.kernel_cache import KernelCache
 from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import compile_graph
 from splitup.backend.schedule_bytes import decode_schedule, encode_schedule
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.graph.rules import check_graph
 from tests.cpu.test_matmul_match import make_attention, make_layer
@@ -24,8 +28,12 @@ KEY = ("task", "class", "CPU")
 async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     b, graph = make_layer(2, 64, 64)
     plain = TaskProgram(graph.to_bytes(), b.safetensors())
-    made = await compile_apart(graph.to_bytes(), "CPU:X86", 0)
-    assert made is not None
+    with closing(CompileServer("CPU:X86", 0)) as server:
+        made = await server.compile(graph.to_bytes(), 10**9, None)
+        with pytest.raises(InvalidModel, match=r"needs .* bytes of memory"):
+            await server.compile(graph.to_bytes(), 10, None)
+        with pytest.raises(InvalidModel, match="gate"):
+            await server.compile(graph.to_bytes(), 10**9, 0)
     KernelCache(tmp_path / "kernels").store(*KEY, made)
     kept = KernelCache(tmp_path / "kernels").load(*KEY)
     assert kept == made
@@ -35,9 +43,23 @@ async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: P
     )
 
 
-async def test_a_graph_that_breaks_a_rule_is_not_compiled() -> None:
-    with pytest.raises(InvalidModel, match="cannot be compiled: "):
-        await compile_apart(b"{}", "CPU:X86", 0)
+async def test_the_compiler_starts_again_when_it_died_or_was_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = make_layer(2, 8, 8)[1].to_bytes()
+    monkeypatch.setattr(tuning, "COMPILER_IDLE_S", 0.0)
+    with closing(CompileServer("CPU:X86", 0)) as server:
+        first = await server.compile(graph, 10**9, None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert server._child is None
+        monkeypatch.setattr(tuning, "COMPILER_IDLE_S", 60.0)
+        assert await server.compile(graph, 10**9, None) == first
+        assert server._child is not None
+        os.kill(server._child.pid, signal.SIGKILL)
+        with pytest.raises(InvalidModel, match="given up while it was compiled"):
+            await server.compile(graph, 10**9, None)
+        assert await server.compile(graph, 10**9, None) == first
 
 
 def test_a_schedule_survives_its_encoding() -> None:

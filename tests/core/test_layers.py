@@ -44,6 +44,8 @@ OWNERS = {
         "node/splitup_node/worker/process.py",
     },
     "solcx": {"contracts"},
+    "pyseccomp": {"splitup/sandbox"},
+    "tokenizers": {"splitup/client/tokenizer.py"},
     "torch": {"examples"},
 }
 # The only modules that may import these packages: each stands behind an interface.

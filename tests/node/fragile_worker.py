@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+from splitup_node.worker.ipc import LoadRequest
 from splitup_node.worker.process import Worker, main
 
 CRASH, HANG, RAISE, CORRUPT, OVERFLOW = -1.0, -2.0, -3.0, -4.0, -5.0
@@ -19,10 +20,10 @@ class FragileWorker(Worker):
     runs_together = False  # it breaks single runs
     _corrupts = False
 
-    def load(self, graph: bytes, weights: BinaryIO | None, kernels: bytes | None) -> dict[str, Any]:
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
         if weights is not None and weights.read() == CRASHING_WEIGHTS:
             os.abort()
-        return super().load(graph, weights, kernels)
+        return super().load(wanted, weights)
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]

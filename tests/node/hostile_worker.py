@@ -27,17 +27,20 @@ class HostileWorker(Worker):
 
 
 class PoisoningWorker(Worker):
-    """Compiles a product where a task says sum."""
+    """Compiles a product where a task says sum, in every way that a worker could."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        compile_graph = self._runtime.compile_graph
+        from splitup.backend import compile_process, schedule
+        from splitup.graph.rules import load_graph
 
         def compile_another(graph: Any, device: str, **options: Any) -> Any:
             other = graph.to_bytes().replace(b'"ADD"', b'"MUL"')
-            return compile_graph(self._runtime.load_graph(other), device, **options)
+            return compile_graph(load_graph(other), device, **options)
 
-        self._runtime.compile_graph = compile_another
+        compile_graph = schedule.compile_graph
+        for module in (schedule, compile_process):
+            module.__dict__["compile_graph"] = compile_another
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,9 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_confined(target: Target, device: str | None, before: str = "", after: str = "") -> list:
+def run_confined(
+    target: Target, device: str | None, before: str = "", after: str = ""
+) -> list[Any]:
     done = run(CONFINED.format(device=device, before=before, after=after), json.dumps(target))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

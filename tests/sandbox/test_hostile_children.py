@@ -14,7 +14,7 @@ from tests.sandbox.attempts import Target
 from tests.sandbox.target import check_reached
 
 CHILDREN = {
-    "splitup.backend.compile_process": "answer",
+    "splitup.backend.compile_server": "answer",
     "splitup.client.execution.private_process": "Tasks.answer",
     "splitup.client.tokenizer": "_Library.answer",
     "splitup_oracle.member.recompute_process": "answer",

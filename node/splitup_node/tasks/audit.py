@@ -228,7 +228,7 @@ class _Trial:
         if self._used_bytes + task.vram_bytes > self._memory_bytes:
             await self._renew()
         self._used_bytes += task.vram_bytes
-        loaded = await self._supervisor.load(graph, weights)
+        loaded = await self._supervisor.load(graph, weights, task.vram_bytes, task.gate)
         return await audit_program(self._supervisor, loaded["program"], task, vectors)
 
     async def _renew(self) -> None:

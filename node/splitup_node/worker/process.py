@@ -2,23 +2,28 @@
 
 It is confined (``splitup.sandbox``): no network, no keys, no files except libraries, the device's
 and the weights that it is handed open. It answers one request after the other over the socket that
-it inherited, and ends when that closes. Whatever a task makes tinygrad do, at worst this process
+it inherited, and ends when that closes. A task comes compiled (``splitup.backend.compile_server``)
+and is loaded on a thread, so that steps run meanwhile. Whatever a task does, at worst this process
 dies, and the daemon survives that.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from queue import SimpleQueue
+from typing import Any, BinaryIO, Final, NoReturn
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
@@ -26,6 +31,7 @@ from splitup.sandbox.confinement import confine
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
+    LoadRequest,
     RunAnswer,
     RunRequest,
     decode_load,
@@ -36,6 +42,8 @@ from splitup_node.worker.ipc import (
     encode_answers,
     encode_message,
 )
+
+_SWITCH_S: Final = 0.001  # a step waits this long for the thread that loads a task
 
 
 class Worker:
@@ -70,9 +78,22 @@ class Worker:
         ).to_dict()
         return {**report, "sandbox": "; ".join(self._lacks)}
 
-    def load(self, graph: bytes, weights: BinaryIO | None, kernels: bytes | None) -> dict[str, Any]:
-        """Load and warm up one task; the daemon has checked the digests of graph and weights."""
-        program = self._runtime.TaskProgram(graph, weights, kernels=kernels, **self._options)
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+        """Return the program of a task, run once; other threads may use the worker.
+
+        The daemon has checked the digests of graph and weights, and has the graph compiled.
+        """
+        return self._runtime.TaskProgram(
+            wanted.graph,
+            weights,
+            kernels=wanted.kernels,
+            memory_bytes=min(wanted.memory_bytes, self._memory_bytes),
+            gate=wanted.gate,
+            **self._options,
+        )
+
+    def add(self, program: Any) -> dict[str, Any]:
+        """Give a loaded program its number; return what the daemon needs to know of it."""
         number = self._next_program
         self._next_program += 1
         self._programs[number] = program
@@ -202,8 +223,20 @@ class Worker:
 
 
 def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
-    """Answer requests until the daemon closes its end; open files arrive over ``files``."""
+    """Answer requests until the daemon closes its end, those of steps while a task is loading.
+
+    Open files arrive over ``files``.
+    """
+    loader = _Loader(worker)
+    sources: list[Any] = [stream, loader]
     while True:
+        ready = select.select(sources, [], [])[0]
+        if loader in ready:
+            request_id, get_program = loader.pop()
+            add = functools.partial(_add, worker, get_program)
+            _reply(stream, Kind.LOAD, request_id, add)
+        if stream not in ready:
+            continue
         head = _receive(stream, HEADER.size)
         if head is None:
             return
@@ -211,35 +244,92 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
         body = _receive(stream, length)
         if body is None:
             return
+        if kind == Kind.LOAD:
+            wanted, has_weights = decode_load(body)
+            loader.start(request_id, wanted, _receive_file(files) if has_weights else None)
+        else:
+            _reply(stream, kind, request_id, functools.partial(_answer, worker, kind, body))
+
+
+def _reply(
+    stream: socket.socket,
+    kind: int,
+    request_id: int,
+    answer: Callable[[], Sequence[bytes | memoryview]],
+) -> None:
+    """Send an answer, or why there is none."""
+    try:
+        parts = answer()
+    except SplitUpError as error:
+        kind, parts = Kind.FAILED, [str(error).encode()]
+    except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        kind, parts = Kind.FAILED, [describe_failure(error).encode()]
+    _send(stream, encode_message(Kind(kind), request_id, parts))
+
+
+_GetProgram = Callable[[], Any]  # returns a program, or raises why there is none
+
+
+class _Loader:
+    """Loads tasks one after the other on a thread, while steps run."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._wanted: SimpleQueue[tuple[int, LoadRequest, BinaryIO | None]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, _GetProgram]] = SimpleQueue()
+        self._reader, self._writer = os.pipe()
+        # nobody waits for it when the worker ends
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when there is something to ``pop``."""
+        return self._reader
+
+    def start(self, request_id: int, wanted: LoadRequest, weights: BinaryIO | None) -> None:
+        """Load a task, after those that were started before."""
+        self._wanted.put((request_id, wanted, weights))
+
+    def pop(self) -> tuple[int, _GetProgram]:
+        """Return a request that is done."""
+        os.read(self._reader, 1)
+        return self._done.get()
+
+    def _load_all(self) -> None:
+        while True:
+            request_id, wanted, weights = self._wanted.get()
+            self._done.put((request_id, self._load(wanted, weights)))
+            os.write(self._writer, b"\0")
+
+    def _load(self, wanted: LoadRequest, weights: BinaryIO | None) -> _GetProgram:
         try:
-            parts = _answer(worker, Kind(kind), body, files)
-        except SplitUpError as error:
-            kind, parts = Kind.FAILED, [str(error).encode()]
-        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            kind, parts = Kind.FAILED, [describe_failure(error).encode()]
-        _send(stream, encode_message(Kind(kind), request_id, parts))
+            program = self._worker.load(wanted, weights)
+        except Exception as error:
+            return functools.partial(_raise, error)
+        return lambda: program
 
 
-def _answer(
-    worker: Worker, kind: Kind, body: memoryview, files: socket.socket
-) -> Sequence[bytes | memoryview]:
-    if kind is Kind.RUN:
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _add(worker: Worker, get_program: _GetProgram) -> Sequence[bytes]:
+    return [json.dumps(worker.add(get_program())).encode()]
+
+
+def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:
+    if kind == Kind.RUN:
         return encode_answer(worker.run(decode_run(body)))
-    if kind is Kind.RUNS:
+    if kind == Kind.RUNS:
         return encode_answers(worker.run_all(decode_runs(body)))
-    if kind is Kind.DROP:
+    if kind == Kind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []
-    if kind is Kind.STATE:
+    if kind == Kind.STATE:
         return [worker.digest_state(struct.unpack("<Q", body)[0])]
-    if kind is Kind.UNLOAD:
+    if kind == Kind.UNLOAD:
         worker.unload(struct.unpack("<Q", body)[0])
         return []
-    if kind is Kind.LOAD:
-        graph, kernels, has_weights = decode_load(body)
-        weights = _receive_file(files) if has_weights else None
-        return [json.dumps(worker.load(graph, weights, kernels)).encode()]
     return [json.dumps(worker.describe()).encode()]
 
 
@@ -284,6 +374,7 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     arguments = parser.parse_args(argv)
     lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
+    sys.setswitchinterval(_SWITCH_S)
     with (
         socket.socket(fileno=arguments.fd) as stream,
         socket.socket(fileno=arguments.files) as files,

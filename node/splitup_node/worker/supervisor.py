@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from splitup.backend.compile_process import compile_apart
+from splitup.backend.compile_server import CompileServer
 from splitup.backend.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest, parse_json
-from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.sandbox.child import make_command, make_environment
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
+    LoadRequest,
     RunAnswer,
     RunRequest,
     decode_answer,
@@ -72,7 +73,7 @@ class _Pending:
 
 
 class Supervisor:
-    """One worker process. Requests are answered in order; one run is in flight at a time."""
+    """One worker process. Requests are answered in order, but for loads; one run is in flight."""
 
     def __init__(
         self,
@@ -94,11 +95,13 @@ class Supervisor:
         self._cache = KernelCache(cache_directory or directory / "kernels")
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
+        self._compiler = CompileServer(self._device, self._device_index)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._files: socket.socket | None = None  # hands open files to the worker
         self._resources = contextlib.ExitStack()  # of the present worker
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
+        self._loads: dict[int, _Pending] = {}  # answered when they are done
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when the timer fires
         self._due_s = 0.0  # when the oldest request must have been answered
@@ -146,27 +149,38 @@ class Supervisor:
             self.kill(f"it cannot use its device: {error}")
             raise WorkerLost(str(error)) from None
 
-    async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+    async def load(
+        self,
+        task: Path,
+        weights: Path | None,
+        memory_bytes: int | None = None,
+        gate: int | None = None,
+    ) -> dict[str, Any]:
         """Load a task; returns program, task_id, vram_bytes, state_bytes and width.
 
-        Raises TaskFailed or WorkerLost.
+        Raises TaskFailed for a task that needs more than ``memory_bytes``, or than the worker has,
+        and for one that ``gate`` does not shut. Raises WorkerLost.
         """
+        memory_bytes = min(memory_bytes or self.memory_bytes, self.memory_bytes)
         graph = await asyncio.to_thread(task.read_bytes)
-        kernels = await self._find_kernels(graph)
+        kernels = await self._find_kernels(graph, memory_bytes, gate)
         if weights is not None and self._files is not None:
             with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone
                 socket.send_fds(self._files, [b"\0"], [file.fileno()])
-        body = encode_load(graph, kernels, has_weights=weights is not None)
-        answer = await self._ask(Kind.LOAD, body, tuning.LOAD_TIMEOUT_S)
+        request = LoadRequest(graph, kernels, memory_bytes, gate)
+        body = encode_load(request, has_weights=weights is not None)
+        try:
+            async with asyncio.timeout(tuning.LOAD_TIMEOUT_S):
+                answer = await self._ask(Kind.LOAD, body, 0.0)
+        except TimeoutError:
+            self.kill(f"no answer to LOAD within {tuning.LOAD_TIMEOUT_S:g} s")
+            raise WorkerLost(f"the worker was killed while it loaded {task}") from None
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
 
-    async def _find_kernels(self, graph: bytes) -> bytes | None:
-        """Return a task's machine code, compiled in a process that knows no other task.
-
-        None when the worker has to compile it, for itself alone.
-        """
+    async def _find_kernels(self, graph: bytes, memory_bytes: int, gate: int | None) -> bytes:
+        """Return a task's machine code, from the cache or compiled outside of the worker."""
         if self._connection is None:
             raise WorkerLost("the worker is not running")
         device = self.report["device"].partition(":")[0]
@@ -174,11 +188,10 @@ class Supervisor:
         kernels = self._cache.load(*key)
         if kernels is None:
             try:
-                kernels = await compile_apart(graph, self._device, self._device_index)
-            except SplitUpError as error:
+                kernels = await self._compiler.compile(graph, memory_bytes, gate)
+            except InvalidModel as error:
                 raise TaskFailed(str(error)) from None
-            if kernels is not None:
-                self._cache.store(*key, kernels)
+            self._cache.store(*key, kernels)
         return kernels
 
     async def unload(self, program: int) -> None:
@@ -245,6 +258,7 @@ class Supervisor:
         if self._connection is not None:
             self._connection.abort()
         await self._reap()
+        self._compiler.close()
         self._resources.close()
 
     async def _spawn(self) -> None:
@@ -326,9 +340,13 @@ class Supervisor:
             asyncio.get_running_loop().call_soon(handler, WorkerLost("the worker is not running"))
             return
         self._next_id += 1
-        self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
-        if len(self._pending) == 1:
-            self._start_timer()
+        pending = _Pending(kind, handler, timeout_s)
+        if kind is Kind.LOAD:
+            self._loads[self._next_id] = pending
+        else:
+            self._pending[self._next_id] = pending
+            if len(self._pending) == 1:
+                self._start_timer()
         self._connection.write(encode_message(kind, self._next_id, parts))
 
     def _start_timer(self) -> None:
@@ -366,10 +384,12 @@ class Supervisor:
             self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
-        pending = self._pending.pop(request_id, None)
+        pending = self._loads.pop(request_id, None)
+        if pending is None:
+            pending = self._pending.pop(request_id, None)
+            self._start_timer()
         if pending is None:
             return
-        self._start_timer()
         if kind == Kind.FAILED:
             pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
         else:
@@ -381,9 +401,10 @@ class Supervisor:
         self._connection = None
         if not self._closing:
             _log.warning("the worker died: %s", reason)
-        pending, self._pending = self._pending, {}
+        pending = [*self._pending.values(), *self._loads.values()]
+        self._pending, self._loads = {}, {}
         self._stop_timer()
-        for entry in pending.values():
+        for entry in pending:
             entry.handler(WorkerLost(f"the worker process died: {reason}"))
         self._lost.set()
 

@@ -61,6 +61,7 @@ async def replay(job: Replay) -> dict[str, Any]:
             "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
             "logits": job.logits,
             "memory_bytes": 2 * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
+            "vram_bytes": job.memory_bytes,
             "cpu_s": int(2 * time_s),
         }
         found = await _ask(device, question, time_s, files)

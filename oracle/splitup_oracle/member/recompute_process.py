@@ -11,6 +11,7 @@ It answers ``{}`` with the class it computes in, ``{"determinism": …}``, and a
     claimed          per output port a file like an input's, to be compared with the result; or []
     tolerances       the task's tolerances, for this comparison
     logits           the index of the output that holds logits, or null
+    vram_bytes       the memory that the manifest says the task needs
     memory_bytes     limit of the address space; 0 for none (a GPU maps far more than it uses)
     cpu_s            limit of the processor time
 
@@ -55,7 +56,7 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
     weights = None if job["weights"] is None else os.fdopen(job["weights"], "rb")
     with os.fdopen(job["task"], "rb") as task:
-        program = runtime.TaskProgram(task.read(), weights)
+        program = runtime.TaskProgram(task.read(), weights, memory_bytes=job["vram_bytes"])
     if len(job["inputs"]) != len(program.inputs):
         raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
     state = program.new_state()
@@ -127,7 +128,7 @@ def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer
 
 
 def main() -> None:
-    confine(os.environ.get("DEV", ""))
+    confine(os.environ.get("DEV", ""), forks=True)
     serve(answer)
 
 

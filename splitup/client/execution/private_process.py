@@ -1,6 +1,7 @@
 """A confined process that computes the tasks of one model that its user keeps.
 
-    {"files": [[graph, weights], …]}    descriptors of open files; weights null for a task without
+    {"files": [[graph, weights], …],    descriptors of open files; weights null for a task without
+     "vram_bytes": […]}                 the memory that the manifest says each task needs
                                         -> {"ports": [[inputs, outputs], …]}
     {"task": n, "run": r} and inputs    one step of a task -> its outputs
     {"end": r}                          forget the states of a run
@@ -32,7 +33,7 @@ class Tasks:
     def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
         """Answer one question."""
         if "files" in question:
-            return self._load(question["files"]), ()
+            return self._load(question["files"], question["vram_bytes"]), ()
         if "end" in question:
             self._states.pop(question["end"], None)
             return {}, ()
@@ -43,14 +44,16 @@ class Tasks:
             states[task] = program.new_state()
         return {}, program.run(states[task], buffers)
 
-    def _load(self, files: Sequence[tuple[int, int | None]]) -> dict[str, Any]:
+    def _load(
+        self, files: Sequence[tuple[int, int | None]], sizes: Sequence[int]
+    ) -> dict[str, Any]:
         from splitup.backend.runtime import TaskProgram  # opens the device
 
-        for graph, weights in files:
+        for (graph, weights), memory_bytes in zip(files, sizes, strict=True):
             with os.fdopen(graph, "rb") as file:
                 data = file.read()
             opened = None if weights is None else os.fdopen(weights, "rb")
-            self._programs.append(TaskProgram(data, opened))
+            self._programs.append(TaskProgram(data, opened, memory_bytes=memory_bytes))
         return {
             "ports": [
                 [[astuple(spec) for spec in specs] for specs in (program.inputs, program.outputs)]
@@ -60,7 +63,7 @@ class Tasks:
 
 
 def main() -> None:
-    confine(os.environ.get("DEV", ""))
+    confine(os.environ.get("DEV", ""), forks=True)
     serve(Tasks().answer)
 
 

@@ -84,7 +84,9 @@ class ClientPrograms:
     async def _load(self, files: Sequence[tuple[int, int | None]]) -> None:
         try:
             answer, _ = await self._child.ask_apart(
-                {"files": files}, timeout_s=tuning.LOAD_TIMEOUT_S, max_bytes=0
+                {"files": files, "vram_bytes": [task.vram_bytes for task in self.part.tasks]},
+                timeout_s=tuning.LOAD_TIMEOUT_S,
+                max_bytes=0,
             )
         except (ChildDied, ChildFailed) as error:
             raise InvalidModel(

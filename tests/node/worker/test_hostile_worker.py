@@ -12,7 +12,7 @@ import pytest
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed
 
-from splitup.backend import compile_process
+from splitup.backend import compile_server
 from splitup.core.errors import SplitUpError
 from tests.builders import HANG_S
 from tests.node.graphs import make_sum
@@ -63,8 +63,8 @@ async def test_f25_a_task_whose_compiler_dies_is_refused_and_the_worker_goes_on(
     try:
         await supervisor.start()
         with monkeypatch.context() as patch:
-            patch.setattr(compile_process, "_MODULE", "antigravity.no_such_module")
-            with pytest.raises(TaskFailed, match=r"cannot be compiled: its process ended"):
+            patch.setattr(compile_server, "_MODULE", "splitup.no_such_module")
+            with pytest.raises(TaskFailed, match=r"given up while it was compiled: its process"):
                 await supervisor.load(tmp_path / "task.json", None)
         assert (await supervisor.load(tmp_path / "task.json", None))["program"] == 0
     finally:

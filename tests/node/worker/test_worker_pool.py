@@ -6,16 +6,16 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.worker import supervisor
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import Supervisor, parse_device
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.backend import compile_process
+from splitup.backend.compile_server import CompileServer
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
@@ -92,12 +92,13 @@ async def test_workers_share_the_kernel_cache(
 ) -> None:
     path = write(tmp_path, make_sum(3))
     compiled: list[bytes] = []
+    compile_once = CompileServer.compile
 
-    async def compile_apart(graph: bytes, device: str, index: int) -> bytes | None:
+    async def note(self: CompileServer, graph: bytes, *told: Any) -> bytes:
         compiled.append(graph)
-        return await compile_process.compile_apart(graph, device, index)
+        return await compile_once(self, graph, *told)
 
-    monkeypatch.setattr(supervisor, "compile_apart", compile_apart)
+    monkeypatch.setattr(CompileServer, "compile", note)
     for worker in (0, 1):
         await workers.load(worker, path, None)
     assert compiled == [path.read_bytes()]
