@@ -2,7 +2,7 @@
 
 Strangers choose what a task makes the code generator do, and the rules of a legal graph only
 predict how long that takes (``splitup.graph.compile_cost``). So a process is forked for each task.
-It gets CPU time and memory by what is predicted, the lowest priority, and returns the schedule as
+It gets CPU time and memory by what is predicted, a lower priority, and returns the schedule as
 bytes (``splitup.backend.schedule_bytes``). It runs no kernel, and nothing that compiling leaves in
 memory stays in the process that serves steps.
 
@@ -31,7 +31,7 @@ _DONE: Final = b"\0"
 _REFUSED: Final = b"\1"
 _READ_BYTES: Final = 1 << 20
 _ERROR_CHARS: Final = 400
-_NICE: Final = 19  # steps come first
+_NICE: Final = 5  # steps come first; on a busy machine the lowest priority would get no time
 
 
 def compile_apart(
@@ -129,14 +129,11 @@ def _confine(writer: int, used_bytes: int | None) -> None:
 
 
 def _limit(predicted_us: int, used_bytes: int | None) -> None:
-    """Allow what compiling may take, besides what the process has; a signal ends it otherwise.
-
-    It is limited by the clock as well, since a machine may give the lowest priority no time at all.
-    """
+    """Allow what compiling may take, besides what the process has; a signal ends it otherwise."""
     predicted_s = predicted_us / 1e6
     allowed_s = math.ceil(max(tuning.COMPILE_S, tuning.COMPILE_FACTOR * predicted_s))
     _lower(resource.RLIMIT_CPU, allowed_s)
-    signal.setitimer(signal.ITIMER_REAL, tuning.COMPILE_WAIT_FACTOR * allowed_s)
+    signal.setitimer(signal.ITIMER_REAL, tuning.COMPILE_WAIT_S)
     if used_bytes is not None:
         room = max(tuning.COMPILE_BYTES, int(tuning.COMPILE_BYTES_PER_S * predicted_s))
         _lower(resource.RLIMIT_DATA, used_bytes + room)

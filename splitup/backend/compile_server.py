@@ -85,9 +85,10 @@ def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer
     from splitup.backend.compile_process import compile_to_bytes
     from splitup.backend.runtime import describe_device, load_checked
 
+    device = describe_device(question["device_index"]).device
     told = question["memory_bytes"], question["gate"]
-    load = functools.partial(load_checked, bytes(buffers[0]), *told)
-    return {}, [compile_to_bytes(load, describe_device(question["device_index"]).device)]
+    load = functools.partial(load_checked, bytes(buffers[0]), device, *told)
+    return {}, [compile_to_bytes(load, device)]
 
 
 def main() -> None:

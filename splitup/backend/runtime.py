@@ -14,6 +14,7 @@ import functools
 import gc
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ from splitup.backend.schedule import Place, Role, Schedule
 from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
-from splitup.core.codec import compute_digest
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
@@ -126,7 +127,7 @@ class TaskProgram:
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
         self.device = self._report.device
-        load = functools.partial(load_checked, graph_bytes, memory_bytes, gate)
+        load = functools.partial(load_checked, graph_bytes, self.device, memory_bytes, gate)
         if kernels is None:
             schedule = compile_apart(load, self.device)
         else:
@@ -421,13 +422,21 @@ class TaskProgram:
         ]
 
 
-def load_checked(graph_bytes: bytes, memory_bytes: int | None, gate: int | None) -> CheckedGraph:
+def load_checked(
+    graph_bytes: bytes, device: str, memory_bytes: int | None, gate: int | None
+) -> CheckedGraph:
     """Return a task's graph; raises InvalidModel unless it is legal and what is said of it true."""
     graph = load_graph(graph_bytes)
-    if memory_bytes is not None:
-        check_memory(graph, memory_bytes)
+    check_memory(graph, memory_bytes, _get_machine_bytes(device))
     check_gate(graph, gate)
     return graph
+
+
+def _get_machine_bytes(device: str) -> int:
+    """Return the memory of this machine, for a CPU; a GPU's driver says what it lacks."""
+    if not device.startswith("CPU"):
+        return MAX_SAFE_INTEGER
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_schedule(schedule: Schedule, vram_bytes: int) -> None:

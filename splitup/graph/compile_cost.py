@@ -10,7 +10,7 @@ of the y before it, and so on: a depth of 10 gives 1,024 loads.
     loads    each carries an index expression. Simplifying it takes the cube of its length, which
              reshapes, pads, shrinks and flips on the way add to
     kernels  equal ones are compiled once
-    nodes    the scheduler's work
+    nodes    the scheduler's work: once each, and again for each value in memory
 
 The numbers were fitted to tinygrad 0.14 (``bench/measure/compile_times.py`` measures them again).
 They are part of the rules of a legal graph, so they are integers and equal for everybody.
@@ -26,7 +26,8 @@ from splitup.graph.ir import Dims, Node
 from splitup.graph.operations.spec import Value
 from splitup.graph.operations.table import MOVEMENT, PARAMS
 
-NODE_US: Final = 1_800  # in the scheduler
+_NODE_US: Final = 1_200
+_PASSES_NS: Final = 1_500  # for each node, once for each value in memory
 _KERNEL_US: Final = 10_000
 _LOAD_US: Final = 10_000
 _VISIT_US: Final = 300  # one operation under one view, if it moves elements only
@@ -237,6 +238,9 @@ def measure_reshape(shape: Sequence[int], other: Sequence[int]) -> int:
     return length
 
 
-def compute_total_us(kernels: Mapping[Any, int], nodes: int) -> int:
-    """Return what a graph of so many nodes takes, with the cost of its kernels by signature."""
-    return nodes * NODE_US + sum(kernels.values())
+def compute_total_us(kernels_us: int, nodes: int, stored: int) -> int:
+    """Return what a graph takes whose distinct kernels take ``kernels_us``.
+
+    ``stored`` of its nodes are values in memory.
+    """
+    return kernels_us + nodes * (_NODE_US + stored * _PASSES_NS // 1_000)

@@ -45,15 +45,16 @@ def compute_vram_bytes(graph: CheckedGraph) -> int:
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + shared
 
 
-def check_memory(graph: CheckedGraph, memory_bytes: int) -> None:
-    """Raise InvalidModel when a task needs more memory than it says, or than it may have."""
+def check_memory(graph: CheckedGraph, declared_bytes: int | None, machine_bytes: int) -> None:
+    """Raise InvalidModel when a task needs more memory than its manifest says or a machine has."""
     needed = compute_vram_bytes(graph)
-    if needed > memory_bytes:
-        task = compute_digest(graph.to_bytes())
-        raise InvalidModel(
-            f"task {task[:12]} needs {needed} bytes of memory with one execution; "
-            f"{memory_bytes} are declared for it"
-        )
+    declared = needed if declared_bytes is None else declared_bytes
+    for most, where in ((declared, "are declared for it"), (machine_bytes, "are in this machine")):
+        if needed > most:
+            task = compute_digest(graph.to_bytes())
+            raise InvalidModel(
+                f"task {task[:12]} needs {needed} bytes of memory for one execution; {most} {where}"
+            )
 
 
 def compute_flops(graph: CheckedGraph) -> int:

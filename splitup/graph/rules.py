@@ -61,7 +61,7 @@ class CheckedGraph(Graph):
     def compile_us(self) -> int:
         """Return the predicted time that compiling takes one core, in microseconds."""
         kernels = {kernel.signature: kernel.cost_us for kernel in self.kernels}
-        return compute_total_us(kernels, len(self.nodes))
+        return compute_total_us(sum(kernels.values()), len(self.nodes), len(self.kernels))
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other graph, checked or not, has the same fields."""

@@ -36,6 +36,7 @@ _MAX_HEAD_BYTES: Final = 1 * MIB
 _MAX_BUFFERS: Final = 1_024
 _MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
 _MAX_COMPLAINT_CHARS: Final = 300
+_LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
 _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
     *("PATH", "LANG", "CC", "LLVM_PATH", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
     *("VIRTUAL_ENV", "PYTHONPATH"),
@@ -53,6 +54,8 @@ def make_environment(scratch: Path, device: str = "") -> dict[str, str]:
     environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
     environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
     environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy computes nothing large here
+    # glibc: memory that a thread frees, such as one that loads tasks, goes back to the system
+    environment["MALLOC_ARENA_MAX"] = "1"
     if device := (device or os.environ.get("DEV", "")):
         environment["DEV"] = device
     return environment
@@ -213,6 +216,8 @@ class Child:
         if not self.is_running:
             return "it was closed"
         assert self._process.stderr is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
         _kill(self._process)
         os.set_blocking(self._process.stderr.fileno(), False)
         words = self._process.stderr.read(_MAX_COMPLAINT_BYTES) or b""

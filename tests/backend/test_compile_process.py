@@ -6,10 +6,11 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from splitup.backend import compile_process, schedule
+from splitup.backend import compile_process, runtime, schedule
 from splitup.backend.compile_process import compile_apart
 from splitup.backend.devices import select_device
 from splitup.backend.launch_sizes import compute_size, read_size
@@ -143,14 +144,18 @@ def test_s04_a_task_that_declares_too_little_memory_is_refused() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 * 1024
 
 
+def test_s04_a_task_for_a_larger_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_get_machine_bytes", lambda device: 10**9)
+    with pytest.raises(InvalidModel, match="1000000000 are in this machine"):
+        TaskProgram(make_swelling(600).to_bytes(), None, memory_bytes=10**12)
+
+
 def test_s04_a_schedule_that_takes_more_than_was_predicted_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compile_graph = schedule.compile_graph
 
     def swell(graph: CheckedGraph, device: str, **options: bool) -> schedule.Schedule:
-        from dataclasses import replace
-
         made = compile_graph(graph, device, **options)
         return replace(made, values=(*made.values, 10**9))
 

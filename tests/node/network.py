@@ -18,6 +18,7 @@ from splitup_node.worker.worker_pool import Workers
 from splitup.core import limits
 from splitup.core.errors import StorageUnavailable
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -28,6 +29,7 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.graph.rules import check_graph
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
@@ -78,8 +80,8 @@ def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str,
                 graph_bytes=len(graph.to_bytes()),
                 weights_digest="",
                 weights_bytes=0,
-                state_bytes=0 if last else 8 * size,
-                vram_bytes=64 * size,
+                state_bytes=compute_state_bytes(graph),
+                vram_bytes=compute_vram_bytes(check_graph(graph)),
                 flops=size,
                 price_micro_usdc=10,
                 reference_digest=hashlib.sha256(reference).hexdigest(),

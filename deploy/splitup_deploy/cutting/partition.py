@@ -56,7 +56,7 @@ import numpy as np
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
-from splitup.graph.compile_cost import NODE_US
+from splitup.graph.compile_cost import compute_total_us
 from splitup.graph.ir import Graph
 from splitup.graph.memory import Arena, find_live_ranges, measure_buffer
 from splitup.graph.operations.table import PARAMS
@@ -90,7 +90,7 @@ class _Atom:
     buffers: tuple[tuple[int, ...], ...]  # by region: the values in the shared arena
     time_ps: int
     kernels: dict[int, int]  # microseconds to compile, by a number that equal kernels share
-    nodes_us: int  # to compile the rest
+    nodes: int
 
 
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
@@ -193,8 +193,7 @@ def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
         )
         costs = dict(kernels[region.root] for region in regions[start:end])
         nodes = sum(len(region.nodes) + len(region.reads) for region in regions[start:end])
-        one = _Atom(start, end, held, frozenset(reads), present, time_ps, costs, nodes * NODE_US)
-        atoms.append(one)
+        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps, costs, nodes))
     return atoms
 
 
@@ -272,7 +271,7 @@ class _Search:
         to compile than is legal, but for a single atom.
         """
         kernels: dict[int, int] = {}
-        nodes_us = kernels_us = 0
+        count = kernels_us = 0
         held: set[tuple[str, int]] = set()
         outside: set[int] = set()
         inside: set[int] = set()
@@ -282,10 +281,12 @@ class _Search:
             if position > start and position in self._borders:
                 return
             atom = self.atoms[position]
-            nodes_us += atom.nodes_us
+            count += atom.nodes
             kernels_us += sum(atom.kernels[one] for one in atom.kernels.keys() - kernels.keys())
             kernels |= atom.kernels
-            if position > start and nodes_us + kernels_us > limits.MAX_COMPILE_US:
+            stored = atom.end - self.atoms[start].start
+            compile_us = compute_total_us(kernels_us, count, stored)
+            if position > start and compile_us > limits.MAX_COMPILE_US:
                 return
             time_ps += atom.time_ps
             for key, space in atom.held.items():

@@ -239,8 +239,14 @@ class LoadedTasks:
         )
         if loaded["task_id"] != task.task_id:
             raise InvalidModel(f"{task.graph} is not task {task.task_id}; delete the file")
-        self._tasks[task.task_id] = task
         program: int = loaded["program"]
+        if loaded["state_bytes"] > task.state_bytes:
+            await self._workers.unload(program)
+            raise InvalidModel(
+                f"task {task.task_id[:12]} ({task.label}) keeps {loaded['state_bytes']} bytes of "
+                f"state for an execution; {task.state_bytes} are declared for it"
+            )
+        self._tasks[task.task_id] = task
         self._places[task.task_id] = (worker, program)
         return program
 

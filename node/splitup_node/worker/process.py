@@ -232,9 +232,7 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
     while True:
         ready = select.select(sources, [], [])[0]
         if loader in ready:
-            request_id, get_program = loader.pop()
-            add = functools.partial(_add, worker, get_program)
-            _reply(stream, Kind.LOAD, request_id, add)
+            _reply_to_load(worker, stream, *loader.pop())
         if stream not in ready:
             continue
         head = _receive(stream, HEADER.size)
@@ -313,8 +311,13 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _add(worker: Worker, get_program: _GetProgram) -> Sequence[bytes]:
-    return [json.dumps(worker.add(get_program())).encode()]
+def _reply_to_load(
+    worker: Worker, stream: socket.socket, request_id: int, get_program: _GetProgram
+) -> None:
+    def answer() -> Sequence[bytes]:
+        return [json.dumps(worker.add(get_program())).encode()]
+
+    _reply(stream, Kind.LOAD, request_id, answer)
 
 
 def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:

@@ -23,6 +23,7 @@ from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.crypto.keys import generate_identity
+from splitup.graph.cost import compute_state_bytes
 from splitup.graph.ir import Graph
 from splitup.storage.task_cache import Cache
 from tests.builders import HANG_S
@@ -41,6 +42,7 @@ class LocalCache:
     directory: Path
     graphs: list[Graph]
     vram_bytes: int = TASK_BYTES
+    hidden_bytes: int = 0  # of the states, that the manifest does not tell
 
     async def fetch_manifest(self, model_id: str) -> Any:
         tasks = [
@@ -48,7 +50,7 @@ class LocalCache:
                 task_id=compute_digest(graph.to_bytes()),
                 label=f"task {index}",
                 vram_bytes=self.vram_bytes,
-                state_bytes=0,
+                state_bytes=compute_state_bytes(graph) - self.hidden_bytes,
                 gate=None,
             )
             for index, graph in enumerate(self.graphs)
@@ -108,6 +110,20 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "error"),
+    [({"vram_bytes": 767}, "needs 768 .* 767 are"), ({"hidden_bytes": 1}, "512 .* 511 are")],
+)
+async def test_s04_a_task_that_declares_too_little_is_not_served(
+    workers: Workers, tmp_path: Path, declared: dict[str, int], error: str
+) -> None:
+    cache = LocalCache(tmp_path, [make_accumulator(2)], **declared)
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    with pytest.raises(SplitUpError, match=f"task [0-9a-f]{{12}} .*{error} declared"):
+        await loaded_tasks.ensure(MODEL, 0)
+    assert not loaded_tasks.tasks and loaded_tasks.used_bytes == 0
 
 
 def read_rss(pid: int) -> int:
