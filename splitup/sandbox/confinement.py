@@ -50,7 +50,8 @@ def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...
     except RuntimeError:
         calls = None
     identity.forbid_new_privileges()
-    lacks = _change_identity_and_files(needs)
+    identity.die_first()
+    lacks = _change_identity_and_files(needs, has_filter=calls is not None)
     if calls is None:
         lacks.append("libseccomp is missing: models may use the network; apt install libseccomp2")
     else:
@@ -61,7 +62,7 @@ def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...
     return tuple(lacks)
 
 
-def _change_identity_and_files(needs: access.Device | None) -> list[str]:
+def _change_identity_and_files(needs: access.Device | None, *, has_filter: bool) -> list[str]:
     lacks = []
     is_root = os.geteuid() == 0
     has_namespaces = identity.leave_namespaces()
@@ -76,7 +77,7 @@ def _change_identity_and_files(needs: access.Device | None) -> list[str]:
         )
     # libraries may lie where root alone may read them, such as /root
     keeps_reading = is_root and not access.are_readable_by_all(access.find_libraries())
-    if is_root and (is_landlocked or not keeps_reading):
+    if is_root and ((is_landlocked and has_filter) or not keeps_reading):
         groups, scratch = ([], None) if needs is None else (needs.list_groups(), needs.scratch)
         is_own_user = identity.leave_root(groups, scratch, keeps_reading=keeps_reading)
     else:

@@ -8,6 +8,7 @@ import random
 import resource
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,12 @@ _MAX_THREADS: Final = 1_024  # of one user: 256 of kernels, and those of numpy a
 def forbid_new_privileges() -> None:
     """Make programs that this process starts as powerless as itself, whoever owns them."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+def die_first() -> None:
+    """Be the process that the kernel ends when the machine's memory is full, not the daemon."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def leave_namespaces() -> bool:
