@@ -41,7 +41,7 @@ from splitup.backend.launching import (
     load_executable,
 )
 from splitup.backend.native_code import find_native_code
-from splitup.backend.schedule import Place, Role, Schedule
+from splitup.backend.schedule import Place, Role, Schedule, compile_graph
 from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
@@ -143,17 +143,25 @@ class TaskProgram:
         device_index: int = 0,
         threads: int = 1,
         uses_native_code: bool = True,
+        is_foreign: bool = False,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``uses_native_code`` all kernels are tinygrad's: to compare with.
+        It is compiled in this process, and shares kernels with those before it, unless it
+        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
+        tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
         program.device = program._report.device
-        schedule = compile_apart(lambda: graph, program.device, uses_native_code=uses_native_code)
+        if is_foreign:
+            schedule = compile_apart(
+                lambda: graph, program.device, uses_native_code=uses_native_code
+            )
+        else:
+            schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 
