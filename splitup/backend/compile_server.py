@@ -13,7 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from splitup.backend.kernel_cache import KernelCache
 from splitup.core import tuning
+from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel
 from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
@@ -24,13 +26,26 @@ _MODULE: Final = "splitup.backend.compile_server"  # __name__ is another in the 
 class CompileServer:
     """The daemon's side. The process starts with the first task and ends when none comes."""
 
-    def __init__(self, device: str, device_index: int) -> None:
+    def __init__(self, device: str, device_index: int, cache: KernelCache) -> None:
         """``device`` is what tinygrad's DEV says, "" for any."""
         self._device = device
         self._device_index = device_index
+        self._cache = cache
         self._child: Child | None = None
         self._waiting = 0
         self._closing: asyncio.TimerHandle | None = None
+
+    async def find(
+        self, graph: bytes, report: Mapping[str, str], memory_bytes: int, gate: int | None
+    ) -> bytes:
+        """Return what is kept of a task for a worker of this report, or ``compile`` it."""
+        device = report["device"].partition(":")[0]
+        key = (compute_digest(graph), report["determinism_class"], device)
+        kernels = self._cache.load(*key)
+        if kernels is None:
+            kernels = await self.compile(graph, memory_bytes, gate)
+            self._cache.store(*key, kernels)
+        return kernels
 
     async def compile(self, graph: bytes, memory_bytes: int, gate: int | None) -> bytes:
         """Return the bytes of a task's schedule.

@@ -28,7 +28,7 @@ KEY = ("task", "class", "CPU")
 async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     b, graph = make_layer(2, 64, 64)
     plain = TaskProgram(graph.to_bytes(), b.safetensors())
-    with closing(CompileServer("CPU:X86", 0)) as server:
+    with closing(CompileServer("CPU:X86", 0, KernelCache(tmp_path))) as server:
         made = await server.compile(graph.to_bytes(), 10**9, None)
         with pytest.raises(InvalidModel, match=r"needs .* bytes of memory"):
             await server.compile(graph.to_bytes(), 10, None)
@@ -44,11 +44,11 @@ async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: P
 
 
 async def test_the_compiler_starts_again_when_it_died_or_was_idle(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make_layer(2, 8, 8)[1].to_bytes()
     monkeypatch.setattr(tuning, "COMPILER_IDLE_S", 0.0)
-    with closing(CompileServer("CPU:X86", 0)) as server:
+    with closing(CompileServer("CPU:X86", 0, KernelCache(tmp_path))) as server:
         first = await server.compile(graph, 10**9, None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 from splitup.backend.compile_server import CompileServer
 from splitup.backend.kernel_cache import KernelCache
 from splitup.core import tuning
-from splitup.core.codec import compute_digest, parse_json
+from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.sandbox.child import make_command, make_environment
 from splitup_node.worker.ipc import (
@@ -92,10 +92,10 @@ class Supervisor:
         self._device, self._device_index = parse_device(device)
         self._threads = threads
         self._name = name  # of the log file
-        self._cache = KernelCache(cache_directory or directory / "kernels")
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
-        self._compiler = CompileServer(self._device, self._device_index)
+        cache = KernelCache(cache_directory or directory / "kernels")
+        self._compiler = CompileServer(self._device, self._device_index, cache)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._files: socket.socket | None = None  # hands open files to the worker
@@ -163,7 +163,12 @@ class Supervisor:
         """
         memory_bytes = min(memory_bytes or self.memory_bytes, self.memory_bytes)
         graph = await asyncio.to_thread(task.read_bytes)
-        kernels = await self._find_kernels(graph, memory_bytes, gate)
+        if self._connection is None:
+            raise WorkerLost("the worker is not running")
+        try:
+            kernels = await self._compiler.find(graph, self.report, memory_bytes, gate)
+        except InvalidModel as error:
+            raise TaskFailed(str(error)) from None
         if weights is not None and self._files is not None:
             with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone
                 socket.send_fds(self._files, [b"\0"], [file.fileno()])
@@ -178,21 +183,6 @@ class Supervisor:
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
-
-    async def _find_kernels(self, graph: bytes, memory_bytes: int, gate: int | None) -> bytes:
-        """Return a task's machine code, from the cache or compiled outside of the worker."""
-        if self._connection is None:
-            raise WorkerLost("the worker is not running")
-        device = self.report["device"].partition(":")[0]
-        key = (compute_digest(graph), self.report["determinism_class"], device)
-        kernels = self._cache.load(*key)
-        if kernels is None:
-            try:
-                kernels = await self._compiler.compile(graph, memory_bytes, gate)
-            except InvalidModel as error:
-                raise TaskFailed(str(error)) from None
-            self._cache.store(*key, kernels)
-        return kernels
 
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
