@@ -228,7 +228,7 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
     Open files arrive over ``files``.
     """
     loader = _Loader(worker)
-    sources: list[Any] = [stream, loader]
+    sources: list[socket.socket | _Loader] = [stream, loader]
     while True:
         ready = select.select(sources, [], [])[0]
         if loader in ready:
