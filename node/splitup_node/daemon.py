@@ -120,4 +120,6 @@ async def _open_node(
     stack.push_async_callback(server.close)
     await node.find_endpoint(server, entry["endpoint"])
     _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
+    if node.device["sandbox"]:
+        _log.warning("models are not fully confined here: %s", node.device["sandbox"])
     return node

@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
@@ -27,7 +27,6 @@ from splitup.backend.buffers import Ports, PreparedStep, Rows, check_bools, make
 from splitup.backend.compile_process import compile_apart
 from splitup.backend.devices import DeviceReport, select_device
 from splitup.backend.joins import find_join
-from splitup.backend.kernel_cache import KernelCache
 from splitup.backend.launching import (
     Argument,
     Bound,
@@ -43,6 +42,7 @@ from splitup.backend.launching import (
 )
 from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
@@ -106,28 +106,32 @@ class TaskProgram:
     def __init__(
         self,
         graph_bytes: bytes,
-        weights: bytes | Path | None,
+        weights: bytes | Path | BinaryIO | None,
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
+        kernels: bytes | None = None,
         memory_bytes: int | None = None,
         gate: int | None = None,
     ) -> None:
-        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
+        """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
-        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
-        do not depend on ``threads``. The manifest says which memory the task needs, and which
-        input shuts it: ``memory_bytes`` and ``gate``. Raises InvalidModel when the graph breaks a
-        rule or what is said of it, when it takes too long to compile, and when the weights are not
-        those it names.
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights.
+        ``kernels`` are what ``splitup.backend.compile_process`` made of this graph: machine code,
+        which is run. Results do not depend on ``threads``. The manifest says which memory the task
+        needs, and which input shuts it: ``memory_bytes`` and ``gate``. Raises InvalidModel
+        when the graph breaks a rule or what is said of it, when it takes too long to compile, and
+        when the weights are not those it names.
         """
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        machine_bytes = _get_machine_bytes(self._report.device)
-        load = functools.partial(_load, graph_bytes, memory_bytes, machine_bytes, gate)
-        schedule = self._find_schedule(load, cache)
+        self.device = self._report.device
+        load = functools.partial(load_checked, graph_bytes, self.device, memory_bytes, gate)
+        if kernels is None:
+            schedule = compile_apart(load, self.device)
+        else:
+            schedule = decode_schedule(kernels, find_native_code(self.device))
         self._start(load(), schedule, open_weights(weights))
 
     @classmethod
@@ -138,7 +142,6 @@ class TaskProgram:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
         uses_native_code: bool = True,
         is_foreign: bool = False,
     ) -> TaskProgram:
@@ -146,15 +149,19 @@ class TaskProgram:
 
         It is compiled in this process, and shares kernels with those before it, unless it
         ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
-        tinygrad's, and none are kept: to compare with.
+        tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
-        kept = cache if uses_native_code else None
-        compile_one = compile_apart if is_foreign else _compile_here
-        schedule = program._find_schedule(lambda: graph, kept, compile_one, uses_native_code)
+        program.device = program._report.device
+        if is_foreign:
+            schedule = compile_apart(
+                lambda: graph, program.device, uses_native_code=uses_native_code
+            )
+        else:
+            schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 
@@ -356,24 +363,6 @@ class TaskProgram:
             digest.update(make_reader(buffer)())
         return digest.hexdigest()
 
-    def _find_schedule(
-        self,
-        load: Callable[[], CheckedGraph],
-        cache: KernelCache | None,
-        compile_one: Callable[..., Schedule] = compile_apart,
-        uses_native_code: bool = True,
-    ) -> Schedule:
-        """Return what is kept of the task, or compile the graph that ``load`` returns."""
-        self.device = self._report.device
-        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
-        schedule = None if cache is None else cache.load(*key)
-        self.is_from_cache = schedule is not None
-        if schedule is None:
-            schedule = compile_one(load, self.device, uses_native_code=uses_native_code)
-            if cache is not None:
-                cache.store(*key, schedule)
-        return schedule
-
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
         with _ALLOCATING:
             return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
@@ -441,18 +430,12 @@ class TaskProgram:
         ]
 
 
-def _compile_here(
-    load: Callable[[], CheckedGraph], device: str, *, uses_native_code: bool
-) -> Schedule:
-    return compile_graph(load(), device, uses_native_code=uses_native_code)
-
-
-def _load(
-    graph_bytes: bytes, memory_bytes: int | None, machine_bytes: int, gate: int | None
+def load_checked(
+    graph_bytes: bytes, device: str, memory_bytes: int | None, gate: int | None
 ) -> CheckedGraph:
     """Return a task's graph; raises InvalidModel unless it is legal and what is said of it true."""
     graph = load_graph(graph_bytes)
-    check_memory(graph, memory_bytes, machine_bytes)
+    check_memory(graph, memory_bytes, _get_machine_bytes(device))
     check_gate(graph, gate)
     return graph
 

@@ -1,8 +1,8 @@
 """A compiled task: which kernels run in which order on which memory, as plain data.
 
 ``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.backend.runtime`` loads
-one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it is
-kept on the node's disk only (``splitup.backend.kernel_cache``).
+one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it stays
+on the node's disk (``splitup.backend.kernel_cache``).
 """
 
 from __future__ import annotations

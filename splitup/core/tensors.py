@@ -9,10 +9,11 @@ import functools
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -225,8 +226,8 @@ def check_inputs(
     return data
 
 
-def validate_safetensors(path: Path) -> dict[str, SafeTensor]:
-    """Read a safetensors header and return its tensors, in file order.
+def validate_safetensors(file: Path | BinaryIO) -> dict[str, SafeTensor]:
+    """Read a safetensors header and return its tensors, in file order; leave the file open.
 
     Stricter than other readers, because the file is untrusted: the header's length is bounded, keys
     are unique, dtypes known, dimensions not negative, and the tensors fill the file from the header
@@ -234,15 +235,18 @@ def validate_safetensors(path: Path) -> dict[str, SafeTensor]:
     Source: https://github.com/huggingface/safetensors (format section).
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if length <= limits.MAX_SAFETENSORS_HEADER_BYTES:
-                start += file.read(length)
+        if isinstance(file, Path):
+            with file.open("rb") as opened:
+                return validate_safetensors(opened)
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if length <= limits.MAX_SAFETENSORS_HEADER_BYTES:
+            start += file.read(length)
     except OSError as error:
-        raise InvalidModel(f"cannot read weights file '{path}': {error.strerror}") from None
-    return parse_safetensors(start, size, f"'{path}'")
+        name = file if isinstance(file, Path) else file.name
+        raise InvalidModel(f"cannot read weights file '{name}': {error.strerror}") from None
+    return parse_safetensors(start, size, f"'{file.name}'")
 
 
 def parse_safetensors(

@@ -70,6 +70,7 @@ MAX_LAYERS: Final = 512  # of a language model; the largest have 126, and 350 fi
 MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is several weights
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, more with a GPU
 COMPILE_S: Final = 5.0  # of CPU, to check and compile a task; or, for a large one …
 COMPILE_FACTOR: Final = 3.0  # … so many times what is predicted, for machines that are slower
 COMPILE_WAIT_S: Final = 600.0  # for either, by the clock, on a machine that is busy otherwise
@@ -80,6 +81,10 @@ MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are sever
 
 # ---- decoding ----------------------------------------------------------------------------------
 
+TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds
+TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
+TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
+TOKEN_STREAMS: Final = 4_096  # texts that one tokenizer decodes at a time, ≈ 1 KB each
 MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
 MAX_STOP_CHARS: Final = 256  # this much text may be held back
 
@@ -229,6 +234,7 @@ BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution o
 SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short
 PREPARED_STEPS: Final = 256  # cached per task, by numbers of rows; preparing one takes 20 µs
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
+MAX_WORKER_LOG_BYTES: Final = 1 * MIB  # of a worker's log, when it begins anew at a start
 WORKER_STOP_S: Final = 5.0  # time for a worker to finish its run when the daemon stops
 REPLAY_AHEAD_STEPS: Final = 512  # a task that replays logs reads at most this far ahead
 SESSION_IDLE_S: Final = 600.0  # without a step for this long the client counts as gone

@@ -1,10 +1,10 @@
 """The process that owns the device: loads tasks, keeps them and their states in memory, runs steps.
 
-It has no network, no keys, and no configuration except its arguments. It answers one request after
-the other over the socket that it inherited, and ends when that closes. A task is compiled in
-another process (``splitup.backend.compile_process``) and loaded on a thread, so that steps run
-meanwhile. Whatever a task makes tinygrad do, at worst this process dies, and the daemon survives
-that.
+It is confined (``splitup.sandbox``): no network, no keys, no files except libraries, the device's
+and the weights that it is handed open. It answers one request after the other over the socket that
+it inherited, and ends when that closes. A task comes compiled (``splitup.backend.compile_server``)
+and is loaded on a thread, so that steps run meanwhile. Whatever a task does, at worst this process
+dies, and the daemon survives that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
+from splitup.sandbox.confinement import confine
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
+    LoadRequest,
     RunAnswer,
     RunRequest,
+    decode_load,
     decode_run,
     decode_runs,
     describe_failure,
@@ -55,17 +57,14 @@ class Worker:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache_directory: Path | None = None,
+        lacks: Sequence[str] = (),
     ) -> None:
+        """``lacks`` are the sentences of ``confine``."""
         from splitup.backend import runtime  # imports tinygrad, which takes a second
-        from splitup.backend.kernel_cache import KernelCache
 
         self._runtime = runtime
-        self._options: dict[str, Any] = {
-            "device_index": device_index,
-            "threads": threads,
-            "cache": None if cache_directory is None else KernelCache(cache_directory),
-        }
+        self._options: dict[str, Any] = {"device_index": device_index, "threads": threads}
+        self._lacks = lacks
         self._memory_bytes = memory_bytes
         self._programs: dict[int, Any] = {}
         self._next_program = 0
@@ -73,25 +72,23 @@ class Worker:
         self._state_bytes = 0
 
     def describe(self) -> dict[str, str]:
-        """Return a report of the device."""
+        """Return a report of the device, and in "sandbox" what this process's lacks."""
         report: dict[str, str] = self._runtime.describe_device(
             self._options["device_index"]
         ).to_dict()
-        return report
+        return {**report, "sandbox": "; ".join(self._lacks)}
 
-    def load(
-        self, task: Path, weights: Path | None, memory_bytes: int, gate: int | None = None
-    ) -> Any:
-        """Return the program of a task, compiled and run once; other threads may use the worker.
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+        """Return the program of a task, run once; other threads may use the worker.
 
-        The daemon has checked the digests of both files. ``memory_bytes`` and ``gate`` are what the
-        manifest says of the task.
+        The daemon has checked the digests of graph and weights, and has the graph compiled.
         """
         return self._runtime.TaskProgram(
-            task.read_bytes(),
+            wanted.graph,
             weights,
-            memory_bytes=min(memory_bytes, self._memory_bytes),
-            gate=gate,
+            kernels=wanted.kernels,
+            memory_bytes=min(wanted.memory_bytes, self._memory_bytes),
+            gate=wanted.gate,
             **self._options,
         )
 
@@ -105,7 +102,6 @@ class Worker:
             "task_id": program.task_id,
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
-            "is_from_cache": program.is_from_cache,
             "width": program.width if self.runs_together else 1,
         }
 
@@ -226,8 +222,11 @@ class Worker:
         self._state_bytes += state_bytes
 
 
-def serve(worker: Worker, stream: socket.socket) -> None:
-    """Answer requests until the daemon closes its end, those of steps while a task is loading."""
+def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
+    """Answer requests until the daemon closes its end, those of steps while a task is loading.
+
+    Open files arrive over ``files``.
+    """
     loader = _Loader(worker)
     sources: list[socket.socket | _Loader] = [stream, loader]
     while True:
@@ -244,7 +243,8 @@ def serve(worker: Worker, stream: socket.socket) -> None:
         if body is None:
             return
         if kind == Kind.LOAD:
-            loader.start(request_id, bytes(body))
+            wanted, has_weights = decode_load(body)
+            loader.start(request_id, wanted, _receive_file(files) if has_weights else None)
         else:
             _reply(stream, kind, request_id, functools.partial(_answer, worker, kind, body))
 
@@ -274,7 +274,7 @@ class _Loader:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._wanted: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[int, LoadRequest, BinaryIO | None]] = SimpleQueue()
         self._done: SimpleQueue[tuple[int, _GetProgram]] = SimpleQueue()
         self._reader, self._writer = os.pipe()
         # nobody waits for it when the worker ends
@@ -284,9 +284,9 @@ class _Loader:
         """Return a descriptor that can be read when there is something to ``pop``."""
         return self._reader
 
-    def start(self, request_id: int, body: bytes) -> None:
+    def start(self, request_id: int, wanted: LoadRequest, weights: BinaryIO | None) -> None:
         """Load a task, after those that were started before."""
-        self._wanted.put((request_id, body))
+        self._wanted.put((request_id, wanted, weights))
 
     def pop(self) -> tuple[int, _GetProgram]:
         """Return a request that is done."""
@@ -295,15 +295,13 @@ class _Loader:
 
     def _load_all(self) -> None:
         while True:
-            request_id, body = self._wanted.get()
-            self._done.put((request_id, self._load(json.loads(body))))
+            request_id, wanted, weights = self._wanted.get()
+            self._done.put((request_id, self._load(wanted, weights)))
             os.write(self._writer, b"\0")
 
-    def _load(self, wanted: Mapping[str, Any]) -> _GetProgram:
-        weights = Path(wanted["weights"]) if wanted["weights"] else None
-        told = wanted["memory_bytes"], wanted["gate"]
+    def _load(self, wanted: LoadRequest, weights: BinaryIO | None) -> _GetProgram:
         try:
-            program = self._worker.load(Path(wanted["task"]), weights, *told)
+            program = self._worker.load(wanted, weights)
         except Exception as error:
             return functools.partial(_raise, error)
         return lambda: program
@@ -338,6 +336,11 @@ def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | mem
     return [json.dumps(worker.describe()).encode()]
 
 
+def _receive_file(files: socket.socket) -> BinaryIO:
+    _, (file,), _, _ = socket.recv_fds(files, 1, 1)
+    return os.fdopen(file, "rb")
+
+
 def _receive(stream: socket.socket, length: int) -> memoryview | None:
     """Return exactly ``length`` bytes, None at the end of the stream."""
     view = memoryview(bytearray(length))
@@ -361,24 +364,31 @@ def _send(stream: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker) -> None:
-    """Run a worker on an inherited socket (``--fd``) within ``--memory`` bytes."""
+    """Run a worker on two inherited sockets within ``--memory`` bytes.
+
+    Requests come over ``--fd``, open files over ``--files``.
+    """
     parser = argparse.ArgumentParser(prog="splitup-node-worker")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--files", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
+    lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
     sys.setswitchinterval(_SWITCH_S)
-    with socket.socket(fileno=arguments.fd) as stream:
+    with (
+        socket.socket(fileno=arguments.fd) as stream,
+        socket.socket(fileno=arguments.files) as files,
+    ):
         worker = worker_class(
             arguments.memory,
             device_index=arguments.device_index,
             threads=arguments.threads,
-            cache_directory=arguments.cache,
+            lacks=lacks,
         )
-        serve(worker, stream)
+        serve(worker, stream, files)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import logging
 
 from splitup.core.errors import SplitUpError
 from splitup.messages.determinism import find_device
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 
 _log = logging.getLogger("splitup.oracle.recompute_capabilities")
 
@@ -44,7 +44,7 @@ class RecomputeCapabilities:
     async def _try(self, device: str, determinism: str) -> None:
         async with self._turn:
             try:
-                found = await sandbox.find_class(determinism)
+                found = await recomputation.find_class(determinism)
             except (SplitUpError, OSError) as error:
                 _log.warning("nothing can be recomputed on %s here: %s", device, error)
                 found = ""

@@ -26,7 +26,7 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 
 _LOGITS: Final = "logits"  # the name of the output whose argmax counts
@@ -75,7 +75,7 @@ class Rulings:
             logs, missing = await self._store_logs(command, sources, specs, directory, "input")
             if missing:
                 return _miss(order.task, missing)
-            job = sandbox.Replay(
+            job = recomputation.Replay(
                 directory=directory,
                 task=graph,
                 weights=weights,
@@ -90,19 +90,19 @@ class Rulings:
             stored = None
             if task.crosses_classes:
                 stored = await self._store_claimed(command, manifest, job)
-            found = await sandbox.replay(stored or job)
+            found = await recomputation.replay(stored or job)
             close = found.pop("accepted", False)
         return Ruling.from_value({"task": order.task, "error": "", "close": close, **found})
 
     async def _compare(
-        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
     ) -> Ruling:
         """Compare the outputs that the executor stored with this machine's, of another class."""
         order, claim = command.order, command.claim
         stored = await self._store_claimed(command, manifest, job)
         if stored is None:
             return _miss(order.task, (order.task,))
-        found = await sandbox.replay(replace(stored, determinism=await self._find_class("")))
+        found = await recomputation.replay(replace(stored, determinism=await self._find_class("")))
         return Ruling.from_value(
             {
                 "task": order.task,
@@ -115,8 +115,8 @@ class Rulings:
         )
 
     async def _store_claimed(
-        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
-    ) -> sandbox.Replay | None:
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
+    ) -> recomputation.Replay | None:
         """Return the job with the executor's stored outputs, to be compared with the result.
 
         None when the stored outputs are not the committed ones.
@@ -151,7 +151,7 @@ class Rulings:
         if determinism not in self._classes:
             if len(self._classes) >= tuning.MAX_CLASSES:
                 self._classes.clear()
-            self._classes[determinism] = await sandbox.find_class(determinism)
+            self._classes[determinism] = await recomputation.find_class(determinism)
         return self._classes[determinism]
 
     async def _store(

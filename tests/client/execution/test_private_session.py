@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +114,7 @@ async def open_session(
     node = WholeNode(compiled, parties)
     certificate = PlanCertificate(plan=parties.plan, seed_signature="0x", signatures=())
     files = write_client_files(compiled, folder)
-    with ThreadPoolExecutor(1) as thread:
-        programs = thread.submit(ClientPrograms, compiled.manifest, files).result()
+    with closing(await ClientPrograms.load(compiled.manifest, files)) as programs:
         async with SignedClient(parties.client) as http:
             session = PrivateSession(
                 certificate,
@@ -127,7 +125,6 @@ async def open_session(
                 deadline=asyncio.get_running_loop().time() + 60,
                 allow_loopback=True,
                 programs=programs,
-                thread=thread,
             )
             session.open()
             try:
@@ -179,12 +176,12 @@ async def test_bad_inputs_and_too_many_steps_are_refused_at_once(
 async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_path: Path) -> None:
     async with open_session(compiled, tmp_path) as (session, _):
         await session.step(make_step([5, 6], 0))
-        session._thread.shutdown()
+        session._run._programs.close()
         step, behind = session.submit(make_step([7], 2)), session.submit(make_step([8], 3))
         for future in (step, behind):
-            with pytest.raises(ExecutionFailed, match=r"runs on the client failed.*shutdown"):
+            with pytest.raises(ExecutionFailed, match=r"runs on the client failed.*ended"):
                 await future
-        with pytest.raises(ExecutionFailed, match="shutdown"):
+        with pytest.raises(ExecutionFailed, match="ended"):
             session.submit(make_step([8], 3))
 
 

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.worker.ipc import RunAnswer, RunRequest, decode_answer, encode_answer
+from splitup_node.worker.ipc import LoadRequest, RunAnswer, RunRequest, decode_answer, encode_answer
 from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 
+from splitup.backend.compile_process import compile_to_bytes
+from splitup.backend.devices import select_device
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph
+from splitup.graph.rules import load_graph
 from tests.builders import HANG_S
 from tests.cpu.test_cache_writes import make_cache
 from tests.graph.graphs import make_running_sum
 from tests.graph.hostile import make_shifts, make_swelling
-from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
+from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_WEIGHTS, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
 FRAGILE = (sys.executable, str(Path(__file__).parents[1] / "fragile_worker.py"))
@@ -156,12 +159,13 @@ async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
     assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
 
 
-async def test_f25_a_compiler_crash_ends_only_the_worker(start: Start, tmp_path: Path) -> None:
+async def test_f25_a_crash_while_loading_ends_only_the_worker(start: Start, tmp_path: Path) -> None:
     supervisor = await start()
-    path = tmp_path / CRASHING_FILE
+    path, weights = tmp_path / "task.json", tmp_path / "weights"
     path.write_bytes(make_sum(2).to_bytes())
+    weights.write_bytes(CRASHING_WEIGHTS)
     with pytest.raises(WorkerLost, match="crash in a kernel"):
-        await supervisor.load(path, None)
+        await supervisor.load(path, weights)
     async with asyncio.timeout(HANG_S):
         await supervisor.wait_lost()
     await supervisor.restart()
@@ -209,13 +213,14 @@ async def test_f25_a_worker_that_hangs_is_killed_after_the_time_limit(
 async def test_spare_states_are_freed_when_memory_is_short(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "task.json"
-    path.write_bytes(make_cache(64).to_bytes())
+    data = make_cache(64).to_bytes()
+    kernels = compile_to_bytes(lambda: load_graph(data), select_device().device)
+    wanted = LoadRequest(data, kernels, 10**8, None)
     measuring = Worker(10**8)
-    loaded = measuring.add(measuring.load(path, None, 10**8))
+    loaded = measuring.add(measuring.load(wanted, None))
     fixed, state_bytes = loaded["vram_bytes"] - loaded["state_bytes"], loaded["state_bytes"]
     worker = Worker(2 * fixed + 3 * state_bytes)
-    programs = [worker.add(worker.load(path, None, 10**8))["program"] for _ in range(2)]
+    programs = [worker.add(worker.load(wanted, None))["program"] for _ in range(2)]
 
     def run(session: int, program: int) -> None:
         inputs = [bytes(spec.row_bytes) for spec in worker._programs[program].inputs]

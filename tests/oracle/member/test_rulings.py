@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.rulings import Rulings
 
 from splitup.core import tuning
@@ -135,7 +135,7 @@ async def court(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Court
 async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> None:
     order = court.order(MANIFEST)
     await court.write(order.certificate, 0, DATA)
-    determinism = await sandbox.find_class("")
+    determinism = await recomputation.find_class("")
     ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
     assert (ruling.inputs, ruling.outputs) == ((digest_steps(DATA),), (digest_steps(RIGHT),))
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
@@ -177,7 +177,7 @@ async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_
     court: Court,
 ) -> None:
     near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
-    determinism = await sandbox.find_class("")
+    determinism = await recomputation.find_class("")
     for claimed, stored, close in (
         (near, near, True),
         (far, far, False),
