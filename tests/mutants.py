@@ -319,7 +319,7 @@ MUTANTS: Final = (
     Mutant(
         "exposure within the free stake",
         f"{_SETTLEMENT}/proof_of_sampling.py",
-        "if exposures.get(n, 0) + penalty <= free[n]]",
+        "if exposures.get(n, floor) + penalty <= free[n]]",
         "]",
         f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",
         is_quick=False,
@@ -555,7 +555,7 @@ MUTANTS: Final = (
     Mutant(
         "signed messages count once",
         "splitup/crypto/jws.py",
-        "        if entry in self._seen:",
+        "        if entry in self._open or claims.token_id in self._seen.get(claims.issuer, ()):",
         "        if False:",
         "tests/crypto/test_jws.py::test_a_token_is_used_once",
         is_quick=False,

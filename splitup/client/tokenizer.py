@@ -109,7 +109,7 @@ class ModelTokenizer:
 
 
 def check_chat_template(template: str) -> None:
-    """Raise InvalidModel for a chat template that is no Jinja, or ends the process that reads it."""
+    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it."""
     child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
     try:
         child.ask(
