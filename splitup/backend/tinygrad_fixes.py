@@ -75,7 +75,7 @@ def _number_variable(ctx: list[int], x: UOp) -> UOp | None:
 
 def _allocate_registers(ctx: Any, x: UOp) -> tuple[UOp, list[UOp]] | None:
     """Give an instruction registers, and what is loaded from the stack the dtype of its use."""
-    found = regalloc.regalloc_rewrite(ctx, x)
+    found: tuple[UOp, list[UOp]] | None = regalloc.regalloc_rewrite(ctx, x)
     if found is None or x.op is Ops.BUFFER:
         return found
     new, instructions = found
