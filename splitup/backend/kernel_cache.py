@@ -12,6 +12,7 @@ piece of machine code in its place.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -19,8 +20,8 @@ import logging
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +76,21 @@ class KernelCache:
             self._trim()
         except OSError as error:
             _log.warning("compiled kernels are not kept: %s", error)
+
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Wait until no other worker compiles for this directory: it may be for the same task."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = os.open(self._directory, os.O_RDONLY)
+        except OSError:  # a disk that fails, as in ``store``
+            yield
+            return
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)  # until it is closed, or the process ends
+            yield
+        finally:
+            os.close(number)
 
     def _get_path(self, task_id: str, determinism_class: str, device: str) -> Path:
         key = encode_canonical([task_id, determinism_class, device, _get_code_digest()])

@@ -17,6 +17,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -367,11 +368,14 @@ class TaskProgram:
         self.device = self._report.device
         key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
         schedule = None if cache is None else cache.load(*key)
-        self.is_from_cache = schedule is not None
-        if schedule is None:
-            schedule = compile_one(load, self.device, uses_native_code=uses_native_code)
-            if cache is not None:
-                cache.store(*key, schedule)
+        with nullcontext() if cache is None or schedule is not None else cache.reserve():
+            if cache is not None and schedule is None:
+                schedule = cache.load(*key)  # another worker may have compiled it meanwhile
+            self.is_from_cache = schedule is not None
+            if schedule is None:
+                schedule = compile_one(load, self.device, uses_native_code=uses_native_code)
+                if cache is not None:
+                    cache.store(*key, schedule)
         return schedule
 
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import Schedule, compile_graph
 from splitup.graph.rules import check_graph
+from tests.builders import HANG_S
 from tests.cpu.test_matmul_match import make_attention, make_layer
 
 X = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
@@ -89,3 +91,18 @@ def test_f23_a_disk_that_takes_nothing_costs_only_time(
     was_cached, result = compute(cache)
     assert not was_cached and compute(cache) == (False, result)
     assert "not kept" in caplog.text
+
+
+def test_workers_that_share_a_cache_compile_a_task_once(tmp_path: Path) -> None:
+    cache, entered = KernelCache(tmp_path), threading.Event()
+
+    def wait() -> None:
+        with KernelCache(tmp_path).reserve():
+            entered.set()
+
+    other = threading.Thread(target=wait)
+    with cache.reserve():
+        other.start()
+        assert not entered.wait(0.1)
+    assert entered.wait(HANG_S)
+    other.join()
