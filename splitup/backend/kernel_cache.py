@@ -13,6 +13,8 @@ digest. A file that was damaged, written by anybody else or moved to another nam
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import functools
 import hashlib
 import hmac
@@ -20,7 +22,8 @@ import logging
 import os
 import secrets
 import tempfile
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +75,23 @@ class KernelCache:
         except OSError as error:
             _log.warning("compiled kernels are not kept: %s", error)
 
+    @asynccontextmanager
+    async def reserve(self) -> AsyncIterator[None]:
+        """Wait until no other daemon compiles for this directory: it may be for the same task."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = os.open(self._directory, os.O_RDONLY)
+        except OSError:  # a disk that fails, as in ``store``
+            yield
+            return
+        try:
+            # held until it is closed, or the process ends; no event tells when another ends
+            while not _try_lock(number):  # noqa: ASYNC110
+                await asyncio.sleep(tuning.COMPILE_POLL_S)
+            yield
+        finally:
+            os.close(number)
+
     def _get_path(self, entry: bytes) -> Path:
         return self._directory / (hashlib.sha256(entry).hexdigest() + _SUFFIX)
 
@@ -109,6 +129,13 @@ class KernelCache:
             with suppress(OSError):
                 path.unlink()
             total -= size
+
+
+def _try_lock(number: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _name_entry(task_id: str, determinism_class: str, device: str) -> bytes:

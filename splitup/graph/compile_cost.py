@@ -8,7 +8,7 @@ of the y before it, and so on: a depth of 10 gives 1,024 loads.
 
     pairs    each costs what the operation turns into; a sine becomes hundreds of instructions
     loads    each carries an index expression. Simplifying it takes the cube of its length, which
-             reshapes, pads, shrinks and flips on the way add to
+             reshapes, pads, shrinks and flips on the way add to, and the number of a row looked up
     kernels  equal ones are compiled once
     nodes    the scheduler's work: once each, and again for each value in memory
 
@@ -51,6 +51,7 @@ _OPERATIONS_US: Final[Mapping[str, int]] = {
     "POW": 280_000,
     "SIN": 480_000,
 }
+_MOST_SIZE: Final = 256
 _WIDENED: Final = ("float16", "bfloat16")  # computed in float32, with casts around
 _SPECIAL_US: Final[Mapping[tuple[str, str], int]] = {
     ("MUL", "bfloat16"): 90_000,
@@ -83,15 +84,30 @@ class KernelCost:
     signature: tuple[Any, ...]
 
 
+def measure_size(node: Node, sizes: Sequence[int]) -> int:
+    """Return how many operations a node's value takes since memory, counting shared ones again.
+
+    ``sizes`` are those of earlier nodes. A large size is cut off: no kernel may have it.
+    """
+    if node.op in PARAMS or node.op == "CONTIGUOUS":
+        return 1
+    return min(_MOST_SIZE, 1 + sum(sizes[src] for src in node.srcs))
+
+
 def measure_kernel(
-    nodes: Sequence[Node], values: Sequence[Value], root: int, most_us: int
+    nodes: Sequence[Node],
+    values: Sequence[Value],
+    sizes: Sequence[int],
+    root: int,
+    most_us: int,
 ) -> KernelCost:
     """Return the cost of the kernel that writes node ``root`` to memory.
 
-    It stops when the cost exceeds ``most_us``: the time is proportional to that.
+    ``sizes`` are those of ``measure_size``. It stops when the cost exceeds ``most_us``: the time is
+    proportional to that.
     """
     views = _Views()
-    walk = _Walk(views)
+    walk = _Walk(views, sizes)
     source = nodes[root].srcs[0] if nodes[root].op == "CONTIGUOUS" else root
     pending = [(source, 0)]
     seen: set[tuple[int, int]] = set()
@@ -138,6 +154,7 @@ class _Views:
 @dataclass(frozen=True, slots=True)
 class _Walk:
     views: _Views
+    sizes: Sequence[int]
 
     def list_operands(
         self, index: int, node: Node, value: Value, values: Sequence[Value], view: int
@@ -155,7 +172,8 @@ class _Walk:
         if node.op == "LOOKUP":
             table, number = node.srcs
             rank = len(values[number].dims)
-            return [(table, add(view, ("ROW", index), 3)), (number, add(view, ("ROWS", rank)))]
+            row = add(view, ("ROW", index), 3 + self.sizes[number])
+            return [(table, row), (number, add(view, ("ROWS", rank)))]
         return [
             (src, view if values[src].dims == value.dims else add(view, _fit(values[src], value)))
             for src in node.srcs

@@ -32,7 +32,12 @@ from dataclasses import dataclass, field, fields
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compile_cost import KernelCost, compute_total_us, measure_kernel
+from splitup.graph.compile_cost import (
+    KernelCost,
+    compute_total_us,
+    measure_kernel,
+    measure_size,
+)
 from splitup.graph.ir import Graph, Node, parse_graph
 from splitup.graph.operations.spec import OpSpec, RuleViolation, Scope, Value, require
 from splitup.graph.operations.table import OPERATIONS
@@ -140,10 +145,12 @@ def infer_values(graph: Graph) -> tuple[Value, ...]:
 def _measure_kernels(graph: Graph, values: Sequence[Value]) -> tuple[KernelCost, ...]:
     """Return what every kernel costs; raises InvalidModel."""
     kernels: list[KernelCost] = []
+    sizes: list[int] = []
     pairs = 0
     for index, node in enumerate(graph.nodes):
+        sizes.append(measure_size(node, sizes))
         if node.op == "CONTIGUOUS":
-            kernels.append(measure_kernel(graph.nodes, values, index, limits.MAX_KERNEL_US))
+            kernels.append(measure_kernel(graph.nodes, values, sizes, index, limits.MAX_KERNEL_US))
             pairs += kernels[-1].pairs
             if kernels[-1].cost_us > limits.MAX_KERNEL_US or pairs > limits.MAX_GRAPH_PAIRS:
                 raise InvalidModel(

@@ -19,6 +19,7 @@ from splitup.backend.schedule_bytes import decode_schedule, encode_schedule
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.graph.rules import check_graph
+from tests.builders import HANG_S
 from tests.cpu.test_matmul_match import make_attention, make_layer
 
 X = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
@@ -146,3 +147,19 @@ def test_f23_a_disk_that_takes_nothing_costs_only_time(
     cache.store(*KEY, b"code")
     assert cache.load(*KEY) is None
     assert "not kept" in caplog.text
+
+
+async def test_daemons_that_share_a_cache_compile_a_task_once(tmp_path: Path) -> None:
+    cache, entered = KernelCache(tmp_path), asyncio.Event()
+
+    async def wait() -> None:
+        async with KernelCache(tmp_path).reserve():
+            entered.set()
+
+    async with cache.reserve():
+        other = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        assert not entered.is_set()
+    async with asyncio.timeout(HANG_S):
+        await entered.wait()
+    await other

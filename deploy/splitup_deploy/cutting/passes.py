@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from splitup.graph.compile_cost import measure_kernel
+from splitup.graph.compile_cost import measure_kernel, measure_size
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.operations.spec import Value
 from splitup.graph.operations.table import PARAMS
@@ -64,15 +64,18 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
             consumers.setdefault(src, []).append(index)
     nodes: list[Node] = []
     values: list[Value] = []
+    sizes: list[int] = []
     moved: list[int] = []
     for index, node in enumerate(graph.nodes):
         nodes.append(Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), node.arg))
         values.append(found[index])
+        sizes.append(measure_size(nodes[-1], sizes))
         users = [graph.nodes[user].op for user in consumers.get(index, [])]
         is_stored = node.op in (*PARAMS, "CONTIGUOUS") or users == ["CONTIGUOUS"]
-        if not is_stored and (chosen[index] or _is_large(nodes, values)):
+        if not is_stored and (chosen[index] or _is_large(nodes, values, sizes)):
             nodes.append(Node("CONTIGUOUS", node.dtype, (len(nodes) - 1,)))
             values.append(found[index])
+            sizes.append(measure_size(nodes[-1], sizes))
         moved.append(len(nodes) - 1)
     result = Graph(
         graph.inputs,
@@ -97,7 +100,7 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
     return TracedModel(check_graph(result), labels, model.weights, banks)
 
 
-def _is_large(nodes: Sequence[Node], values: Sequence[Value]) -> bool:
+def _is_large(nodes: Sequence[Node], values: Sequence[Value], sizes: Sequence[int]) -> bool:
     """Return whether the kernel that writes the last node to memory takes long to compile."""
-    cost = measure_kernel(nodes, values, len(nodes) - 1, LARGE_KERNEL_US)
+    cost = measure_kernel(nodes, values, sizes, len(nodes) - 1, LARGE_KERNEL_US)
     return cost.cost_us > LARGE_KERNEL_US

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,16 +224,7 @@ async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
         )
         presence._demand_changed.set()
 
-    presence = Presence(
-        generate_identity(),
-        cast(Any, None),
-        cast(Any, SimpleNamespace(list_used=lambda: used)),
-        loaded_tasks,
-        cast(Any, None),
-        cast(Any, SimpleNamespace(trouble="")),
-        get_committee=lambda: pytest.fail("nobody is asked"),
-        get_determinism=lambda: "",
-    )
+    presence = make_presence(loaded_tasks, used)
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
     monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
@@ -256,6 +248,34 @@ async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     before = offers[: next(i for i, offer in enumerate(offers) if left not in offer)]
     assert any(planned[0] not in offer for offer in before)  # withdrawn, and offered again
     assert planned[0] in presence._get_offers()
+
+
+async def test_s04_a_task_that_fails_again_is_tried_later_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    presence = make_presence(cast(Any, None), set())
+    entry = make_entry(0, "11" * 32, 0)
+    waits = []
+    for _ in range(tuning.LOAD_RETRY_DOUBLINGS + 2):
+        presence._note_failure(entry, TaskFailed("it was given up"))
+        waits.append(presence._unloadable[entry.task_id] - 1000.0)
+    longest = tuning.LOAD_RETRY_S * 2**tuning.LOAD_RETRY_DOUBLINGS
+    assert waits[:3] == [tuning.LOAD_RETRY_S * factor for factor in (1, 2, 4)]
+    assert waits[-2:] == [longest, longest]
+
+
+def make_presence(loaded_tasks: LoadedTasks, used: set[str]) -> Presence:
+    return Presence(
+        generate_identity(),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(list_used=lambda: used)),
+        loaded_tasks,
+        cast(Any, None),
+        cast(Any, SimpleNamespace(trouble="")),
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
 
 
 def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
