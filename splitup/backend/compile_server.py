@@ -43,8 +43,11 @@ class CompileServer:
         key = (compute_digest(graph), report["determinism_class"], device)
         kernels = self._cache.load(*key)
         if kernels is None:
-            kernels = await self.compile(graph, memory_bytes, gate)
-            self._cache.store(*key, kernels)
+            async with self._cache.reserve():
+                kernels = self._cache.load(*key)  # another daemon may have compiled it meanwhile
+                if kernels is None:
+                    kernels = await self.compile(graph, memory_bytes, gate)
+                    self._cache.store(*key, kernels)
         return kernels
 
     async def compile(self, graph: bytes, memory_bytes: int, gate: int | None) -> bytes:

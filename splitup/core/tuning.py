@@ -70,6 +70,7 @@ MAX_LAYERS: Final = 512  # of a language model; the largest have 126, and 350 fi
 MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is several weights
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+COMPILE_POLL_S: Final = 0.05  # between looks whether another daemon has compiled
 COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, more with a GPU
 COMPILE_S: Final = 5.0  # of CPU, to check and compile a task; or, for a large one …
 COMPILE_FACTOR: Final = 3.0  # … so many times what is predicted, for machines that are slower
