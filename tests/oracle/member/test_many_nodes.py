@@ -42,7 +42,7 @@ RESIDENT = tuple(sorted(task_id(n) for n in range(2)))
 class Board:
     """Takes what members bring to the chain, and tells them of the first snapshot."""
 
-    deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE)
+    deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE, confirmations=0)
 
     def __init__(self) -> None:
         self.roots: list[str] = []
