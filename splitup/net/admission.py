@@ -31,6 +31,7 @@ from splitup.core.places import Places
 from splitup.core.throughput import Allowance
 
 
+@functools.lru_cache(maxsize=tuning.STRANGERS)
 def get_group(host: str) -> str:
     """Return what counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
     try:

@@ -310,7 +310,8 @@ async def test_f01_a_node_killed_in_a_task_reports_it_after_its_restart(
         await client.pool.close()
     async with run_process(market, crashing.config):
         client = TestClient(market.client_identity)
-        link = client.pool.open(crashing.identity.address, crashing.endpoint)
+        execution_id = certificate.plan.request.execution_id
+        link = client.pool.open(crashing.identity.address, crashing.endpoint, execution_id)
         await wait_open(link, HANG_S)
         async with asyncio.timeout(HANG_S):
             failure = await client.failures.get()
