@@ -24,6 +24,8 @@ from splitup.net.links import Link
 from splitup.protocol.planning.selection import CandidatePool, Index, rank
 
 PRICE_MICRO_USDC = 10
+COMMON_CLASS = "tinygrad 0.14.0/CPU:X86/x86_64"
+FOREIGN_CLASS = "tinygrad 0.14.0/CUDA:PTX/sm_90"
 
 # What is waited for takes milliseconds, and with processes seconds. The bound is loose, so that a
 # machine with other work passes, and still catches work that is quadratic or never ends.

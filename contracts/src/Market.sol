@@ -54,7 +54,7 @@ contract Market is IMarket, Ownable2Step {
     );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant COMMITMENTS_TYPEHASH =
         keccak256("Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)");
     bytes32 internal constant SETTLEMENT_TYPEHASH =
@@ -202,7 +202,7 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
         bytes32 requestHash = _hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
-        _acceptPlan(executionId, execution.configuration, request, requestHash, plan, signatures);
+        _acceptPlan(executionId, execution.configuration, requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
@@ -223,7 +223,7 @@ contract Market is IMarket, Ownable2Step {
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
         );
         executionId = _open(request);
-        _acceptPlan(executionId, committee.configuration(), request, requestHash, plan, signatures);
+        _acceptPlan(executionId, committee.configuration(), requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
@@ -683,7 +683,6 @@ contract Market is IMarket, Ownable2Step {
     function _acceptPlan(
         bytes32 executionId,
         uint64 configuration,
-        Request calldata request,
         bytes32 requestHash,
         PlanSubmission calldata plan,
         bytes calldata signatures
@@ -695,10 +694,13 @@ contract Market is IMarket, Ownable2Step {
         bytes32 seed = keccak256(plan.seedSignature);
         committee.requireQuorumOf(
             configuration,
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, plan.planRoot, seed, executors)),
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, requestHash, plan.planRoot, seed, executors)),
             signatures
         );
-        _verifySeed(executionId, configuration, request, plan.seedSignature); // last: it costs the most gas
+        // last: it costs the most gas
+        committee.verifyRandomnessOf(
+            configuration, abi.encode(SEED_TAG, executionId, requestHash), plan.seedSignature
+        );
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
@@ -706,17 +708,6 @@ contract Market is IMarket, Ownable2Step {
         execution.executorCount = uint16(executors); // forge-lint: disable-line(unsafe-typecast)
         execution.record = _planRecord(requestHash, plan.planRoot, seed);
         emit PlanAccepted(executionId, plan.planRoot, seed, executors);
-    }
-
-    function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)
-        internal
-        view
-    {
-        committee.verifyRandomnessOf(
-            configuration,
-            abi.encode(SEED_TAG, executionId, request.modelId, request.snapshotSequence, request.snapshotRoot),
-            signature
-        );
     }
 
     // ------------------------------------------------------------------ internal: parameters

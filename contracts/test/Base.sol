@@ -183,9 +183,13 @@ abstract contract Base {
         return keccak256(abi.encode(kind, configuration, sequence, epoch, root));
     }
 
-    function planHash(bytes32 id, PlanSubmission memory plan) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        return keccak256(abi.encode(kind, id, plan.planRoot, keccak256(plan.seedSignature), plan.executors));
+    function planHash(bytes32 id, PlanSubmission memory plan) internal view returns (bytes32) {
+        bytes32 kind =
+            keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        bytes32 requestHash = market.requestHashOf(requests[id]);
+        return keccak256(
+            abi.encode(kind, id, requestHash, plan.planRoot, keccak256(plan.seedSignature), plan.executors)
+        );
     }
 
     function commitmentsHash(bytes32 id, bytes32 root, bytes32[] memory exposures) internal pure returns (bytes32) {
@@ -277,7 +281,7 @@ abstract contract Base {
     /// @dev The message whose group signature gives the seed of a request's plan.
     function seedMessage(Request memory r) internal view returns (bytes memory) {
         bytes32 id = market.executionIdOf(r.client, r.nonce);
-        return abi.encode(keccak256("splitup/plan-seed/v1"), id, r.modelId, r.snapshotSequence, r.snapshotRoot);
+        return abi.encode(keccak256("splitup/plan-seed/v1"), id, market.requestHashOf(r));
     }
 
     function makePlan(Request memory r, uint256 executors) internal view returns (PlanSubmission memory plan) {

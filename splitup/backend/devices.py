@@ -164,7 +164,7 @@ def get_common_class() -> str:
 def _get_class(device: str, renderer: str, clang: str) -> str:
     """Return a name made of everything that output bytes may depend on."""
     version = importlib.metadata.version("tinygrad")
-    parts = [f"tinygrad {version}", f"{device}:{renderer}"]
+    parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
     if device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":

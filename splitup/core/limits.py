@@ -157,18 +157,27 @@ VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is repl
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
 VALIDATOR_REVEAL_S: Final = 10.0  # a reveal needs no computing, only one try that arrives
 EXECUTOR_REVEAL_S: Final = 30.0  # a node restarted after its commitment has the reveal on disk
+# Validators of a task who together hold less than this share of all stake may be one coalition:
+# then a member recomputes some of what they confirm. Where they hold more, a coalition with 30 % of
+# all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.
+SMALL_POOL_BPS: Final = 4_000
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
 RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
+# Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
+# grow with that number, because what is to be answered in them is seen so much later
+# (splitup.protocol.committee.key_generation).
+MAX_CONFIRMATIONS: Final = 24  # well below the 64 of REORG_BLOCKS and of the Committee's snapshots
 DKG_TIMEOUT_BLOCKS: Final = 30  # from the first dealing until missing dealings are given up
-DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
+DKG_COMPLAINT_BLOCKS: Final = 2  # from when a dealing is seen until its complaints are in a block
 MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer trace
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's minimum: a signed request may wait for some blocks
+    10  # beyond the chain's minimum: a signed request may wait for some blocks …
 )
+SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # … and at least these: head, a full block, its own
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

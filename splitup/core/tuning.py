@@ -173,6 +173,8 @@ MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their pl
 
 # ---- committee ---------------------------------------------------------------------------------
 
+MAX_SIGNED: Final = 262_144  # slots that a member signed for, ≈ 250 B each; then it signs no more
+SIGNED_MARGIN_S: Final = 1_800  # a closed slot is kept this long: REORG_BLOCKS of Ethereum, doubled
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
@@ -191,7 +193,7 @@ PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
 VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a node may have been restarting
-MAX_CLASSES: Final = 64  # determinism classes a member tries; each costs it a second, once
+MAX_CLASSES: Final = 64  # determinism classes whose computation here a member remembers
 RULING_RETRY_S: Final = 10.0  # before a member tries again to fetch inputs that were missing
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block

@@ -29,7 +29,8 @@ _SNAPSHOT_TYPE: Final = keccak(
     text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
 )
 _PLAN_TYPE: Final = keccak(
-    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)"
+    text="Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,"
+    "uint32 executors)"
 )
 _REQUEST_TYPE: Final = keccak(
     text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
@@ -126,10 +127,16 @@ def hash_exposures(exposures: Iterable[tuple[str, int]]) -> str:
     return "0x" + keccak(b"".join(pack_word(node, amount) for node, amount in exposures)).hex()
 
 
-def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executors: int) -> bytes:
-    """Return hashStruct of ``Plan``; ``executors`` is how many nodes it gives work to."""
-    types = ("bytes32", "bytes32", "bytes32", "bytes32", "uint32")
-    words = (_bytes32(word) for word in (execution_id, plan_root, seed))
+def plan_struct_hash(
+    execution_id: str, request_hash: str, plan_root: str, seed: str, executors: int
+) -> bytes:
+    """Return hashStruct of ``Plan``; the first two values are the slot of its one plan.
+
+    ``request_hash`` is that of ``request_struct_hash``; ``executors`` is how many nodes the plan
+    gives work to.
+    """
+    types = ("bytes32",) * 5 + ("uint32",)
+    words = (_bytes32(word) for word in (execution_id, request_hash, plan_root, seed))
     return _hash_abi(types, (_PLAN_TYPE, *words, executors))
 
 

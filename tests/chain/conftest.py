@@ -27,9 +27,8 @@ from splitup.crypto.quorum import (
     sign_quorum,
 )
 from splitup.devnet.anvil import derive_key, find_anvil
-from splitup.messages.plans import Request
+from splitup.messages.plans import Request, request_to_abi
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
-from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.builders import find_free_port
 from tests.local_chain import start_anvil
 
@@ -121,7 +120,7 @@ class Network:
         alpha = plan_alpha(request)
         signature = bls.sign_partial(GROUP_SECRET, RANDOMNESS_DOMAIN, alpha)
         struct_hash = plan_struct_hash(
-            request.execution_id, ROOT, bls.compute_seed(signature), executors
+            request.execution_id, request.hash(), ROOT, bls.compute_seed(signature), executors
         )
         return terms_to_abi(ROOT, signature, executors), self.certify(struct_hash, signers)
 

@@ -21,8 +21,7 @@ from splitup.crypto.quorum import (
     snapshot_struct_hash,
 )
 from splitup.devnet.anvil import derive_key
-from splitup.messages.plans import Request
-from splitup.protocol.planning.signed_requests import request_to_abi
+from splitup.messages.plans import Request, request_to_abi
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
 from tests.local_chain import compute_commitment
 

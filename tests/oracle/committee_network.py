@@ -45,7 +45,7 @@ from splitup.messages.verification import (
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.execution.ends import sign_end
-from tests.builders import HANG_S, make_chain_manifest
+from tests.builders import COMMON_CLASS, HANG_S, make_chain_manifest
 from tests.local_chain import start_anvil
 from tests.oracle.exchange import Exchange
 
@@ -112,7 +112,7 @@ class Node:
                 queue_ms=0,
                 resident=tuple(sorted(task.task_id for task in MANIFEST.tasks)),
                 vram_free_bytes=0,
-                determinism="test",
+                determinism=COMMON_CLASS,
             )
             # a member that is down must not hold up the others' heartbeats
             for endpoint in self.members:

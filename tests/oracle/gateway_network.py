@@ -35,7 +35,7 @@ from splitup.protocol.committee.certificates import (
 )
 from splitup.protocol.planning.selection import compute_plan
 from splitup.storage.gateway_client import GatewayClient
-from tests.builders import find_free_port
+from tests.builders import COMMON_CLASS, find_free_port
 from tests.local_chain import start_anvil
 
 MNEMONIC = "test test test test test test test test test test test junk"
@@ -144,7 +144,7 @@ class Network:
                     rtt_ms=10,
                     queue_ms=0,
                     resident=resident,
-                    determinism="CPU",
+                    determinism=COMMON_CLASS,
                 )
                 for node in sorted(self.nodes, key=lambda node: node.address)
             ),

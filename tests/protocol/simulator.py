@@ -49,6 +49,7 @@ from splitup.protocol.committee.certificates import (
     check_draw,
     compute_plan_hash,
 )
+from splitup.protocol.committee.context import SIGNED, SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
@@ -57,7 +58,7 @@ from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
-from tests.builders import address, make_chain_manifest
+from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
 Exposures = tuple[tuple[str, int], ...]
@@ -112,7 +113,7 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
-    determinism: str = "CPU:X86"  # in "GPU" the last bits are others
+    determinism: str = COMMON_CLASS  # in the foreign one the last bits are others
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
@@ -138,7 +139,7 @@ class Node:
 
     @property
     def is_foreign(self) -> bool:
-        return self.determinism == "GPU"
+        return self.determinism == FOREIGN_CLASS
 
     @property
     def is_dishonest(self) -> bool:
@@ -252,7 +253,9 @@ class Simulation:
             self.economics,
             read_result,
             grace_s=GRACE_S,
-            signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            signing_guard=SigningGuard(
+                {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]
+            ),
             signed_requests=[
                 SignedRequest.from_value(v)
                 for (kind, _), v in journal.items()
@@ -400,6 +403,7 @@ class Simulation:
             case cmd.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id,
+                    command.request.hash(),
                     command.plan_root,
                     bls.compute_seed(command.seed_signature),
                     command.executors,
@@ -806,7 +810,7 @@ class Simulation:
             error="" if found else "another determinism class",
             missing=missing,
         )
-        if able and command.determinism == "GPU":  # members compare, within a tolerance
+        if able and command.determinism == FOREIGN_CLASS:  # members compare, within a tolerance
             claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
             assert self.manifest.tasks[task].crosses_classes
             ruling = ruling.model_copy(

@@ -73,7 +73,7 @@ struct Request {
 /// of executors.
 /// @param planRoot Merkle root of the plan.
 /// @param seedSignature The group's signature (128 bytes, a G1 point in EIP-2537's encoding) over
-/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot). Its
+/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, requestHash). Its
 /// keccak256 is the seed of the plan's node selection.
 /// @param executors Number of nodes that execute tasks of the plan.
 struct PlanSubmission {
@@ -384,7 +384,7 @@ interface IMarket {
     /// @dev All quorums of an execution are quorums of the committee configuration at its request.
     /// @param request The request as `RequestNodeSelections` stated it.
     /// @param plan The plan's root, the group's signature that gives its seed, and the number of executors.
-    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)`,
+    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)`,
     /// in the format of `ICommittee.requireQuorum`.
     function submitCompletePlan(Request calldata request, PlanSubmission calldata plan, bytes calldata signatures)
         external;

@@ -64,19 +64,11 @@ class CommitteeView:
 def plan_alpha(request: Request) -> bytes:
     """Return what the committee signs to make the seed of a plan, encoded as by the Market.
 
-    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot). These determine
-    the nodes that a plan can name; client and nonce determine the id. A member signs one request
-    per id.
+    abi.encode(tag, executionId, requestHash): every word of the request decides the seed, so no
+    seed of one wording serves another.
     """
-    return b"".join(
-        (
-            _PLAN_TAG,
-            bytes.fromhex(request.execution_id[2:]),
-            bytes.fromhex(request.model_id[2:]),
-            request.snapshot_sequence.to_bytes(32, "big"),
-            bytes.fromhex(request.snapshot_root[2:]),
-        )
-    )
+    words = (request.execution_id, request.hash())
+    return _PLAN_TAG + b"".join(bytes.fromhex(word[2:]) for word in words)
 
 
 def draw_alpha(
@@ -105,8 +97,8 @@ def draw_alpha(
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    executors = len(set(plan.executors()))
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+    request, executors = plan.request, len(set(plan.executors()))
+    return plan_struct_hash(request.execution_id, request.hash(), plan.root(), plan.seed, executors)
 
 
 def check_certificate(

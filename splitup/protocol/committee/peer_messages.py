@@ -55,9 +55,10 @@ class SnapshotVote(Message):
 
 
 class PlanPartial(Message):
-    """A share of an execution's seed."""
+    """A share of the seed of a request's plan."""
 
     execution_id: Bytes32Field
+    request_hash: Bytes32Field
     partial: PartialField
 
 
@@ -65,6 +66,7 @@ class PlanVote(Message):
     """A member's signature under a plan; sent to all members, proves itself."""
 
     execution_id: Bytes32Field
+    request_hash: Bytes32Field
     root: Bytes32Field
     seed: Bytes32Field
     executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # the number of distinct executors

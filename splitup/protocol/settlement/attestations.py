@@ -49,6 +49,7 @@ class Attestations:
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[Silence] = set()
         self._rulings: dict[int, Ruling] = {}
+        self._own: dict[tuple[int, str], Ruling] = {}  # (task, member) -> what it got
 
     def renew(self) -> Attestations:
         """Return an empty collection for the same committee."""
@@ -74,6 +75,10 @@ class Attestations:
         return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
+        if isinstance(statement, Ruling):
+            known = self._own.get((statement.task, member))
+            if known is None or known.error or known.missing:
+                self._own[statement.task, member] = statement
         if isinstance(statement, Ruling) and statement.error:
             self._unable.setdefault(statement.task, set()).add(member)
             return
@@ -117,6 +122,10 @@ class Attestations:
         It may state that they all lacked the same inputs.
         """
         return self._rulings.get(task)
+
+    def find_statement(self, task: int, member: str) -> Ruling | None:
+        """Return what one member says that it got when it recomputed a task, or None."""
+        return self._own.get((task, member))
 
     def count_unable(self, task: int) -> int:
         """Return how many members stated that they cannot recompute the task."""

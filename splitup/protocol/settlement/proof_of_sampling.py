@@ -54,6 +54,17 @@ class Economics:
         """
         return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
 
+    @property
+    def outsider_bps(self) -> int:
+        """The share, in 1/10,000, of the drawn tasks of small pools that a member recomputes, too.
+
+        If all validators repeat the executor's lie, it is found with probability p q 2/3, as two
+        thirds of the members are honest. A lie saves C and then costs R + S, so it loses when
+        q > 3/2 C / (p (R + S)). A third is added: q = 2 C / (p (R + S)).
+        """
+        stake_milli = max(1, self.sampling_bps * (self.reward_milli + self.slash_milli))
+        return min(10_000, -(-2 * 1000 * 10_000 * 10_000 // stake_milli))
+
 
 class Outcome(Enum):
     HONEST = "honest"
@@ -160,9 +171,18 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
 
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
     """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
-    data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
+    return _is_picked(b"splitup/sample/v1", seed, task, sampling_bps)
+
+
+def is_for_outsider(seed: str, task: int, economics: Economics) -> bool:
+    """Return whether a member, too, recomputes a drawn task, if its validators are few."""
+    return _is_picked(b"splitup/outsider/v1", seed, task, economics.outsider_bps)
+
+
+def _is_picked(tag: bytes, seed: str, task: int, share_bps: int) -> bool:
+    data = tag + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
     value = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
-    return value * 10_000 < sampling_bps * 2**64
+    return value * 10_000 < share_bps * 2**64
 
 
 def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[int, ...]:
@@ -240,9 +260,9 @@ def judge(
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
-    if usable and not contradicting:
-        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
-    if ruling is not None and ruling.compared and ruling.inputs == commitment.inputs:
+    if ruling is not None and ruling.inputs != commitment.inputs:
+        ruling = None
+    if ruling is not None and ruling.compared:
         if not ruling.outputs:
             return Verdict(
                 task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
@@ -250,7 +270,9 @@ def judge(
         if not usable:
             return Verdict(task, Outcome.HONEST, (), ())
         ruling = None  # it cannot tell which validators computed the right bytes
-    if ruling is None or ruling.inputs != commitment.inputs:
+    if usable and not contradicting and ruling is None:
+        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
+    if ruling is None:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)

@@ -94,7 +94,9 @@ class Proposals:
         """Sign one settlement per proposer and round; the chain takes only the first."""
         execution_id = state.request.execution_id
         commands = self._signing_guard.claim(
-            f"settlement/{execution_id}/{proposer}/{round_}", settlement_hash
+            f"settlement/{execution_id}/{proposer}/{round_}",
+            settlement_hash,
+            self._context.get_end_s(state.request),
         )
         if commands is None:
             return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]

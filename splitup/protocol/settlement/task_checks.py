@@ -30,6 +30,8 @@ class TaskCheck:
     task: int
     validators: tuple[str, ...]  # in order
     steps: int
+    needs_outsider: bool = False  # a member recomputes it, too
+    outsider_at: float | None = None  # when the validators' answers were here
     asked_at: dict[str, float] = field(default_factory=dict)  # of the first ``validators``
     order_at: dict[str, float] = field(default_factory=dict)  # validator -> when to send its order
     held: dict[str, str] = field(default_factory=dict)  # validator -> root

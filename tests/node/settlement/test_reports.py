@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ class FakeChain:
 
     def __init__(self) -> None:
         self.clock = ChainClock()
+        self.deployment = SimpleNamespace(confirmations=0)
         self.status: dict[str, int] = {}
         self.commitments: dict[str, str] = {}
         self.batches: list[list[str]] = []
@@ -244,13 +246,20 @@ async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
     assert not chain.batches
 
 
-async def test_a_node_that_the_members_left_out_commits_itself(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("confirmations", [0, 10])
+async def test_s06_a_node_that_the_members_left_out_commits_itself(
+    reporter: Reporter,
+    chain: FakeChain,
+    http: FakeHttp,
+    monkeypatch: pytest.MonkeyPatch,
+    confirmations: int,
 ) -> None:
+    """Members see the plan so many blocks later, and the node waits so much longer for them."""
     monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 20)
+    chain.deployment.confirmations = confirmations
     await submit(reporter, 1)
     await hear(http, 4)
-    assert len(chain.batches) == 1 and chain.block >= 20
+    assert len(chain.batches) == 1 and chain.block >= 20 + confirmations
     monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
     await submit(reporter, 2, left_s=int(tuning.COMMIT_MARGIN_S) - 5)
     assert {n for _, n in await hear(http, 4)} == {2}

@@ -202,7 +202,7 @@ async def test_a_missing_keystore_is_one_sentence_and_exit_code_2(tmp_path: Path
         ({"listen_port": "70000"}, "listen_port"),
         ({"gateway_urls": None}, "gateway_urls"),
         ({"more": "1"}, "more"),
-        ({"confirmations": "65"}, "confirmations"),
+        ({"confirmations": "2"}, "confirmations"),  # the deployment states them, for all members
         ({"rpc_url": '"ftp://x"'}, "rpc_url"),
     ],
 )

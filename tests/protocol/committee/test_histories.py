@@ -148,8 +148,8 @@ class _SignsTwice(CommitteeMember):
         self._snapshots._signing_guard.claim = _claim_always  # type: ignore[method-assign]
 
 
-def _claim_always(slot: str, digest: str) -> list[Command] | None:
-    return [Persist("signed", slot, {"digest": digest})]
+def _claim_always(slot: str, digest: str, until_s: int = 0) -> list[Command] | None:
+    return [Persist("signed", slot, {"digest": digest, "until_s": until_s})]
 
 
 def find_broken(seeds: range, **options: Any) -> str:

@@ -10,7 +10,7 @@ from splitup.core import limits
 from splitup.graph.compare import Tolerance
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
-from tests.builders import make_chain_manifest, make_diamond_manifest
+from tests.builders import FOREIGN_CLASS, make_chain_manifest, make_diamond_manifest
 from tests.protocol.simulator import (
     VERIFY_ALL,
     Network,
@@ -217,7 +217,7 @@ SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}
 def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[int, str], str]:
     """Return an execution in which one executor is at fault, its outcomes, and the executor."""
     simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
-    execution_id = simulation.request()
+    execution_id = simulation.request(8)  # its seed gives every task a node of its own
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     liar = plan.executors()[liar_task]
@@ -293,7 +293,7 @@ def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
     manifest = chain.model_copy(update={"tasks": tasks})
     simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
     (foreign,) = simulation.nodes
-    foreign.determinism, foreign.lies = "GPU", lies
+    foreign.determinism, foreign.lies = FOREIGN_CLASS, lies
     simulation.run(10)  # until a snapshot says so
     execution_id = simulation.request()
     settle(simulation, execution_id)

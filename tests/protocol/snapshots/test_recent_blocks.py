@@ -11,6 +11,7 @@ from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.snapshots.liveness import NodeLiveness
 from splitup.protocol.snapshots.recent_blocks import RecentBlocks
+from tests.builders import COMMON_CLASS
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation
 
@@ -31,7 +32,7 @@ def beat(named: str, sequence: int = 1) -> Heartbeat:
         queue_ms=0,
         resident=(),
         vram_free_bytes=0,
-        determinism="CPU",
+        determinism=COMMON_CLASS,
     )
 
 
