@@ -402,7 +402,7 @@ def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Ve
     while True:
         check.advance(attestations, commitment, 0.0, 0.0)
         for name in check.asked_at:
-            check.add(ValidatorAnswer(results[name], ""))
+            check.add(ValidatorAnswer(results[name], ""), attestations)
         if check.is_heard(attestations, commitment):
             break
     executor = address_of(market.executors.reshape(-1)[number])

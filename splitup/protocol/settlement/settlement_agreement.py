@@ -251,7 +251,7 @@ class SettlementAgreement:
     def process_result(
         self, result: VerificationResult, signing_key: str, token: str, now: float
     ) -> list[Command]:
-        """Keep a validator's first answer about a task; raise PeerFault if it is not its own."""
+        """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
         if state is None:
             return []

@@ -56,10 +56,10 @@ class Verification:
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task
 
     def add_answer(self, answer: ValidatorAnswer) -> None:
-        """Keep a validator's first answer about a drawn task."""
+        """Keep a validator's answer about a drawn task."""
         check = self.checks.get(answer.result.task)
         if check is not None:
-            check.add(answer)
+            check.add(answer, self.attestations)
 
     def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
         """Keep a validator's first commitment about a drawn task."""
