@@ -267,18 +267,23 @@ class SettlementState:
     def _find_own_executors(self) -> tuple[str, ...] | None:
         """Return who answers for the tasks by the nodes' own commitments, if they cover all.
 
-        A commitment counts only if it locks the stake that its node can lose by the draw.
+        A commitment counts only if it locks the stake that its node can lose by the draw: one of a
+        node that was replaced in some of its tasks does not, as long as it answers for all of them.
         """
         own = self.chain.own
-        if self.certificate is None or not own:
+        if self.certificate is None:
             return None
-        places = {node: place for place, node in enumerate(own)}
-        executors = find_executors(self.certificate.plan, self.collected.takeovers, places)
-        if executors is None:
+        plan, takeovers = self.certificate.plan, self.collected.takeovers
+        if find_executors(plan, takeovers, dict.fromkeys(own, 0)) is None:
             return None
-        exposures = self.get_exposures(executors)
-        covered = all(own[node].exposure_micro_usdc >= amount for node, amount in exposures)
-        return executors if exposures and covered else None
+        present: dict[str, int] = {}
+        for node in own:  # the first ones that cover everything count: later ones change nothing
+            present[node] = 0
+            executors = find_executors(plan, takeovers, present)
+            exposures = () if executors is None else self.get_exposures(executors)
+            if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):
+                return executors
+        return None
 
     def add_end(self, signed: SignedEnd) -> None:
         """Keep the client's number of steps; ignored once there is a draw, which fixes it.
