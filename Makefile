@@ -12,7 +12,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test lint coverage bench contracts docs constraints clean
+.PHONY: demo up test lint mutants coverage bench contracts docs constraints clean
 
 demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
@@ -27,6 +27,9 @@ lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(PACKAGES) bench tests
+
+mutants: $(READY)  ## take out each protection of docs/security.md in a copy; its test must fail
+	$(BIN)/python -m tests.mutants
 
 coverage: $(READY)  ## the tests that start no network, with branch coverage
 	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term

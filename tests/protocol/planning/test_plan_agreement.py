@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from splitup.core import tuning
+from splitup.core.errors import PeerFault
 from splitup.messages.base import Message
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
@@ -220,6 +223,18 @@ def test_a_member_that_is_behind_gets_the_certificate() -> None:
     behind.process_request(REQUEST, 0.0)
     behind.process_gossip(ACCOUNTS[0], answer, 5.0)
     assert behind.find_certificate(EXECUTION) == answer.certificate
+
+
+def test_a_certificate_for_other_words_than_the_requests_is_refused() -> None:
+    """Also when 2f+1 members signed it: what the chain holds for this id says something else."""
+    agreement, behind = make_agreement(), make_agreement(3)
+    certify(agreement)
+    certificate = agreement.find_certificate(EXECUTION)
+    assert certificate is not None
+    behind.process_request(REQUEST.model_copy(update={"max_price_micro_usdc": 10**6 + 1}), 0.0)
+    with pytest.raises(PeerFault, match="states another request"):
+        behind.process_gossip(ACCOUNTS[0], PlanCertified(certificate=certificate), 5.0)
+    assert behind.find_certificate(EXECUTION) is None
 
 
 def test_who_signed_another_plan_before_signs_nothing_new() -> None:
