@@ -155,6 +155,14 @@ MUTANTS: Final = (
         "test_malformed_plans_are_refused_whoever_signed_them",
     ),
     Mutant(
+        "lists of a plan",
+        "node/splitup_node/settlement/verifier.py",
+        "    check_plan(plan)\n",
+        "",
+        f"{_TESTS}/settlement/test_steps.py::test_an_order_whose_plan_names_no_executor_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
         "words of a request in a vote's slot",
         f"{_COMMITTEE}/equivocation.py",
         'return f"plan/{vote.execution_id}/{vote.request_hash}"',

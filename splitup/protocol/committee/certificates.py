@@ -115,7 +115,7 @@ def check_certificate(
             f"plan of {plan.request.execution_id} is for chain {plan.request.chain_id}, "
             f"not {committee.domain.chain_id}"
         )
-    _check_plan(plan)
+    check_plan(plan)
     _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)
     _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee, scheme)
 
@@ -136,7 +136,8 @@ def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> N
     _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raise PeerFault unless a plan's lists fit each other; only then it can be asked or hashed."""
     where = f"plan of {plan.request.execution_id}"
     if not plan.tasks:
         raise PeerFault(f"{where} assigns no task")

@@ -26,7 +26,7 @@ from splitup.messages.verification import (
 )
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
-from splitup.protocol.committee.certificates import check_certificate, check_draw
+from splitup.protocol.committee.certificates import check_certificate, check_draw, check_plan
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.planning.validators import check_validators
 from splitup.protocol.settlement.proof_of_sampling import compute_exposure, is_sampled
@@ -244,6 +244,7 @@ class Reports:
 def check_order(order: VerificationOrder, world: World, node: str) -> None:
     """Check an order as a node does (``splitup_node.settlement.verifier``)."""
     plan, draw = order.certificate.plan, order.draw
+    check_plan(plan)
     if draw.execution_id != plan.request.execution_id or order.task >= len(plan.tasks):
         raise PeerFault("another execution, or no such task")
     if not plan.has_candidates(draw.executors):

@@ -125,6 +125,8 @@ def test_malformed_plans_are_refused_whoever_signed_them() -> None:
         {"nodes": plan.nodes[1:]},
         {"nodes": plan.nodes[::-1]},
         {"terms": plan.terms[:-1]},
+        {"places": (0,) * (len(plan.tasks) + 1)},
+        {"places": (99,) * len(plan.tasks)},
         {"request": plan.request.model_copy(update={"chain_id": 1})},
     ):
         bad = plan.model_copy(update=update)

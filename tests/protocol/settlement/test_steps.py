@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from splitup_node.settlement.verifier import check_order
 
-from splitup.core.errors import BadSignature
+from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.base import Message
 from splitup.messages.completions import SignedEnd
 from splitup.messages.plans import Plan
@@ -193,3 +194,22 @@ def test_s09_an_order_with_another_number_of_steps_is_refused() -> None:
             other = order.draw.model_copy(update={"steps": steps})
             with pytest.raises(BadSignature):
                 check_draw(other, simulation.full_view)
+
+
+def test_an_order_whose_plan_names_no_executor_is_refused() -> None:
+    """Before its signatures are checked: anybody may post an order to a node."""
+    simulation, execution_id, _ = begin(VERIFY_ALL)
+    end(simulation, execution_id)
+    assert simulation.run(60, lambda: simulation.is_settled(execution_id))
+    order = simulation.orders[0]
+    plan = order.certificate.plan
+    bps, node = VERIFY_ALL.sampling_bps, order.snapshot.entries[-1].entry.node
+    check_order(order, simulation.manifest, bps, node)
+    for places in ((99,) * len(plan.tasks), (0,) * (len(plan.tasks) + 1)):
+        bad = order.certificate.model_copy(
+            update={"plan": plan.model_copy(update={"places": places})}
+        )
+        draw = order.draw.model_copy(update={"executors": ()})
+        with pytest.raises(PeerFault, match="not in its task's list"):
+            other = order.model_copy(update={"certificate": bad, "draw": draw})
+            check_order(other, simulation.manifest, bps, node)
