@@ -315,8 +315,11 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function _lock(address account, uint256 amount) internal returns (uint256 exposure) {
         Node storage node = _nodes[account];
         (uint256 stake, uint256 locked) = (node.stake, node.locked);
-        uint256 taken = locked + VALIDATION_RESERVE;
-        uint256 free = stake > taken ? stake - taken : 0; // a slash can leave less than is locked
+        uint256 free; // 0 after a slash that left less than is locked
+        unchecked {
+            uint256 taken = locked + VALIDATION_RESERVE; // locked is a uint80
+            if (stake > taken) free = stake - taken;
+        }
         require(amount >= EXPOSURE_FLOOR, ExposureTooLow(account, EXPOSURE_FLOOR, amount));
         require(amount <= free, ExposureTooHigh(account, free, amount));
         exposure = amount;
@@ -325,8 +328,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             if (raised > free / 2) raised = free / 2;
             if (raised > amount) exposure = raised;
         }
-        // The sum is at most the stake, which is a uint80.
-        node.locked = uint80(locked + exposure); // forge-lint: disable-line(unsafe-typecast)
+        unchecked {
+            // The sum is at most the stake, which is a uint80.
+            node.locked = uint80(locked + exposure); // forge-lint: disable-line(unsafe-typecast)
+        }
     }
 
     /// @return loss What is taken: the amount, or what is left of the stake.
