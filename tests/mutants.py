@@ -281,7 +281,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/edge_faults.py",
         "if sent[port] != claim.inputs[place]:",
         "if False:",
-        f"{_TESTS}/execution/test_ends.py::test_a21_who_misstates_what_the_client_sent_is_not_paid[misstates_inputs-chain]",
+        f"{_TESTS}/execution/test_ends.py::test_a21_who_misstates_what_the_client_sent_is_not_paid[chain]",
         is_quick=False,
     ),
     Mutant(
