@@ -76,7 +76,6 @@ SHARES: Final = {  # of the seeds, in which a party deviates
     "relay": 13,
     "gateway": 10,
 }
-_NAMES: Final = frozenset(kind.removeprefix("made ") for kinds in KINDS.values() for kind in kinds)
 ACTIONS: Final = ("change", "change", "change", "change", "omit", "repeat", "repeat", "delay")
 REPEATS: Final = 8  # later copies, each changed in another way
 LATER_S: Final = (0.0, 0.3, 5.0, 25.0, 60.0, 90.0)
@@ -149,9 +148,6 @@ class Adversary:
 
         ``again`` makes the message as its sender would some seconds later, with other times in it.
         """
-        assert type(message).__name__ in _NAMES, (
-            f"no party is said to send {type(message).__name__}"
-        )
         self.pool.note(message)
         if not self.owns(sender, via):
             return [(0.0, message)]
