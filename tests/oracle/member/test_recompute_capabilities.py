@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 
 OWN = "tinygrad 0.14.0/CPU:CLANG/x86_64-aa/clang 14"
@@ -20,7 +20,7 @@ async def test_s05_invented_classes_cost_no_further_tests_and_displace_nothing(
         asked.append(determinism)
         return OWN
 
-    monkeypatch.setattr(sandbox, "find_class", find_class)
+    monkeypatch.setattr(recomputation, "find_class", find_class)
     capabilities = RecomputeCapabilities()
     invented = [f"tinygrad 0.14.0/CPU:CLANG/x86_64-{number}/mine" for number in range(200)]
     assert capabilities.can_recompute(invented[0]), "not tested yet"
