@@ -26,6 +26,7 @@ TOGETHER: Final = {
     "tests/e2e/test_seven_members.py": "faults",
     "tests/e2e/test_network.py": "market",
     "tests/e2e/test_private.py": "market",
+    "tests/e2e/test_serve.py": "market",
     "tests/e2e/test_unfaithful.py": "market",
 }
 # What takes longest, longest first: begun last, it would run when the others have nothing left.

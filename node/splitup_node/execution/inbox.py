@@ -50,7 +50,7 @@ class Inbox:
         self._early = EarlyFrames()
 
     def take(self, link: Link, data: bytes) -> None:
-        """Take one message from a link. Raises PeerFault, BadSignature, Unavailable."""
+        """Take one message from a link. Raises PeerFault, BadSignature."""
         if (chunk := decode_chunk(data)) is not None:
             self._take_chunk(link, chunk)
             return

@@ -359,12 +359,16 @@ class _Early:
     begun_s: float
     frames: list[tuple[Frame, Seal]] = field(default_factory=list)
     size: int = 0
+    is_full: bool = False  # what was sent is dropped
 
 
 class EarlyFrames:
     """Frames of known peers that came before their plan, bounded for each peer and execution.
 
-    What a peer sends takes nothing from what another one sends, of the same execution or not.
+    What a peer sends takes nothing from what another one sends, of the same execution or not. What
+    has no room is dropped, and the connection stays: a node that was restarted gets what its peers
+    sent last, also of executions that have ended. If the plan comes after all, the node misses
+    inputs, and the client replaces it.
     """
 
     def __init__(self, max_streams: int = tuning.EARLY_STREAMS) -> None:
@@ -372,20 +376,22 @@ class EarlyFrames:
         self._executions: dict[str, dict[str, _Early]] = {}  # by sender
 
     def add(self, sender: str, frame: Frame, seal: Seal, now_s: float) -> None:
-        """Keep a frame; raise Unavailable when there is no room: it has to be sent again."""
+        """Keep a frame, or drop all of this peer's for the execution when it has too many."""
         execution_id = frame.execution_id
         early = self._executions.get(execution_id, {}).get(sender)
         if early is None:
             shed = self._places.take(sender, execution_id)
             if shed == (sender, execution_id):
-                raise Unavailable(f"no room for frames of {execution_id} before its plan")
+                return
             if shed is not None:
                 self._drop(*shed)
             early = self._executions.setdefault(execution_id, {})[sender] = _Early(now_s)
         size = len(frame.payload) + len(seal.signed)
         too_many = len(early.frames) >= tuning.MAX_EARLY_FRAMES
-        if too_many or early.size + size > tuning.MAX_EARLY_BYTES:
-            raise Unavailable(f"too many frames of {execution_id} came before its plan")
+        if early.is_full or too_many or early.size + size > tuning.MAX_EARLY_BYTES:
+            early.is_full = True
+            early.frames.clear()
+            return
         alone = replace(
             frame, payload=bytes(frame.payload)
         )  # a copy, so that the received buffer is freed
