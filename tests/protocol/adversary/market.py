@@ -161,7 +161,11 @@ class Market:
         self._check_quorum(struct, command.signatures)
         self._lock(record, command.exposures)
         record.agreed = True
-        self._emit(ev.ExecutionCommitted(command.execution_id, command.root, self.block_hash))
+        self._emit(
+            ev.ExecutionCommitted(
+                command.execution_id, command.root, self.block_hash, command.exposures
+            )
+        )
 
     def _settle(self, command: cmd.SubmitSettlement) -> None:
         record = self._require(command.execution_id, "planned")

@@ -40,7 +40,7 @@ from tests.protocol.simulator import MARKET, read_result
 CHEAP: Final = CheapScheme()
 CLIENT: Final = make_identity(999)
 NODES: Final = tuple(make_identity(2000 + number) for number in range(6))
-STAKE_MICRO_USDC: Final = 10**6
+STAKE_MICRO_USDC: Final = 10**9
 BALANCE_MICRO_USDC: Final = 10**7
 SHORTEST_S: Final = MIN_DEADLINE_S + limits.SIGNED_REQUEST_MARGIN_S
 SHAPES: Final = (  # which tasks each task reads; none: the client's input
