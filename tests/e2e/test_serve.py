@@ -198,15 +198,16 @@ async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, stat
         assert json.loads(await reply.read())["error"]["message"]
 
 
-async def test_a_client_that_leaves_ends_its_text(url: str) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "stream": True, "logit_bias": {}}
-    async with aiohttp.ClientSession() as http:
-        async with http.post(f"{url}/completions", json=body) as reply:
-            execution = reply.headers["x-splitup-execution"]
-            await reply.content.readline()
-        # the lease is free again long before 200 tokens are computed
-        async with http.post(f"{url}/completions", json={**body, "max_tokens": 1}) as reply:
-            assert reply.headers["x-splitup-execution"] == execution
+async def test_a_client_that_leaves_ends_its_text(network: Network) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "stream": True}
+    with run_server(network, "--leases", "1", "--lease-steps", "300") as url:
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"{url}/completions", json=body) as reply:
+                execution = reply.headers["x-splitup-execution"]
+                await reply.content.readline()
+            # another 200 steps fit into the same lease only when most of the first were not run
+            async with http.post(f"{url}/completions", json=body) as reply:
+                assert reply.headers["x-splitup-execution"] == execution
 
 
 def test_other_machines_are_refused(network: Network) -> None:
