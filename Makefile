@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
+HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
@@ -12,7 +13,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test lint coverage bench contracts docs constraints clean
+.PHONY: demo up test faults mutants lint coverage bench contracts symbolic docs constraints clean
 
 demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
@@ -23,10 +24,16 @@ up: $(READY)  ## start a network that keeps running, in .splitup
 test: lint  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
+faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
+	$(BIN)/python -m tests.faults -n auto --maxprocesses 4
+
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(PACKAGES) bench tests
+
+mutants: $(READY)  ## take out each protection of docs/security.md in a copy; its test must fail
+	$(BIN)/python -m tests.mutants
 
 coverage: $(READY)  ## the tests that start no network, with branch coverage
 	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term
@@ -36,6 +43,9 @@ bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
+
+symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
+	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
 
 docs: $(DOCS)  ## build the site into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -52,6 +62,11 @@ $(ENVIRONMENT): pyproject.toml constraints.txt
 
 $(DOCS): $(ENVIRONMENT)
 	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+$(HALMOS):  # in an environment of its own, because it pins other versions than ours
+	$(PYTHON) -m venv .halmos
+	.halmos/bin/python -m pip install --quiet --disable-pip-version-check halmos==0.3.3
 	touch $@
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json

@@ -252,9 +252,10 @@ def judge_pattern(
     ruling = Ruling(
         task=0, inputs=inputs, outputs=(digest_of(RIGHT),), state=EMPTY_DIGEST, error=""
     )
-    verdict = judge(commitment, executor, usable, ruling if ruled else None)
-    liars = [names.index(liar) for liar in verdict.liars if liar != executor]
     disputed = is_disputed(commitment, usable)
+    is_asked = ruled and (disputed or not usable)
+    verdict = judge(commitment, executor, usable, ruling if is_asked else None)
+    liars = [names.index(liar) for liar in verdict.liars if liar != executor]
     return verdict.outcome, [names.index(name) for name in verdict.validators], liars, disputed
 
 

@@ -17,6 +17,12 @@ from bench.economics.market_simulation import (
     Floats,
     estimate_ratio,
 )
+from bench.economics.outside_gain import (
+    count_executions,
+    deter,
+    flip_bits,
+    lie_for_ever,
+)
 from bench.economics.plot import draw_plot
 from bench.economics.scenarios import (
     DEFAULT,
@@ -212,6 +218,49 @@ def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+# ---- gains outside the market, and bit flips ---------------------------------------------------
+
+
+def make_outside_table() -> str:
+    rows = []
+    for sampling in (0.08, 0.2, 0.5, 1.0):
+        gains = (f"{deter(sampling, offences):.2f}" for offences in range(4))
+        rows.append([f"{100 * sampling:.0f} %", *gains])
+    head = ["tasks verified", "no offence"]
+    return make_table([*head, *(f"after {count}" for count in (1, 2, 3))], rows)
+
+
+def make_capacity_table() -> str:
+    rows = []
+    for memory_gb in (1, 12, 24, 80):
+        stake = 1000 + 100 * memory_gb
+        counts = (f"{count_executions(stake, offences)}" for offences in range(4))
+        rows.append([f"{memory_gb} GB", f"{stake}", *counts])
+    head = ["memory", "stake, USDC", "no offence"]
+    return make_table([*head, *(f"after {count}" for count in (1, 2, 3))], rows)
+
+
+def make_persistent_table(runs: int = 400) -> str:
+    rows = []
+    for gain in (0.3, 1.0, 3.0, 10.0):
+        for stake in (1100, 2200):
+            nets = np.array([lie_for_ever(seed, gain, stake) for seed in range(runs)])
+            half_width = 1.96 * nets.std() / runs**0.5
+            rows.append([f"{gain:g}", f"{stake}", f"{nets.mean():+.2f} ± {half_width:.2f}"])
+    return make_table(["G, USDC", "stake, USDC", "gain per lie, USDC"], rows)
+
+
+def make_flip_table(runs: int = 2_000) -> str:
+    rows = []
+    for name, flips in (("once in 20 years", 0.05), ("once a year", 1.0), ("once a month", 12.0)):
+        row = [name]
+        for stake in (1100, 2200, 3400):
+            kept = np.array([flip_bits(seed, flips, stake) for seed in range(runs)])
+            row.append(f"{100 * kept.mean():.1f} % ({100 * np.quantile(kept, 0.05):.0f} %)")
+        rows.append(row)
+    return make_table(["a bit flips", "1100 USDC", "2200 USDC", "3400 USDC"], rows)
+
+
 # ---- the page ----------------------------------------------------------------------------------
 
 
@@ -225,6 +274,10 @@ def make_tables(games: Games, results: Results, draws: Draws) -> dict[str, str]:
         "users": make_user_table(results, draws),
         "honest": make_honest_table(results, draws),
         "unruled": make_unruled_table(results, draws),
+        "outside": make_outside_table(),
+        "capacity": make_capacity_table(),
+        "persistent": make_persistent_table(),
+        "flips": make_flip_table(),
     }
 
 

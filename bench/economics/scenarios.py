@@ -41,8 +41,11 @@ TASKS: Final = 10  # in a chain, so that most tasks have two neighbours
 EXECUTIONS: Final = 40_000
 LOW_PRECISION_COST: Final = 0.5
 
-DEFAULT: Final = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=100_000)
-PUBLISHED: Final = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=10_000)
+# without the floor of exposures: whether S alone deters who wants to save compute
+DEFAULT: Final = Economics(
+    sampling_bps=800, reward_milli=1_200, slash_milli=100_000, floor_micro_usdc=0
+)
+PUBLISHED: Final = replace(DEFAULT, slash_milli=10_000)
 COLLUSION: Final = 0.1  # r, as the contract assumes it
 TIE_BREAKERS: Final = 2  # k
 

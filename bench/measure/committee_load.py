@@ -28,6 +28,7 @@ from splitup.crypto.quorum import compute_execution_id
 from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import serve_app
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (
     BlockSeen,
     HeartbeatReceived,
@@ -37,6 +38,7 @@ from splitup.protocol.committee.events import (
     Tick,
 )
 from splitup.protocol.committee.member import CommitteeMember
+from tests.builders import COMMON_CLASS
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 from tests.protocol.simulator import VERIFY_NONE, read_result
 
@@ -55,7 +57,14 @@ class Absorber:
 
     def __init__(self) -> None:
         identities, view = make_committee()
-        self.machine = CommitteeMember(identities[0], view, VERIFY_NONE, read_result, grace_s=60)
+        self.machine = CommitteeMember(
+            identities[0],
+            view,
+            VERIFY_NONE,
+            read_result,
+            grace_s=60,
+            signing_guard=SigningGuard(),
+        )
         self.machine.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
         self.beats = 0
 
@@ -89,7 +98,7 @@ def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
                     queue_ms=number % 100,
                     resident=TASKS,
                     vram_free_bytes=10**9,
-                    determinism="CPU:X86",
+                    determinism=COMMON_CLASS,
                 ).model_dump(mode="json"),
                 now_s=now,
             )

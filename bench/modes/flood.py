@@ -2,9 +2,10 @@
 
     python -m bench.modes.flood URL ADDRESS…    # the flood itself, until it is stopped
 
-A third process posts bodies that are no plan, opens data connections with forged and with valid
-tokens (anybody has a key), and sends nonsense over those, as fast as it gets answers. It shares the
-processors with the nodes, so half of what it costs them here is the machine's size.
+A third process sends bodies that are no plan and data handshakes with forged and with valid tokens
+(anybody has a key), each on a connection of its own, from many addresses, at a fixed rate that does
+not wait for answers. It shares the processors with the nodes, so a part of what it costs them here
+is the machine's size.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import asyncio
 import json
 import random
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
-import aiohttp
 import uvloop
 
 from bench.modes.transition import RUNS, fetch_transitions, run_steps, save_small_model
@@ -39,7 +41,12 @@ from splitup.messages import api
 SIZE: Final = 2_048  # floats of a tensor
 STEPS: Final = 25
 PAIRS: Final = 16
-AT_ONCE: Final = 16  # requests of the flood to each node
+RATE: Final = 3_700  # messages of the flood a second, to both nodes
+ADDRESSES: Final = 32  # from which they come
+AT_ONCE: Final = 2_000  # connections that wait for an answer of one node
+PATIENCE_S: Final = 5.0  # of a connection without an answer
+TICK_S: Final = 0.005
+TOKENS: Final = 256
 P99_BAR_MS: Final = 5.0  # that of a transition without a flood
 GROWTH_BAR_MB: Final = 64.0
 _BEGUN: Final = "the flood has begun"
@@ -74,7 +81,9 @@ async def run(quick: bool) -> Report:
     beside = {
         "flooded, p50, ms": flooded["p50"],
         "without, p50 / p99, ms": [calm["p50"], calm["p99"]],
-        "refused a second, both nodes": round(sum(answers.values()) / flooded_s),
+        "messages a second, both nodes": round(
+            sum(count for answer, count in answers.items() if answer != "unsent") / flooded_s
+        ),
         "answers": answers,
     }
     what = "transition of 8 KiB between two nodes that are flooded, p99"
@@ -114,61 +123,109 @@ async def run_flood(engines: Engines, log: Path) -> AsyncIterator[Flood]:
 # ---- the flood ---------------------------------------------------------------------------------
 
 
-async def flood(targets: list[tuple[str, str]]) -> None:
-    """Flood nodes until SIGTERM; print the counts of the answers."""
-    answers: Counter[str] = Counter()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        await _post(http, *targets[0], answers)
-        print(_BEGUN, flush=True)
-        works = [
-            asyncio.create_task(_repeat(http, url, address, answers))
-            for url, address in targets
-            for _ in range(AT_ONCE)
-        ]
-        stopping = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-        await stopping.wait()
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+@dataclass(slots=True)
+class Target:
+    """A flooded node, and the messages that are sent to it."""
+
+    port: int
+    messages: list[bytes]
+    open: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+
+    def count(self, answer: str) -> None:
+        """Note how a message ended."""
+        self.open -= 1
+        self.answers[answer] += 1
+
+
+async def flood(targets: list[Target]) -> None:
+    """Send RATE messages a second to the nodes until SIGTERM; print the counts of the answers."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    print(_BEGUN, flush=True)
+    works: set[asyncio.Task[None]] = set()
+    due, at_s, unsent = 0.0, loop.time(), 0
+    while not stopping.is_set():
+        await asyncio.sleep(TICK_S)
+        now_s = loop.time()
+        due += min(now_s - at_s, 10 * TICK_S) * RATE  # not what it missed while it was stopped
+        at_s = now_s
+        for number in range(int(due)):
+            target = targets[number % len(targets)]
+            if target.open >= AT_ONCE:
+                unsent += 1
+                continue
+            target.open += 1
+            work = loop.create_task(_send(target))
+            works.add(work)
+            work.add_done_callback(works.discard)
+        due %= 1
+    answers = sum((target.answers for target in targets), Counter({"unsent": unsent}))
     print(json.dumps(answers), flush=True)
 
 
-async def _repeat(
-    http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]
-) -> None:
-    attacks: list[Attack] = [_post, _post, _forge, _babble]
-    while True:
-        try:
-            await random.choice(attacks)(http, url, address, answers)
-        except (aiohttp.ClientError, OSError) as error:
-            answers[type(error).__name__] += 1
+async def _send(target: Target) -> None:
+    source = (f"127.0.0.{random.randrange(2, 2 + ADDRESSES)}", 0)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.create_connection(
+            lambda: _Message(target), "127.0.0.1", target.port, local_addr=source
+        )
+    except OSError as error:
+        target.count(type(error).__name__)
 
 
-async def _post(http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]) -> None:
-    body = random.choice([b"{", b"[" * 2_000, b'{"plan":' + b"1" * 60_000 + b"}", b"\xff" * 999])
-    async with http.post(api.PLAN_CERTIFICATE.url(url), data=body) as response:
-        await response.read()
-        answers[f"POST {response.status}"] += 1
+class _Message(asyncio.Protocol):
+    """One connection, one message; it ends with the answer, or after PATIENCE_S."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._answer = "closed"
+        self._handle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        connection = transport.get_extra_info("socket")
+        reset = struct.pack("ii", 1, 0)  # so that no port is held after the end
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        self._handle = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up)
+        self._transport.write(random.choice(self._target.messages))
+
+    def data_received(self, data: bytes) -> None:
+        self._answer = data[9:12].decode(errors="replace")
+        if self._answer == "101":  # let in: send nonsense, and wait to be sent away
+            self._answer = "101 and closed"
+            self._transport.write(b"\x82\xfe\x07\xd0" + bytes(2_004))
+        elif self._answer.isdigit():
+            self._transport.abort()
+
+    def _give_up(self) -> None:
+        self._answer = "no answer"
+        self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._target.count(self._answer)
 
 
-async def _forge(
-    http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]
-) -> None:
-    token = _make_token(address)[:-8] + "AAAAAAAA"
-    headers = {"Authorization": f"Bearer {token}", "Connection": "Upgrade", "Upgrade": "websocket"}
-    async with http.get(api.DATA.url(url), headers=headers) as response:
-        answers[f"forged token {response.status}"] += 1
+def make_messages(address: str) -> list[bytes]:
+    """Return what strangers send to a node: bodies that are no plan, and handshakes."""
+    bodies = [b"{", b"[" * 2_000, b'{"plan":' + b"1" * 60_000 + b"}", b"\xff" * 999]
+    head = f"POST {api.PLAN_CERTIFICATE.path} HTTP/1.1\r\nHost: x\r\n"
+    posts = [f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body for body in bodies]
+    tokens = [_make_token(address) for _ in range(TOKENS)]
+    forged = [token[:-8] + "AAAAAAAA" for token in tokens]
+    return posts * (TOKENS // 2) + [_make_handshake(token) for token in tokens + forged]
 
 
-async def _babble(
-    http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]
-) -> None:
-    headers = {"Authorization": f"Bearer {_make_token(address)}"}
-    async with http.ws_connect(api.DATA.url(url), headers=headers) as socket:
-        await socket.send_bytes(random.randbytes(2_000))
-        await socket.receive()
-        answers[f"nonsense closed {socket.close_code}"] += 1
+def _make_handshake(token: str) -> bytes:
+    return (
+        f"GET {api.DATA.path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        f"Authorization: Bearer {token}\r\n\r\n"
+    ).encode()
 
 
 def _make_token(address: str) -> str:
@@ -177,13 +234,17 @@ def _make_token(address: str) -> str:
         typ=api.DATA.typ,
         audience=address,
         body={"execution_id": ""},
-        now_s=int(time.time()),
+        now_s=int(time.time()) + limits.CLOCK_SKEW_S - 1,  # valid for longer than the benchmark
         ttl_s=limits.JWS_TTL_S,
     )
 
 
-Attack = Callable[[aiohttp.ClientSession, str, str, Counter[str]], Coroutine[Any, Any, None]]
-
-
 if __name__ == "__main__":
-    uvloop.run(flood(list(zip(sys.argv[1::2], sys.argv[2::2], strict=True))))
+    uvloop.run(
+        flood(
+            [
+                Target(int(url.rpartition(":")[2]), make_messages(address))
+                for url, address in zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+            ]
+        )
+    )

@@ -16,7 +16,9 @@ from bench.testbed.models import CHUNK, NODES, cut_example, place_tasks, spread_
 from bench.testbed.run_python import run_python
 from splitup.messages.completions import (
     Completion,
+    End,
     ExecutorCommitment,
+    SignedEnd,
     TaskCommitment,
     pack_completion,
 )
@@ -78,10 +80,12 @@ def measure_bytes() -> tuple[int, int]:
     """Return the bytes of a node's completion of one task, and of its commitment."""
     digest, prefixed = "ab" * 32, "0x" + "ab" * 32
     node = "0x" + "cd" * 20
-    commitment = ExecutorCommitment(execution_id=prefixed, node=node, steps=32, root=prefixed)
+    end = SignedEnd(
+        end=End(execution_id=prefixed, steps=32, inputs=(digest,)), signature=prefixed + "ab" * 32
+    )
+    commitment = ExecutorCommitment(execution_id=prefixed, node=node, root=prefixed, end=end)
     task = TaskCommitment(task=0, inputs=(digest,) * 3, outputs=(digest,), state=digest)
-    head = {"execution_id": prefixed, "node": node, "steps": 32, "salt": prefixed}
-    completion = Completion(**head, tasks=(task,))  # type: ignore[arg-type]
+    completion = Completion(execution_id=prefixed, node=node, tasks=(task,), salt=prefixed, end=end)
     return len(pack_completion(completion)), len(commitment.canonical_bytes())
 
 

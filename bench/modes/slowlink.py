@@ -11,16 +11,16 @@ import json
 import statistics
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
-
-from tokenizers import Tokenizer
 
 from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import cut_example, place_tasks, spread_tasks
 from splitup.client.generation import DecoderName, generate_tokens, get_text_info, make_decoder
+from splitup.client.tokenizer import ModelTokenizer
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.demo.run import find_example
@@ -45,18 +45,24 @@ class Link:
     def __init__(self, engines: Engines, model: Model, ports: list[int]) -> None:
         self._engines = engines
         self._model = model
-        self._tokenizer = Tokenizer.from_file(str(find_example() / "tokenizer.json"))
+        self._tokenizer = ModelTokenizer(
+            (find_example() / "tokenizer.json").read_bytes(), "example"
+        )
         entries = [node.entry for node in engines.nodes]
         self._endpoints = {
             entry.node: f"http://{HOST}:{port}" for entry, port in zip(entries, ports, strict=True)
         }
+
+    def close(self) -> None:
+        """End the tokenizer's process."""
+        self._tokenizer.close()
 
     async def generate(self, prompt: str, decoder: DecoderName) -> Timed:
         """Generate greedily over the slow link."""
         manifest = self._model.manifest
         info = get_text_info(manifest, "example")
         request = TextRequest(
-            prompt=tuple(self._tokenizer.encode(prompt).ids),
+            prompt=tuple(self._tokenizer.encode(prompt)),
             sampler=Sampler(),
             max_tokens=TOKENS,
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
@@ -89,8 +95,9 @@ async def run(quick: bool) -> Report:
             targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
             file = Path(name) / "ports"
             async with run_delay(file, targets) as set_round_trip:
-                link = Link(engines, model, json.loads(file.read_text()))
-                rows = await measure(link, set_round_trip, (CODE[:1] if quick else CODE) + PROSE)
+                with closing(Link(engines, model, json.loads(file.read_text()))) as link:
+                    prompts = (CODE[:1] if quick else CODE) + PROSE
+                    rows = await measure(link, set_round_trip, prompts)
     return make_report(rows)
 
 

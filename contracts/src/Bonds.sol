@@ -17,6 +17,7 @@ import {
     SnapshotVote
 } from "./interfaces/IBonds.sol";
 import {ICommittee} from "./interfaces/ICommittee.sol";
+import {Request} from "./interfaces/IMarket.sol";
 import {Merkle} from "./libraries/Merkle.sol";
 import {PlanHeader, Roots, SnapshotHeader} from "./libraries/Roots.sol";
 import {Selection} from "./libraries/Selection.sol";
@@ -35,7 +36,10 @@ contract Bonds is IBonds, Ownable2Step {
     bytes32 internal constant SNAPSHOT_TYPEHASH =
         keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+    bytes32 internal constant REQUEST_TYPEHASH = keccak256(
+        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+    );
     bytes32 internal constant PLAN_SEED_TAG = keccak256("splitup/plan-seed/v1");
 
     // ------------------------------------------------------------------------------ storage
@@ -126,14 +130,16 @@ contract Bonds is IBonds, Ownable2Step {
 
     /// @inheritdoc IBonds
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external {
-        require(first.executionId == second.executionId, SlotsDiffer());
+        require(
+            first.executionId == second.executionId && first.requestHash == second.requestHash, SlotsDiffer()
+        );
         require(
             first.planRoot != second.planRoot || keccak256(first.tail) != keccak256(second.tail), VotesAgree()
         );
         address member = _recoverPlan(first);
         address other = _recoverPlan(second);
         require(member == other, VotersDiffer(member, other));
-        _punish(member, keccak256(abi.encode("plans", first.executionId)));
+        _punish(member, keccak256(abi.encode("plans", first.executionId, first.requestHash)));
     }
 
     /// @inheritdoc IBonds
@@ -189,19 +195,20 @@ contract Bonds is IBonds, Ownable2Step {
         PlanVote calldata vote,
         PlanHeader calldata plan,
         uint64 configuration,
-        bytes32 modelId,
-        uint64 snapshotSequence,
-        bytes32 snapshotRoot,
+        Request calldata request,
         bytes calldata signature
     ) external {
         _checkPlan(vote, plan);
-        bytes memory message =
-            abi.encode(PLAN_SEED_TAG, vote.executionId, modelId, snapshotSequence, snapshotRoot);
+        bytes32 requestHash = keccak256(abi.encode(REQUEST_TYPEHASH, request));
+        require(vote.requestHash == requestHash, OpeningInvalid(7));
+        bytes memory message = abi.encode(PLAN_SEED_TAG, vote.executionId, requestHash);
         bytes32 seed = committee.verifyRandomnessOf(configuration, message, signature);
         require(
-            plan.seed != seed || plan.snapshotRoot != snapshotRoot || plan.modelId != modelId, VotesAgree()
+            plan.requestHash != requestHash || plan.modelId != request.modelId
+                || plan.snapshotRoot != request.snapshotRoot || plan.seed != seed,
+            VotesAgree()
         );
-        _punish(_recoverPlan(vote), keccak256(abi.encode("seed", vote.executionId)));
+        _punish(_recoverPlan(vote), keccak256(abi.encode("seed", vote.executionId, requestHash)));
     }
 
     // --------------------------------------------------------------------- votes, internal
@@ -213,7 +220,9 @@ contract Bonds is IBonds, Ownable2Step {
     }
 
     function _recoverPlan(PlanVote calldata vote) internal view returns (address) {
-        bytes32 structHash = keccak256(bytes.concat(PLAN_TYPEHASH, vote.executionId, vote.planRoot, vote.tail));
+        bytes32 structHash = keccak256(
+            bytes.concat(PLAN_TYPEHASH, vote.executionId, vote.requestHash, vote.planRoot, vote.tail)
+        );
         return _recover(structHash, vote.signature);
     }
 

@@ -21,7 +21,6 @@ import {
     PlanSubmission,
     Request,
     Settlement,
-    Slash,
     Status
 } from "./interfaces/IMarket.sol";
 import {IModelRegistry} from "./interfaces/IModelRegistry.sol";
@@ -54,7 +53,7 @@ contract Market is IMarket, Ownable2Step {
     );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant COMMITMENTS_TYPEHASH =
         keccak256("Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)");
     bytes32 internal constant SETTLEMENT_TYPEHASH =
@@ -119,7 +118,7 @@ contract Market is IMarket, Ownable2Step {
         committee = committee_;
         nodes = nodes_;
         models = models_;
-        rules = new MarketRules();
+        rules = new MarketRules(nodes_);
         treasury = owner_;
         emit TreasurySet(owner_);
         _setParameters(parameters_);
@@ -202,7 +201,7 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
         bytes32 requestHash = _hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
-        _acceptPlan(executionId, execution.configuration, request, requestHash, plan, signatures);
+        _acceptPlan(executionId, execution.configuration, requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
@@ -223,11 +222,11 @@ contract Market is IMarket, Ownable2Step {
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
         );
         executionId = _open(request);
-        _acceptPlan(executionId, committee.configuration(), request, requestHash, plan, signatures);
+        _acceptPlan(executionId, committee.configuration(), requestHash, plan, signatures);
     }
 
     /// @inheritdoc IMarket
-    /// @dev Locking comes last: it costs the most gas, and it is the only call that changes another contract.
+    /// @dev The registry is SplitUp's own and calls nobody when it locks.
     function commitExecution(
         bytes32 executionId,
         bytes32 root,
@@ -239,16 +238,21 @@ contract Market is IMarket, Ownable2Step {
         require(!execution.certified, CommitmentExists(executionId, address(0)));
         require(root != 0, RootMissing(executionId));
         require(exposures.length > 0, ExecutorsMissing(executionId));
-        require(exposures.length <= MAX_EXECUTORS, TooMany(exposures.length, MAX_EXECUTORS));
+        _requireAtMost(exposures.length, MAX_EXECUTORS);
         bytes32 digest = hashList(exposures);
         committee.requireQuorumOf(
             execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, digest)), signatures
         );
 
         execution.certified = true;
+        bytes32[] memory raised = nodes.lock(exposures);
+        if (raised.length > 0) {
+            digest = keccak256(abi.encodePacked(raised));
+            emit ExecutionCommitted(executionId, root, raised);
+        } else {
+            emit ExecutionCommitted(executionId, root, exposures);
+        }
         execution.record = keccak256(abi.encode(execution.record, root, digest));
-        emit ExecutionCommitted(executionId, root, exposures);
-        nodes.lock(exposures);
     }
 
     /// @inheritdoc IMarket
@@ -257,27 +261,27 @@ contract Market is IMarket, Ownable2Step {
     /// and can at most delay a refund by the settlement grace.
     function commitCompletions(Completion[] calldata completions) external {
         uint256 count = completions.length;
-        require(count <= MAX_COMPLETIONS, TooMany(count, MAX_COMPLETIONS));
+        _requireAtMost(count, MAX_COMPLETIONS);
         require(nodes.isActive(msg.sender), NodeInactive(msg.sender));
-        uint96 exposed;
         for (uint256 i; i < count; ++i) {
             _commitCompletion(completions[i]);
-            exposed += completions[i].exposure;
         }
-        bytes32[] memory exposures = new bytes32[](1);
-        exposures[0] = pack(msg.sender, exposed);
-        nodes.lock(exposures);
     }
 
     /// @inheritdoc IMarket
-    function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external {
+    function settle(
+        bytes32 executionId,
+        Settlement calldata s,
+        ExecutionHistory calldata history,
+        bytes calldata signatures
+    ) external {
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Planned);
         uint64 end = _endOf(execution);
         require(block.timestamp < end, DeadlinePassed(executionId, end));
-        require(s.payouts.length <= MAX_PAYOUTS, TooMany(s.payouts.length, MAX_PAYOUTS));
-        require(s.rewards.length <= MAX_SLASHES, TooMany(s.rewards.length, MAX_SLASHES));
-        require(s.slashes.length <= MAX_SLASHES, TooMany(s.slashes.length, MAX_SLASHES));
+        _requireAtMost(s.payouts.length, MAX_PAYOUTS);
+        _requireAtMost(s.rewards.length, MAX_SLASHES);
+        _requireAtMost(s.slashes.length, MAX_SLASHES);
         require(s.steps <= execution.steps, StepsInvalid(s.steps, execution.steps));
         committee.requireQuorumOf(
             execution.configuration,
@@ -285,15 +289,16 @@ contract Market is IMarket, Ownable2Step {
             signatures
         );
 
+        require(s.slashes.length == 0 || execution.record == recordOf(history, false), RecordMismatch(executionId));
         execution.status = Status.Settled; // before any call to the registry or the token, against reentrancy
         execution.record = keccak256(abi.encode(execution.record, hashList(s.payouts)));
-        _applySettlement(executionId, execution, s);
+        _applySettlement(executionId, execution, s, history);
     }
 
     /// @inheritdoc IMarket
     function distribute(ExecutionHistory[] calldata histories) external {
         uint256 count = histories.length;
-        require(count <= MAX_DISTRIBUTED, TooMany(count, MAX_DISTRIBUTED));
+        _requireAtMost(count, MAX_DISTRIBUTED);
         uint256 total;
         for (uint256 i; i < count; ++i) {
             total += _distribute(histories[i]);
@@ -499,10 +504,11 @@ contract Market is IMarket, Ownable2Step {
     function _sumPayouts(bytes32[] calldata payouts) internal pure returns (uint256 paid) {
         address previous;
         for (uint256 i; i < payouts.length; ++i) {
-            address account = accountOf(payouts[i]);
+            bytes32 payout = payouts[i];
+            address account = accountOf(payout);
             require(account > previous, PayoutsNotAscending(previous, account));
             previous = account;
-            paid += amountOf(payouts[i]);
+            paid += amountOf(payout);
         }
     }
 
@@ -534,7 +540,12 @@ contract Market is IMarket, Ownable2Step {
         if (history.own.length > 0) nodes.release(history.own);
     }
 
-    function _applySettlement(bytes32 executionId, Execution storage execution, Settlement calldata s) internal {
+    function _applySettlement(
+        bytes32 executionId,
+        Execution storage execution,
+        Settlement calldata s,
+        ExecutionHistory calldata history
+    ) internal {
         uint256 paid = _sumPayouts(s.payouts);
         uint256 left = execution.maxPrice;
         require(paid <= left, Overpaid(executionId, paid, left));
@@ -544,8 +555,10 @@ contract Market is IMarket, Ownable2Step {
         left -= fee;
         uint256 slashed;
         if (s.slashes.length > 0) {
-            slashed = _slash(executionId, s.slashes);
-            _reward(executionId, s.rewards, slashed);
+            bytes32[] memory taken;
+            (taken, slashed) = nodes.slash(s.slashes, history.exposures, history.own);
+            emit Slashed(executionId, taken);
+            _reward(executionId, s.rewards, slashed, slashed * (BPS - execution.treasuryBps) / BPS);
         }
         _credit(execution.client, SafeCast.toUint96(left));
         Totals memory totals = _totals;
@@ -556,18 +569,9 @@ contract Market is IMarket, Ownable2Step {
         emit Settled(executionId, s.steps, paid, fee, left, slashed, s.evidenceRoot, s.payouts);
     }
 
-    function _slash(bytes32 executionId, Slash[] calldata slashes) internal returns (uint256 slashed) {
-        for (uint256 i; i < slashes.length; ++i) {
-            uint256 taken = nodes.slash(slashes[i].node, slashes[i].amount);
-            slashed += taken;
-            emit Slashed(executionId, slashes[i].node, taken);
-        }
-    }
-
     /// @dev Scales the rewards down instead of reverting: if another settlement has already taken the stake, honest
     /// nodes must still get their payouts.
-    function _reward(bytes32 executionId, Payment[] calldata rewards, uint256 slashed) internal {
-        uint256 available = slashed * (BPS - _parameters.treasuryBps) / BPS;
+    function _reward(bytes32 executionId, Payment[] calldata rewards, uint256 slashed, uint256 available) internal {
         uint256 wanted;
         for (uint256 i; i < rewards.length; ++i) {
             require(rewards[i].to != address(0), AddressMissing());
@@ -589,6 +593,10 @@ contract Market is IMarket, Ownable2Step {
     /// @dev Until when the execution can be settled, in Unix seconds.
     function _endOf(Execution storage execution) internal view returns (uint64) {
         return execution.deadline + execution.settlementGraceS;
+    }
+
+    function _requireAtMost(uint256 count, uint256 maximum) internal pure {
+        require(count <= maximum, TooMany(count, maximum));
     }
 
     function _requireStatus(bytes32 executionId, Status status, Status required) internal pure {
@@ -628,8 +636,9 @@ contract Market is IMarket, Ownable2Step {
         execution.deadline = request.deadline;
         execution.maxPrice = request.maxPrice;
         execution.configuration = SafeCast.toUint32(committee.configuration());
-        execution.settlementGraceS = _parameters.settlementGraceS;
+        execution.settlementGraceS = uint24(_parameters.settlementGraceS); // at most 30 days
         execution.feeBps = _parameters.feeBps;
+        execution.treasuryBps = _parameters.treasuryBps;
         uint64 end = _endOf(execution);
         if (end > _lastEnd) _lastEnd = end;
         emit RequestNodeSelections(
@@ -672,33 +681,39 @@ contract Market is IMarket, Ownable2Step {
             StepsInvalid(completion.steps, execution.steps)
         );
         require(completion.root != 0, RootMissing(executionId));
-        require(execution.committed < MAX_EXECUTORS, TooMany(MAX_EXECUTORS + 1, MAX_EXECUTORS));
+        _requireAtMost(execution.committed + 1, MAX_EXECUTORS);
 
         ++execution.committed;
-        execution.record = keccak256(abi.encode(execution.record, pack(msg.sender, completion.exposure)));
+        bytes32[] memory exposures = new bytes32[](1);
+        exposures[0] = pack(msg.sender, completion.exposure);
+        bytes32[] memory raised = nodes.lock(exposures);
+        if (raised.length > 0) exposures = raised;
+        execution.record = keccak256(abi.encode(execution.record, exposures[0]));
         commitmentOf[executionId][msg.sender] = keccak256(abi.encode(completion.steps, completion.root));
-        emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root, completion.exposure);
+        emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root, amountOf(exposures[0]));
     }
 
     function _acceptPlan(
         bytes32 executionId,
         uint64 configuration,
-        Request calldata request,
         bytes32 requestHash,
         PlanSubmission calldata plan,
         bytes calldata signatures
     ) internal {
         uint32 executors = plan.executors;
-        require(executors <= MAX_EXECUTORS, TooMany(executors, MAX_EXECUTORS));
+        _requireAtMost(executors, MAX_EXECUTORS);
         require(executors > 0, ExecutorsMissing(executionId));
         require(plan.planRoot != 0, RootMissing(executionId));
         bytes32 seed = keccak256(plan.seedSignature);
         committee.requireQuorumOf(
             configuration,
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, plan.planRoot, seed, executors)),
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, requestHash, plan.planRoot, seed, executors)),
             signatures
         );
-        _verifySeed(executionId, configuration, request, plan.seedSignature); // last: it costs the most gas
+        // last: it costs the most gas
+        committee.verifyRandomnessOf(
+            configuration, abi.encode(SEED_TAG, executionId, requestHash), plan.seedSignature
+        );
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
@@ -708,21 +723,10 @@ contract Market is IMarket, Ownable2Step {
         emit PlanAccepted(executionId, plan.planRoot, seed, executors);
     }
 
-    function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)
-        internal
-        view
-    {
-        committee.verifyRandomnessOf(
-            configuration,
-            abi.encode(SEED_TAG, executionId, request.modelId, request.snapshotSequence, request.snapshotRoot),
-            signature
-        );
-    }
-
     // ------------------------------------------------------------------ internal: parameters
 
     function _setParameters(Parameters memory p) internal {
-        rules.check(p, nodes.unbondingPeriod());
+        rules.check(p);
         _parameters = p;
         emit ParametersSet(p);
     }

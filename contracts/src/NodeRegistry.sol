@@ -9,7 +9,7 @@ import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
-import {accountOf, amountOf} from "./libraries/AccountAmount.sol";
+import {accountOf, amountOf, pack} from "./libraries/AccountAmount.sol";
 
 /// @title The node registry
 /// @notice See {INodeRegistry}.
@@ -27,14 +27,24 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
     uint256 internal constant MAX_PAGE = 256; // keeps the call below the gas limits of RPC providers
     uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // bounds how long the owner can lock stakes
+    /// @inheritdoc INodeRegistry
+    uint96 public constant EXPOSURE_FLOOR = 5e6;
+    /// @inheritdoc INodeRegistry
+    uint96 public constant VALIDATION_RESERVE = 20 * EXPOSURE_FLOOR; // for 20 verifications at once
+    uint96 internal constant LEAST_OFFENCE = EXPOSURE_FLOOR / 10; // a validator's silence costs less, a lie more
+    uint256 internal constant OFFENCE_WINDOW = 7 days; // whoever leaves and registers anew has to wait as long
+    uint256 internal constant INCIDENT = 1 hours; // one cause, such as a broken device, can convict many times at once
+    uint256 internal constant MAX_OFFENCES = 8; // 4^8 times the floor exceeds every stake
 
     // ------------------------------------------------------------------------------ storage
 
     struct Node {
         bytes32 signingKey;
-        uint96 stake; // shares a storage slot with the next two fields, so that locking writes one slot
-        uint96 locked;
-        uint64 unbondingAt;
+        uint80 stake; // shares a storage slot with the next four fields, so that locking reads and writes one slot
+        uint80 locked;
+        uint40 unbondingAt;
+        uint40 offenderUntil; // OFFENCE_WINDOW after the latest offence that was counted
+        uint8 offences; // counted ones, each within OFFENCE_WINDOW of the one before
         uint32 vramGb;
         uint32 position; // in _accounts, counted from 1; 0 if the node is not registered
         address operator;
@@ -118,7 +128,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function topUp(uint96 amount) external {
         Node storage node = _registered(msg.sender);
         require(amount > 0, AmountMissing());
-        uint96 stake = node.stake + amount;
+        uint80 stake = SafeCast.toUint80(node.stake + uint256(amount));
         node.stake = stake;
         emit StakeAdded(msg.sender, amount, stake);
         _take(amount);
@@ -128,7 +138,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function requestUnstake() external {
         Node storage node = _registered(msg.sender);
         require(node.unbondingAt == 0, NodeLeaving(msg.sender, node.unbondingAt));
-        uint64 unbondingAt = SafeCast.toUint64(block.timestamp) + unbondingPeriod;
+        uint40 unbondingAt = SafeCast.toUint40(block.timestamp + unbondingPeriod);
         node.unbondingAt = unbondingAt;
         emit UnstakeRequested(msg.sender, unbondingAt);
     }
@@ -164,42 +174,55 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     // ---------------------------------------------------------------------- market functions
 
     /// @inheritdoc INodeRegistry
-    function lock(bytes32[] calldata exposures) external onlyMarket {
+    function lock(bytes32[] calldata exposures) external onlyMarket returns (bytes32[] memory raised) {
         address previous;
         for (uint256 i; i < exposures.length; ++i) {
-            address account = accountOf(exposures[i]);
-            uint256 amount = amountOf(exposures[i]);
+            bytes32 exposure = exposures[i];
+            (address account, uint256 amount) = (accountOf(exposure), amountOf(exposure));
             require(account > previous, ExposuresNotAscending(previous, account));
             previous = account;
-            if (amount == 0) continue;
-            Node storage node = _nodes[account];
-            (uint256 stake, uint256 locked) = (node.stake, node.locked);
-            uint256 free = stake > locked ? stake - locked : 0; // a slash can leave less than is locked
-            require(amount <= free, ExposureTooHigh(account, free, amount));
-            // The sum is at most the stake, which is a uint96.
-            node.locked = uint96(locked + amount); // forge-lint: disable-line(unsafe-typecast)
+            uint256 locked = _lock(account, amount);
+            if (locked == amount) continue;
+            if (raised.length == 0) raised = exposures;
+            raised[i] = pack(account, uint96(locked)); // forge-lint: disable-line(unsafe-typecast) part of a stake
         }
     }
 
     /// @inheritdoc INodeRegistry
     function release(bytes32[] calldata exposures) external onlyMarket {
         for (uint256 i; i < exposures.length; ++i) {
-            _nodes[accountOf(exposures[i])].locked -= amountOf(exposures[i]);
+            bytes32 exposure = exposures[i];
+            // No more is released than was locked, which was a uint80.
+            uint80 amount = uint80(amountOf(exposure)); // forge-lint: disable-line(unsafe-typecast)
+            _nodes[accountOf(exposure)].locked -= amount;
         }
     }
 
     /// @inheritdoc INodeRegistry
-    function slash(address account, uint256 amount) external onlyMarket returns (uint256 taken) {
-        Node storage node = _nodes[account];
-        uint96 stake = node.stake;
-        // The cast amount is below the stake, which is a uint96.
-        uint96 loss = amount < stake ? uint96(amount) : stake; // forge-lint: disable-line(unsafe-typecast)
-        if (loss == 0) return 0;
-        stake -= loss;
-        node.stake = stake;
-        emit NodeSlashed(account, loss, stake);
-        usdc.safeTransfer(msg.sender, loss);
-        return loss;
+    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures, bytes32[] calldata own)
+        external
+        onlyMarket
+        returns (bytes32[] memory taken, uint256 total)
+    {
+        taken = new bytes32[](slashes.length);
+        uint256 next; // in the exposures, which ascend, too
+        address previous;
+        for (uint256 i; i < slashes.length; ++i) {
+            address account = accountOf(slashes[i]);
+            require(account > previous, SlashesNotAscending(previous, account));
+            previous = account;
+            uint256 most = exposures.length + own.length > 0 ? EXPOSURE_FLOOR : 0; // as a validator
+            while (next < exposures.length && accountOf(exposures[next]) < account) ++next;
+            if (next < exposures.length && accountOf(exposures[next]) == account) most += amountOf(exposures[next]);
+            for (uint256 k; k < own.length; ++k) {
+                if (accountOf(own[k]) == account) most += amountOf(own[k]);
+            }
+            uint256 amount = amountOf(slashes[i]);
+            uint96 loss = _slash(account, amount < most ? amount : most);
+            taken[i] = pack(account, loss);
+            total += loss;
+        }
+        if (total > 0) usdc.safeTransfer(msg.sender, total);
     }
 
     // ----------------------------------------------------------------------- owner functions
@@ -233,6 +256,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             vramGb: node.vramGb,
             stake: node.stake,
             locked: node.locked,
+            offences: uint8(_offencesOf(node)), // forge-lint: disable-line(unsafe-typecast) at most MAX_OFFENCES
             unbondingAt: node.unbondingAt,
             active: isActive(account),
             operator: node.operator,
@@ -276,13 +300,63 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         _accounts.push(msg.sender);
         _keyOwner[signingKey] = msg.sender;
         node.signingKey = signingKey;
-        node.stake = stake;
+        node.stake = SafeCast.toUint80(stake);
         node.vramGb = vramGb;
         node.position = SafeCast.toUint32(_accounts.length);
         node.operator = msg.sender;
         node.endpoint = endpoint;
         emit NodeRegistered(msg.sender, signingKey, vramGb, stake, endpoint);
         _take(stake);
+    }
+
+    /// @dev After k offences the exposure is 4^k times as large, as far as half of the free stake covers it: whoever
+    /// lied repeatedly risks its stake, and cannot block the other executions that it takes part in.
+    /// @return exposure What is locked.
+    function _lock(address account, uint256 amount) internal returns (uint256 exposure) {
+        Node storage node = _nodes[account];
+        (uint256 stake, uint256 locked) = (node.stake, node.locked);
+        uint256 free; // 0 after a slash that left less than is locked
+        unchecked {
+            uint256 taken = locked + VALIDATION_RESERVE; // locked is a uint80
+            if (stake > taken) free = stake - taken;
+        }
+        require(amount >= EXPOSURE_FLOOR, ExposureTooLow(account, EXPOSURE_FLOOR, amount));
+        require(amount <= free, ExposureTooHigh(account, free, amount));
+        exposure = amount;
+        if (block.timestamp < node.offenderUntil) {
+            uint256 raised = amount << 2 * node.offences;
+            if (raised > free / 2) raised = free / 2;
+            if (raised > amount) exposure = raised;
+        }
+        unchecked {
+            // The sum is at most the stake, which is a uint80.
+            node.locked = uint80(locked + exposure); // forge-lint: disable-line(unsafe-typecast)
+        }
+    }
+
+    /// @return loss What is taken: the amount, or what is left of the stake.
+    function _slash(address account, uint256 amount) internal returns (uint96 loss) {
+        Node storage node = _nodes[account];
+        uint80 stake = node.stake;
+        // The cast amount is below the stake, which is a uint80.
+        loss = amount < stake ? uint80(amount) : stake; // forge-lint: disable-line(unsafe-typecast)
+        if (loss == 0) return 0;
+        stake -= uint80(loss); // forge-lint: disable-line(unsafe-typecast)
+        node.stake = stake;
+        if (loss >= LEAST_OFFENCE) _countOffence(node);
+        emit NodeSlashed(account, loss, stake);
+    }
+
+    function _countOffence(Node storage node) internal {
+        uint256 offences = _offencesOf(node);
+        if (offences > 0 && block.timestamp + OFFENCE_WINDOW < node.offenderUntil + INCIDENT) return;
+        node.offenderUntil = SafeCast.toUint40(block.timestamp + OFFENCE_WINDOW);
+        if (offences < MAX_OFFENCES) ++offences;
+        node.offences = uint8(offences); // forge-lint: disable-line(unsafe-typecast) at most MAX_OFFENCES
+    }
+
+    function _offencesOf(Node storage node) internal view returns (uint256) {
+        return block.timestamp < node.offenderUntil ? node.offences : 0;
     }
 
     /// @dev Called last. Comparing the balances detects a token that charges a fee, and one that calls back into a

@@ -9,7 +9,7 @@ import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
 import {Member} from "../src/interfaces/ICommittee.sol";
 import {
-    ExecutionHistory, Parameters, Payment, PlanSubmission, Request, Settlement, Slash
+    ExecutionHistory, Parameters, Payment, PlanSubmission, Request, Settlement
 } from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
 import {pack} from "../src/libraries/AccountAmount.sol";
@@ -39,6 +39,8 @@ abstract contract Base {
     Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
     uint96 internal constant NODE_STAKE = 2200e6;
     uint96 internal constant EXPOSURE = 10e6;
+    uint96 internal constant FLOOR = 5e6; // NodeRegistry.EXPOSURE_FLOOR
+    uint96 internal constant RESERVE = 100e6; // NodeRegistry.VALIDATION_RESERVE
     uint96 internal constant PRICE = 3e6;
     uint64 internal constant UNBONDING = 7 days;
     bytes32 internal constant MODEL = keccak256("model");
@@ -53,6 +55,7 @@ abstract contract Base {
     uint256 internal constant CLIENT_KEY = 0xC11E;
     address internal client = vm.addr(CLIENT_KEY);
     mapping(bytes32 executionId => Request) internal requests;
+    mapping(bytes32 executionId => ExecutionHistory) internal recorded; // what events tell of an execution
 
     function setUp() public virtual {
         vm.warp(1_800_000_000);
@@ -83,6 +86,7 @@ abstract contract Base {
             rewardMilli: 1200,
             slashMilli: 100_000,
             validationBonusMilli: 0,
+            outsideGain: 300_000,
             tieBreakers: 2,
             settlementGraceS: 1 hours,
             minDeadlineS: 5,
@@ -183,9 +187,13 @@ abstract contract Base {
         return keccak256(abi.encode(kind, configuration, sequence, epoch, root));
     }
 
-    function planHash(bytes32 id, PlanSubmission memory plan) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        return keccak256(abi.encode(kind, id, plan.planRoot, keccak256(plan.seedSignature), plan.executors));
+    function planHash(bytes32 id, PlanSubmission memory plan) internal view returns (bytes32) {
+        bytes32 kind =
+            keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        bytes32 requestHash = market.requestHashOf(requests[id]);
+        return keccak256(
+            abi.encode(kind, id, requestHash, plan.planRoot, keccak256(plan.seedSignature), plan.executors)
+        );
     }
 
     function commitmentsHash(bytes32 id, bytes32 root, bytes32[] memory exposures) internal pure returns (bytes32) {
@@ -277,7 +285,7 @@ abstract contract Base {
     /// @dev The message whose group signature gives the seed of a request's plan.
     function seedMessage(Request memory r) internal view returns (bytes memory) {
         bytes32 id = market.executionIdOf(r.client, r.nonce);
-        return abi.encode(keccak256("splitup/plan-seed/v1"), id, r.modelId, r.snapshotSequence, r.snapshotRoot);
+        return abi.encode(keccak256("splitup/plan-seed/v1"), id, market.requestHashOf(r));
     }
 
     function makePlan(Request memory r, uint256 executors) internal view returns (PlanSubmission memory plan) {
@@ -295,10 +303,19 @@ abstract contract Base {
     function submitPlan(bytes32 id, uint256 executors) internal {
         PlanSubmission memory plan = makePlan(requests[id], executors);
         market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
+        recordPlan(id, plan);
+    }
+
+    function recordPlan(bytes32 id, PlanSubmission memory plan) internal {
+        ExecutionHistory storage history = recorded[id];
+        history.executionId = id;
+        history.requestHash = market.requestHashOf(requests[id]);
+        history.planRoot = plan.planRoot;
+        history.seed = keccak256(plan.seedSignature);
     }
 
     function settle(bytes32 id, Settlement memory s) internal {
-        market.settle(id, s, certify(3, settlementHash(id, s)));
+        market.settle(id, s, recorded[id], certify(3, settlementHash(id, s)));
     }
 
     function makeSettlement(uint96 pay, uint96 slash, uint96 reward) internal view returns (Settlement memory s) {
@@ -308,8 +325,8 @@ abstract contract Base {
         s.payouts[0] = pack(node[0], pay);
         s.rewards = new Payment[](reward > 0 ? 1 : 0);
         if (reward > 0) s.rewards[0] = Payment(node[1], reward);
-        s.slashes = new Slash[](slash > 0 ? 1 : 0);
-        if (slash > 0) s.slashes[0] = Slash(node[2], slash);
+        s.slashes = new bytes32[](slash > 0 ? 1 : 0);
+        if (slash > 0) s.slashes[0] = pack(node[2], slash);
     }
 
     function makeHistory(bytes32 id, PlanSubmission memory plan, bytes32 commitments, bytes32[] memory payouts)

@@ -113,6 +113,18 @@ contract BondsTest is BondsBase {
         assertEq(bonds.bondOf(vm.addr(key)), 0);
     }
 
+    function test_s03_plans_for_two_wordings_of_a_request_cost_nothing() public {
+        uint256 key = memberKeys[0];
+        PlanVote memory first = planVote(key, ID, "3 steps", "a");
+        PlanVote memory second = planVote(key, ID, "4 steps", "b");
+        vm.expectRevert(abi.encodeWithSelector(IBonds.SlotsDiffer.selector));
+        bonds.reportPlans(first, second);
+        second.requestHash = "3 steps"; // not what the member signed
+        vm.expectRevert();
+        bonds.reportPlans(first, second);
+        assertEq(bonds.bondOf(vm.addr(key)), BOND);
+    }
+
     function test_votes_must_be_validly_signed_by_one_member() public {
         PlanVote memory first = planVote(memberKeys[0], ID, "a");
         PlanVote memory second = planVote(memberKeys[1], ID, "b");

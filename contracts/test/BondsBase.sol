@@ -31,8 +31,17 @@ abstract contract BondsBase is Base {
     }
 
     function planVote(uint256 key, bytes32 id, bytes32 root) internal view returns (PlanVote memory) {
-        bytes32 typeHash = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        bytes32 structHash = keccak256(abi.encode(typeHash, id, root, SEED, 3));
-        return PlanVote(id, root, abi.encode(SEED, 3), sign(key, structHash));
+        return planVote(key, id, "request", root);
+    }
+
+    function planVote(uint256 key, bytes32 id, bytes32 requestHash, bytes32 root)
+        internal
+        view
+        returns (PlanVote memory)
+    {
+        bytes32 typeHash =
+            keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        bytes32 structHash = keccak256(abi.encode(typeHash, id, requestHash, root, SEED, 3));
+        return PlanVote(id, requestHash, root, abi.encode(SEED, 3), sign(key, structHash));
     }
 }

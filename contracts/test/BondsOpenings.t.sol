@@ -3,6 +3,7 @@ pragma solidity ^0.8.28;
 
 import {BondsBase} from "./BondsBase.sol";
 import {IBonds, OpenedEntry, OpenedSnapshot, OpenedTask, PlanVote} from "../src/interfaces/IBonds.sol";
+import {Request} from "../src/interfaces/IMarket.sol";
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
 
 /// @dev Reports with Merkle proofs of one task of a plan. The plan has one task, which three nodes (0x2001, 0x2003,
@@ -111,7 +112,7 @@ contract BondsOpeningsTest is BondsBase {
             candidatesHash: sha256(abi.encodePacked(candidates))
         });
         opened.plan = PlanHeader({
-            requestDigest: keccak256("request"),
+            requestHash: "request",
             executionId: ID,
             modelId: MODEL,
             snapshotRoot: rootOf(makeHeader()),
@@ -309,25 +310,60 @@ contract BondsOpeningsTest is BondsBase {
 
     // -------------------------------------------------------------------------------- seeds
 
-    function makeSeed(bytes32 model, bytes32 snapshotRoot) internal view returns (bytes memory) {
-        return blsSign(GROUP_SECRET, abi.encode(keccak256("splitup/plan-seed/v1"), ID, model, uint64(7), snapshotRoot));
+    /// @dev A request of MODEL from the header's snapshot, and its hash.
+    function makeWords() internal view returns (Request memory r, bytes32 requestHash) {
+        r.modelId = MODEL;
+        r.snapshotSequence = 7;
+        r.snapshotRoot = rootOf(makeHeader());
+        requestHash = market.requestHashOf(r);
     }
 
-    /// @dev Reports a plan with this seed, model and snapshot. The group has signed MODEL and the header's root.
+    function makeSeed(bytes32 requestHash) internal view returns (bytes memory) {
+        return blsSign(GROUP_SECRET, abi.encode(keccak256("splitup/plan-seed/v1"), ID, requestHash));
+    }
+
+    /// @dev Reports a plan with this seed, model and snapshot. The group has signed `makeWords`.
     function reportSeed(bytes32 seed, bytes32 model, bytes32 snapshotRoot) internal {
+        (Request memory r, bytes32 requestHash) = makeWords();
         (, OpenedTask memory opened) = makePlan(list(account(0)));
         PlanHeader memory plan = opened.plan;
-        (plan.seed, plan.modelId, plan.snapshotRoot) = (seed, model, snapshotRoot);
-        PlanVote memory vote = planVote(memberKeys[0], ID, rootOf(plan));
-        bytes32 root = rootOf(makeHeader());
-        bytes memory signature = makeSeed(MODEL, root);
-        bonds.reportSeed(vote, plan, committee.configuration(), MODEL, 7, root, signature);
+        (plan.seed, plan.modelId, plan.snapshotRoot, plan.requestHash) = (seed, model, snapshotRoot, requestHash);
+        PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
+        bytes memory signature = makeSeed(requestHash);
+        bonds.reportSeed(vote, plan, committee.configuration(), r, signature);
+    }
+
+    /// @dev The group signs a seed for every wording of a request; only that of the vote's own counts.
+    function test_s03_the_seed_of_another_wording_is_no_evidence() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        (Request memory r, bytes32 requestHash) = makeWords();
+        (, OpenedTask memory opened) = makePlan(list(account(0)));
+        PlanHeader memory plan = opened.plan;
+        (plan.seed, plan.requestHash) = (keccak256(makeSeed(requestHash)), requestHash);
+        PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
+        r.steps = 3;
+        bytes memory signature = makeSeed(market.requestHashOf(r));
+        uint64 configuration = committee.configuration();
+        vm.expectRevert(invalid(7));
+        bonds.reportSeed(vote, plan, configuration, r, signature);
+    }
+
+    function test_a_vote_for_a_request_with_the_plan_of_another_is_punished() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        (Request memory r, bytes32 requestHash) = makeWords();
+        (, OpenedTask memory opened) = makePlan(list(account(0)));
+        PlanHeader memory plan = opened.plan;
+        plan.seed = keccak256(makeSeed(requestHash));
+        PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
+        bonds.reportSeed(vote, plan, committee.configuration(), r, makeSeed(requestHash));
+        assertPunished();
     }
 
     function test_a17_a_plan_that_contradicts_the_groups_signature_is_punished() public {
         confirmKey(blsKey(GROUP_SECRET), 3);
         bytes32 root = rootOf(makeHeader());
-        bytes32 seed = keccak256(makeSeed(MODEL, root));
+        (, bytes32 requestHash) = makeWords();
+        bytes32 seed = keccak256(makeSeed(requestHash));
         vm.expectRevert(abi.encodeWithSelector(IBonds.VotesAgree.selector));
         this.reportSeedOf(seed, MODEL, root);
         uint256 state = vm.snapshotState();

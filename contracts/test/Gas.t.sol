@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
 import {
-    Completion, ExecutionHistory, Payment, PlanSubmission, Request, Settlement, Slash
+    Completion, ExecutionHistory, Payment, PlanSubmission, Request, Settlement
 } from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
 import {pack} from "../src/libraries/AccountAmount.sol";
@@ -103,7 +103,7 @@ contract GasTest is Base {
         gas = vm.snapshotGasLastCall(group, "2 commitExecution");
         Settlement memory s = makePayouts(tasks);
         signatures = certify(3, settlementHash(id, s));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         gas += vm.snapshotGasLastCall(group, "3 settle");
         ExecutionHistory[] memory histories = makeHistories(id, plan, root, s);
         market.distribute(histories);
@@ -161,13 +161,15 @@ contract GasTest is Base {
         market.commitCompletions(list);
         vm.snapshotGasLastCall("Functions", "commitCompletions of one node");
         Settlement memory s = makePayouts(10);
-        s.slashes = new Slash[](1);
-        s.slashes[0] = Slash(node[0], 10e6);
+        s.slashes = new bytes32[](1);
+        s.slashes[0] = pack(executors[0], 10e6);
+        recordPlan(id, plan);
+        recorded[id].own.push(pack(executors[0], 12_345_678));
         s.rewards = new Payment[](2);
         s.rewards[0] = Payment(executors[3], 1e6);
         s.rewards[1] = Payment(client, 1e6);
         bytes memory signatures = certify(3, settlementHash(id, s));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         vm.snapshotGasLastCall("Functions", "settle 10 payouts, 1 slash, 2 rewards");
         market.collectFees();
         vm.snapshotGasLastCall("Functions", "collectFees, 4 members");

@@ -15,7 +15,6 @@ import {
     PlanSubmission,
     Request,
     Settlement,
-    Slash,
     Status
 } from "../src/interfaces/IMarket.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
@@ -266,7 +265,8 @@ contract MarketTest is MarketBase {
         market.commitCompletions(list);
         assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
         list[0].exposure = NODE_STAKE + 1;
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], NODE_STAKE, NODE_STAKE + 1));
+        uint96 free = NODE_STAKE - RESERVE;
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], free, NODE_STAKE + 1));
         vm.prank(node[1]);
         market.commitCompletions(list);
         list[0].steps = 2;
@@ -323,7 +323,7 @@ contract MarketTest is MarketBase {
         submitPlan(first, 2);
         submitPlan(second, 2); // plans lock no stake
         bytes32[] memory exposures = makeExposures(2);
-        exposures[1] = pack(node[1], NODE_STAKE);
+        exposures[1] = pack(node[1], NODE_STAKE - RESERVE);
         commitAll(first, exposures);
         bytes memory signatures = certify(3, commitmentsHash(second, SALT, makeExposures(2)));
         refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], 0, EXPOSURE));
@@ -351,7 +351,11 @@ contract MarketTest is MarketBase {
         bytes32[] memory exposures = new bytes32[](1);
         exposures[0] = pack(node[0], NODE_STAKE + 1);
         bytes memory signatures = certify(3, commitmentsHash(id, SALT, exposures));
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[0], NODE_STAKE, NODE_STAKE + 1));
+        refuse(
+            abi.encodeWithSelector(
+                INodeRegistry.ExposureTooHigh.selector, node[0], NODE_STAKE - RESERVE, NODE_STAKE + 1
+            )
+        );
         market.commitExecution(id, SALT, exposures, signatures);
         vm.warp(block.timestamp + 60); // no grace, because there are no commitments
         market.refund(id);
@@ -420,7 +424,7 @@ contract MarketTest is MarketBase {
 
     function test_settle_decides_payouts_and_distribute_credits_them() public {
         bytes32 id = request(1);
-        submitPlan(id, 1);
+        expose(id, 100e6);
         Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
         settle(id, s);
         assertEq(market.balanceOf(node[0]), 0); // decided, not yet credited
@@ -431,17 +435,18 @@ contract MarketTest is MarketBase {
         assertEq(market.totalLocked(), 1e6);
         assertEq(market.totalFees(), 0.01e6);
         assertConserved();
-        distribute(id, 1, s.payouts);
+        distributeAll(id, s.payouts);
         assertEq(market.balanceOf(node[0]), 1e6);
         assertEq(market.totalLocked(), 0);
         assertEq(nodes.nodeOf(node[0]).locked, 0);
+        assertEq(nodes.nodeOf(node[2]).locked, 0);
         assertConserved();
         vm.prank(node[1]);
         market.withdraw(30e6);
         assertEq(usdc.balanceOf(node[1]), 30e6);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Settled));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
     }
 
     function refuseDistribute(bytes memory reason, ExecutionHistory memory history) internal {
@@ -498,7 +503,7 @@ contract MarketTest is MarketBase {
         Settlement memory s = makeSettlement(PRICE + 1, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.Overpaid.selector, id, PRICE + 1, PRICE));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         settle(id, makeSettlement(PRICE, 0, 0)); // leaves nothing for a fee
         assertEq(market.totalFees(), 0);
         assertConserved();
@@ -506,7 +511,7 @@ contract MarketTest is MarketBase {
 
     function test_slashing_ones_own_node_loses_money() public {
         bytes32 id = request(1);
-        submitPlan(id, 1);
+        expose(id, 100e6);
         Settlement memory s = makeSettlement(0, 100e6, 100e6); // node, validator and client are one party
         settle(id, s);
         assertEq(market.balanceOf(node[1]), 80e6);
@@ -515,11 +520,8 @@ contract MarketTest is MarketBase {
     }
 
     function test_rewards_are_scaled_down_when_less_stake_is_left() public {
-        vm.prank(address(market));
-        nodes.slash(node[2], NODE_STAKE - 10e6);
-        usdc.mint(client, NODE_STAKE - 10e6); // stands for money outside the market
         bytes32 id = request(1);
-        submitPlan(id, 1);
+        expose(id, 10e6 - FLOOR); // as a validator it is exposed with the floor
         Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
         s.rewards = new Payment[](2);
         s.rewards[0] = Payment(node[1], 30e6);
@@ -531,13 +533,57 @@ contract MarketTest is MarketBase {
         require(market.conserved());
     }
 
-    function test_settle_takes_what_is_left_of_a_stake() public {
+    function test_s08_a_settlement_that_slashes_needs_the_recorded_exposures() public {
         bytes32 id = request(1);
-        submitPlan(id, 1);
+        expose(id, EXPOSURE);
+        Settlement memory s = makeSettlement(1e6, NODE_STAKE, 0);
+        bytes memory signatures = certify(3, settlementHash(id, s));
+        ExecutionHistory memory other = recorded[id];
+        other.exposures = makeExposures(3);
+        other.exposures[2] = pack(node[2], NODE_STAKE);
+        refuse(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id));
+        market.settle(id, s, other, signatures);
+        ExecutionHistory memory none;
+        refuse(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id));
+        market.settle(id, s, none, signatures);
+        market.settle(id, s, recorded[id], signatures);
+        assertEq(nodes.nodeOf(node[2]).stake, NODE_STAKE - EXPOSURE - FLOOR);
+        assertConserved();
+    }
+
+    function test_s08_nobody_is_slashed_before_commitments() public {
+        bytes32 id = request(1);
+        submitPlan(id, 3);
+        settle(id, makeSettlement(1e6, NODE_STAKE, 0));
+        assertEq(nodes.nodeOf(node[2]).stake, NODE_STAKE);
+    }
+
+    function test_s12_an_open_execution_keeps_the_treasurys_share() public {
+        bytes32 id = request(1);
+        expose(id, 100e6);
+        Parameters memory p = defaultParameters();
+        p.treasuryBps = 1;
+        market.setParameters(p);
+        settle(id, makeSettlement(0, 100e6, 100e6));
+        assertEq(market.balanceOf(node[1]), 80e6);
+    }
+
+    function test_settle_takes_what_is_left_of_a_stake() public {
+        uint96 most = NODE_STAKE - RESERVE;
+        bytes32 id = request(1);
+        expose(id, most);
+        vm.prank(address(market)); // 21 verifications at once took more than the reserve
+        nodes.slash(makeSlash(node[2], RESERVE + FLOOR), makeSlash(node[2], RESERVE), new bytes32[](0));
+        uint256 before = usdc.balanceOf(address(market));
         settle(id, makeSettlement(1e6, type(uint96).max, 0));
         assertEq(nodes.nodeOf(node[2]).stake, 0);
-        assertEq(market.balanceOf(address(this)), NODE_STAKE);
-        assertConserved();
+        assertEq(market.balanceOf(address(this)), most - FLOOR);
+        assertEq(usdc.balanceOf(address(market)), before + most - FLOOR);
+    }
+
+    function makeSlash(address account, uint96 amount) internal pure returns (bytes32[] memory list) {
+        list = new bytes32[](1);
+        list[0] = pack(account, amount);
     }
 
     function test_settle_checks_status_quorum_and_contents() public {
@@ -545,28 +591,28 @@ contract MarketTest is MarketBase {
         Settlement memory s = makeSettlement(1e6, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
-        market.settle(id, s, signatures);
-        submitPlan(id, 1);
+        market.settle(id, s, recorded[id], signatures);
+        expose(id, EXPOSURE);
         s.payouts[0] = pack(client, 1e6); // not what was signed
         vm.expectRevert();
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         s = makeSettlement(1e6, 0, 0);
         s.steps = 2;
         signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StepsInvalid.selector, 2, 1));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         s = makeSettlement(1e6, 0, 0);
         s.payouts = new bytes32[](2);
         s.payouts[0] = pack(node[0], 1);
         s.payouts[1] = pack(node[0], 1);
         signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.PayoutsNotAscending.selector, node[0], node[0]));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         s = makeSettlement(1e6, 1e6, 1e6);
         s.rewards[0].to = address(0);
         signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
     }
 
     function test_a24_settle_is_bounded() public {
@@ -575,15 +621,15 @@ contract MarketTest is MarketBase {
         Settlement memory s;
         s.payouts = new bytes32[](2049);
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 2049, 2048));
-        market.settle(id, s, "");
+        market.settle(id, s, recorded[id], "");
         s.payouts = new bytes32[](0);
-        s.slashes = new Slash[](65);
+        s.slashes = new bytes32[](65);
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
-        market.settle(id, s, "");
-        s.slashes = new Slash[](0);
+        market.settle(id, s, recorded[id], "");
+        s.slashes = new bytes32[](0);
         s.rewards = new Payment[](65);
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
-        market.settle(id, s, "");
+        market.settle(id, s, recorded[id], "");
     }
 
     function test_a24_the_largest_execution_fits_a_transaction() public {
@@ -613,7 +659,7 @@ contract MarketTest is MarketBase {
         require(before - gasleft() < 1 << 24, "commitments");
         signatures = certify(3, settlementHash(id, s));
         before = gasleft();
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         require(before - gasleft() < 1 << 24, "settle");
         ExecutionHistory memory history = makeHistory(id, plan, 0, s.payouts);
         (history.commitments, history.exposures) = (SALT, exposures);
@@ -676,7 +722,7 @@ contract MarketTest is MarketBase {
         Settlement memory s = makeSettlement(1e6, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Refunded));
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
         assertConserved();
     }
 
@@ -694,7 +740,7 @@ contract MarketTest is MarketBase {
         market.submitCompletePlan(r, plan, "");
         Settlement memory s;
         refuse(reason);
-        market.settle(0, s, "");
+        market.settle(0, s, recorded[0], "");
         refuseDistribute(reason, makeHistory(0, plan, 0, s.payouts));
     }
 
@@ -713,6 +759,18 @@ contract MarketTest is MarketBase {
         market.setParameters(p);
         p.slashMilli = 14_232; // 0.9999936
         refuse(abi.encodeWithSelector(IMarket.ParametersUnsafe.selector, 999_993, 1_000_000));
+        market.setParameters(p);
+    }
+
+    function test_s14_the_condition_includes_the_gain_outside() public {
+        Parameters memory p = defaultParameters();
+        p.outsideGain = 324_000; // 0.0648 of the floor of 5 USDC
+        market.setParameters(p);
+        p.outsideGain = 324_001;
+        refuse(abi.encodeWithSelector(IMarket.OutsideGainTooHigh.selector, 324_000, 324_001));
+        market.setParameters(p);
+        p.samplingBps = 10_000; // who verifies everything deters more
+        p.outsideGain = 4_050_000;
         market.setParameters(p);
     }
 
@@ -811,18 +869,18 @@ contract MarketTest is MarketBase {
             bytes4 kind = bytes4(reason);
             require(
                 kind == IMarket.ParameterInvalid.selector || kind == IMarket.ParametersUnsafe.selector
-                    || kind == IMarket.UnbondingTooShort.selector
+                    || kind == IMarket.OutsideGainTooHigh.selector || kind == IMarket.UnbondingTooShort.selector
             );
         }
     }
 
     function testFuzz_settlement_conserves_money(uint96 pay, uint96 slash, uint96 reward) public {
         bytes32 id = request(1);
-        submitPlan(id, 1);
+        expose(id, 1000e6);
         Settlement memory s = makeSettlement(pay % 4e6, slash % 3000e6, reward % 3000e6);
-        try market.settle(id, s, certify(3, settlementHash(id, s))) {
+        try market.settle(id, s, recorded[id], certify(3, settlementHash(id, s))) {
             assertEq(market.totalLocked(), pay % 4e6);
-            distribute(id, 1, s.payouts);
+            distributeAll(id, s.payouts);
             assertEq(market.totalLocked(), 0);
         } catch {
             assertEq(market.totalLocked(), 3e6);

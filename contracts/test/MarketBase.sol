@@ -3,6 +3,7 @@ pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
 import {Completion, ExecutionHistory} from "../src/interfaces/IMarket.sol";
+import {accountOf, pack} from "../src/libraries/AccountAmount.sol";
 
 /// @dev The network of Base, whose committee also has a group key and one snapshot.
 abstract contract MarketBase is Base {
@@ -20,8 +21,10 @@ abstract contract MarketBase is Base {
     function commit(address account, bytes32 id) internal {
         Completion[] memory list = new Completion[](1);
         list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
+        uint256 before = nodes.nodeOf(account).locked;
         vm.prank(account);
         market.commitCompletions(list);
+        recorded[id].own.push(pack(account, uint96(nodes.nodeOf(account).locked - before)));
     }
 
     function commitAll(bytes32 id, uint32 count) internal {
@@ -30,7 +33,31 @@ abstract contract MarketBase is Base {
 
     function commitAll(bytes32 id, bytes32[] memory exposures) internal {
         bytes32 root = keccak256("commitments");
+        uint256[] memory before = new uint256[](exposures.length);
+        for (uint256 i; i < exposures.length; ++i) {
+            before[i] = nodes.nodeOf(accountOf(exposures[i])).locked;
+        }
         market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
+        recorded[id].commitments = root;
+        for (uint256 i; i < exposures.length; ++i) {
+            address account = accountOf(exposures[i]);
+            recorded[id].exposures.push(pack(account, uint96(nodes.nodeOf(account).locked - before[i])));
+        }
+    }
+
+    /// @dev Plans an execution and locks these stakes of all three nodes; the third is the one that settlements slash.
+    function expose(bytes32 id, uint96 exposure) internal {
+        submitPlan(id, 3);
+        bytes32[] memory exposures = makeExposures(3);
+        exposures[2] = pack(node[2], exposure);
+        commitAll(id, exposures);
+    }
+
+    /// @dev Credits a settlement's payouts and releases the exposures, as `recorded` knows them.
+    function distributeAll(bytes32 id, bytes32[] memory payouts) internal {
+        ExecutionHistory memory history = recorded[id];
+        history.payouts = payouts;
+        market.distribute(toList(history));
     }
 
     function toList(ExecutionHistory memory history) internal pure returns (ExecutionHistory[] memory histories) {

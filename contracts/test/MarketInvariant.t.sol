@@ -3,23 +3,44 @@ pragma solidity ^0.8.28;
 
 import {MarketBase} from "./MarketBase.sol";
 import {
-    Execution, ExecutionHistory, PlanSubmission, Request, Settlement, Status
+    Execution, ExecutionHistory, Parameters, PlanSubmission, Request, Settlement, Status
 } from "../src/interfaces/IMarket.sol";
 import {accountOf, amountOf, pack} from "../src/libraries/AccountAmount.sol";
 
-/// @dev The calls that move money; forge chooses their order and arguments. The handler owns the network. Nodes 0 and
-/// 1 are honest, node 2 is not: settlements slash only node 2.
+/// @dev The calls that move money, change members, or are the owner's; forge chooses their order and arguments. The
+/// handler owns the network. The quorum of an execution's own configuration certifies what it likes: any commitments,
+/// and slashes of anybody in any amount.
 contract MarketHandler is MarketBase {
     uint256 internal constant EXECUTIONS = 12;
+    uint256 internal constant CONFIGURATIONS = 3;
+    address internal constant OTHER_TREASURY = address(0x7EA5);
+
+    struct Terms {
+        uint64 deadline;
+        uint32 configuration;
+        uint24 settlementGraceS;
+        uint16 feeBps;
+        uint16 treasuryBps;
+    }
 
     bytes32[] internal _ids;
+    mapping(bytes32 executionId => Terms) internal _opened; // the terms when it was opened
     mapping(bytes32 executionId => uint32) internal _planned; // number of executors in the plan
-    mapping(bytes32 executionId => bytes32) internal _commitments;
-    mapping(bytes32 executionId => bytes32[]) internal _own; // packed entries of the nodes' own commitments
     mapping(bytes32 executionId => Settlement) internal _settlements;
     mapping(bytes32 executionId => uint256) internal _distributions; // successful ones
+    mapping(uint256 configuration => uint256[]) internal _keys;
     uint256 internal _earned; // by node 0, out of prices
     uint256 internal _withdrawn; // by node 0
+    uint256[3] internal _added; // to stakes, by topUp
+    uint256[3] internal _lost; // by slashes
+    string internal _violation; // a failed requirement would only revert the call, and be ignored
+
+    function setUp() public override {
+        super.setUp();
+        _keys[1] = memberKeys;
+    }
+
+    // -------------------------------------------------------------------------- accounts
 
     function deposit(uint64 amount) external {
         fund(client, uint256(amount) + 1);
@@ -38,45 +59,83 @@ contract MarketHandler is MarketBase {
         market.freeze(uint64(block.timestamp + later % 20));
     }
 
+    function topUp(uint256 who, uint32 amount) external {
+        address account = node[who % 3];
+        usdc.mint(account, amount);
+        vm.prank(account);
+        usdc.approve(address(nodes), amount);
+        vm.prank(account);
+        nodes.topUp(amount);
+        _added[who % 3] += amount;
+    }
+
+    function unstake(uint256 who) external {
+        vm.prank(node[who % 3]);
+        nodes.requestUnstake();
+    }
+
+    // ------------------------------------------------------------------------ executions
+
     function requestOne() external {
-        if (_ids.length < EXECUTIONS) _ids.push(request(uint64(_ids.length)));
+        if (_ids.length < EXECUTIONS) _open(request(uint64(_ids.length)));
     }
 
     function submit(uint256 which, uint16 executors) external {
         bytes32 id = _pick(which);
-        uint32 count = executors % 3 + 1;
-        submitPlan(id, count);
-        _planned[id] = count;
+        submitPlan(id, executors % 3 + 1);
+        _planned[id] = executors % 3 + 1;
     }
 
     function openSigned(uint16 executors) external {
         require(_ids.length < EXECUTIONS);
+        _useKeys(committee.configuration());
         Request memory r = makeRequest(uint64(_ids.length));
         bytes32 id = market.executionIdOf(client, r.nonce);
         requests[id] = r;
         uint32 count = executors % 3 + 1;
         PlanSubmission memory plan = makePlan(r, count);
         market.openExecution(r, signRequest(CLIENT_KEY, r), plan, certify(3, planHash(id, plan)));
-        _ids.push(id);
+        recordPlan(id, plan);
+        _open(id);
         _planned[id] = count;
     }
 
     function commitOne(uint256 which, uint256 who) external {
-        bytes32 id = _pick(which);
-        commit(node[who % 3], id);
-        _own[id].push(pack(node[who % 3], EXPOSURE));
+        commit(node[who % 3], _pick(which));
     }
 
-    function commitMany(uint256 which) external {
+    function commitMany(uint256 which, uint96 exposure) external {
         bytes32 id = _pick(which);
-        commitAll(id, _planned[id]);
-        _commitments[id] = keccak256("commitments");
+        bytes32[] memory exposures = makeExposures(_planned[id]);
+        exposures[exposure % exposures.length] = pack(node[exposure % exposures.length], FLOOR + exposure % 900e6);
+        commitAll(id, exposures);
     }
 
-    function decide(uint256 which, uint96 pay, uint96 slash, uint96 reward) external {
+    function decide(uint256 which, uint96 pay, uint256 who, uint96 slash, uint96 reward) external {
         bytes32 id = _pick(which);
-        Settlement memory s = makeSettlement(pay % 3.1e6, slash % 100e6, reward % (slash % 100e6 + 1e6));
+        Settlement memory s = makeSettlement(pay % 3.1e6, 0, reward % 1000e6);
+        s.slashes = new bytes32[](who % 4); // of the first nodes, exposed or not
+        uint256[3] memory before;
+        for (uint256 i; i < 3; ++i) {
+            before[i] = nodes.nodeOf(node[i]).stake;
+            if (i < s.slashes.length) s.slashes[i] = pack(node[i], slash);
+        }
+        uint256 fees = market.totalFees();
+        uint256 balance = market.balanceOf(node[1]);
+        uint256 slashed;
         settle(id, s);
+        for (uint256 i; i < 3; ++i) {
+            uint256 lost = before[i] - nodes.nodeOf(node[i]).stake;
+            if (lost > (i < s.slashes.length ? slash : 0)) _violation = "a node lost more than the settlement says";
+            if (lost > _exposureOf(id, node[i])) _violation = "a node lost more than its exposure";
+            _lost[i] += lost;
+            slashed += lost;
+        }
+        uint256 paid = amountOf(s.payouts[0]);
+        uint256 fee = paid * _opened[id].feeBps / 10_000;
+        if (market.totalFees() - fees != (fee < PRICE - paid ? fee : PRICE - paid)) _violation = "another fee";
+        uint256 given = market.balanceOf(node[1]) - balance;
+        if (given > slashed * (10_000 - _opened[id].treasuryBps) / 10_000) _violation = "too little for the treasury";
         _settlements[id].payouts = s.payouts;
     }
 
@@ -84,57 +143,86 @@ contract MarketHandler is MarketBase {
         _distribute(_pick(which));
     }
 
-    function wait(uint16 later) external {
-        vm.warp(block.timestamp + later % 90);
-    }
-
     function refund(uint256 which) external {
         market.refund(_pick(which));
+    }
+
+    function wait(uint16 later) external {
+        vm.warp(block.timestamp + (later % 8 == 0 ? 1 hours : later % 90));
     }
 
     function collect() external {
         market.collectFees();
     }
 
+    // ------------------------------------------------------------- the members and the owner
+
+    /// @dev New members; executions that are open stay with the old ones.
+    function rotate() external {
+        uint64 next = committee.configuration() + 1;
+        require(next <= CONFIGURATIONS);
+        for (uint256 i; i < 4; ++i) {
+            _keys[next].push(0xA1 + 16 * next + i);
+        }
+        _useKeys(next);
+        committee.resetMembers(makeMembers());
+        confirmKey(blsKey(GROUP_SECRET), 3);
+    }
+
+    function change(uint16 fee, uint16 treasury, uint32 grace, uint32 longest, bool paused) external {
+        Parameters memory p = defaultParameters();
+        p.feeBps = fee % 1001;
+        p.treasuryBps = treasury % 10_000 + 1;
+        p.settlementGraceS = grace % 2 days;
+        p.maxDeadlineS = p.minDeadlineS + longest % 2 days;
+        market.setParameters(p);
+        market.setTreasury(fee % 2 == 0 ? address(this) : OTHER_TREASURY);
+        market.setPaused(paused && fee % 8 == 0);
+    }
+
+    function unbonding(uint64 period) external {
+        nodes.setUnbondingPeriod(period % 30 days);
+    }
+
+    // ------------------------------------------------------------------------- invariants
+
     function check() external view {
+        require(bytes(_violation).length == 0, _violation);
         assertConserved();
         uint256 open_;
         uint256[3] memory exposed;
         for (uint256 i; i < _ids.length; ++i) {
             bytes32 id = _ids[i];
             Execution memory execution = market.executionOf(id);
+            require(keccak256(abi.encode(_termsOf(execution))) == keccak256(abi.encode(_opened[id])), "other terms");
             if (execution.status == Status.Requested || execution.status == Status.Planned) open_ += execution.maxPrice;
             if (execution.status == Status.Settled && !execution.released) open_ += _payout(id);
             require(_distributions[id] <= 1, "paid twice");
-            if (execution.released) continue;
-            for (uint256 k; k < _planned[id] && execution.certified; ++k) {
-                exposed[k] += EXPOSURE;
-            }
-            for (uint256 k; k < _own[id].length; ++k) {
-                for (uint256 n; n < 3; ++n) {
-                    if (accountOf(_own[id][k]) == node[n]) exposed[n] += EXPOSURE;
-                }
+            for (uint256 n; n < 3 && !execution.released; ++n) {
+                exposed[n] += _sumOf(recorded[id].exposures, node[n]) + _sumOf(recorded[id].own, node[n]);
             }
         }
         assertEq(market.totalLocked(), open_);
-        uint256 owed = market.balanceOf(client) + market.balanceOf(address(this));
+        uint256 owed = market.balanceOf(client) + market.balanceOf(address(this)) + market.balanceOf(OTHER_TREASURY);
         uint256 staked;
         for (uint256 i; i < node.length; ++i) {
             owed += market.balanceOf(node[i]);
             staked += nodes.nodeOf(node[i]).stake;
             assertEq(nodes.nodeOf(node[i]).locked, exposed[i]);
+            assertEq(nodes.nodeOf(node[i]).stake + _lost[i], NODE_STAKE + _added[i]); // nothing else takes stake
         }
-        for (uint256 i; i < 4; ++i) {
-            owed += market.balanceOf(vm.addr(memberKeys[i]));
+        for (uint256 c = 1; c <= CONFIGURATIONS; ++c) {
+            for (uint256 i; i < _keys[c].length; ++i) {
+                owed += market.balanceOf(vm.addr(_keys[c][i]));
+            }
         }
         assertEq(market.totalBalances(), owed);
         assertEq(usdc.balanceOf(address(nodes)), staked);
         assertEq(market.balanceOf(node[0]) + _withdrawn, _earned); // each payout exactly once
-        assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE); // honest nodes keep their stakes
-        assertEq(nodes.nodeOf(node[1]).stake, NODE_STAKE);
     }
 
-    /// @dev After any sequence of calls: every execution can be closed, and every account can withdraw its balance.
+    /// @dev After any sequence of calls: every execution ends, every account can withdraw its balance, and every node
+    /// its stake, without a member or the owner.
     function finish() external {
         for (uint256 i; i < _ids.length; ++i) {
             bytes32 id = _ids[i];
@@ -148,19 +236,68 @@ contract MarketHandler is MarketBase {
         }
         assertEq(market.totalLocked(), 0);
         for (uint256 i; i < node.length; ++i) {
+            uint256 due = usdc.balanceOf(node[i]) + nodes.nodeOf(node[i]).stake;
             assertEq(nodes.nodeOf(node[i]).locked, 0);
+            if (nodes.nodeOf(node[i]).unbondingAt == 0) {
+                vm.prank(node[i]);
+                nodes.requestUnstake();
+            }
+            uint256 free = nodes.nodeOf(node[i]).unbondingAt;
+            if (block.timestamp < free) vm.warp(free);
+            vm.prank(node[i]);
+            nodes.withdrawStake();
+            assertEq(usdc.balanceOf(node[i]), due);
         }
+        assertEq(usdc.balanceOf(address(nodes)), 0);
         uint256 until = market.frozenUntil(client);
         if (block.timestamp < until) vm.warp(until);
         market.collectFees();
         _drain(client);
         _drain(address(this));
-        for (uint256 i; i < 4; ++i) {
-            if (i < 3) _drain(node[i]);
-            _drain(vm.addr(memberKeys[i]));
+        _drain(OTHER_TREASURY);
+        for (uint256 i; i < 3; ++i) {
+            _drain(node[i]);
+        }
+        for (uint256 c = 1; c <= CONFIGURATIONS; ++c) {
+            for (uint256 i; i < _keys[c].length; ++i) {
+                _drain(vm.addr(_keys[c][i]));
+            }
         }
         assertEq(market.totalBalances(), 0);
         require(usdc.balanceOf(address(market)) < 4, "more than the remainder of a division is left");
+    }
+
+    // --------------------------------------------------------------------------- internal
+
+    function _open(bytes32 id) internal {
+        _ids.push(id);
+        Parameters memory p = market.parameters();
+        uint32 configuration = uint32(committee.configuration());
+        _opened[id] =
+            Terms(requests[id].deadline, configuration, uint24(p.settlementGraceS), p.feeBps, p.treasuryBps);
+    }
+
+    function _termsOf(Execution memory execution) internal pure returns (Terms memory) {
+        return Terms(
+            execution.deadline,
+            execution.configuration,
+            execution.settlementGraceS,
+            execution.feeBps,
+            execution.treasuryBps
+        );
+    }
+
+    /// @dev The most that an execution may take from a node: what it locked, and as a validator the floor.
+    function _exposureOf(bytes32 id, address account) internal view returns (uint256) {
+        ExecutionHistory storage history = recorded[id];
+        uint256 validating = history.exposures.length + history.own.length > 0 ? FLOOR : 0;
+        return validating + _sumOf(history.exposures, account) + _sumOf(history.own, account);
+    }
+
+    function _sumOf(bytes32[] storage words, address account) internal view returns (uint256 sum) {
+        for (uint256 i; i < words.length; ++i) {
+            if (accountOf(words[i]) == account) sum += amountOf(words[i]);
+        }
     }
 
     function _drain(address account) internal {
@@ -171,11 +308,7 @@ contract MarketHandler is MarketBase {
     }
 
     function _distribute(bytes32 id) internal {
-        Settlement memory s = _settlements[id];
-        PlanSubmission memory plan = makePlan(requests[id], _planned[id]);
-        ExecutionHistory memory history = makeHistory(id, plan, _commitments[id], s.payouts);
-        history.own = _own[id];
-        market.distribute(toList(history));
+        distributeAll(id, _settlements[id].payouts);
         ++_distributions[id];
         _earned += _payout(id);
     }
@@ -185,8 +318,15 @@ contract MarketHandler is MarketBase {
         return payouts.length == 0 ? 0 : amountOf(payouts[0]);
     }
 
-    function _pick(uint256 which) internal view returns (bytes32) {
-        return _ids[which % _ids.length];
+    /// @dev The members that sign from now on are those of the execution's configuration.
+    function _pick(uint256 which) internal returns (bytes32 id) {
+        id = _ids[which % _ids.length];
+        _useKeys(market.executionOf(id).configuration);
+    }
+
+    function _useKeys(uint256 configuration) internal {
+        memberKeys = _keys[configuration];
+        sortMemberKeys();
     }
 }
 
@@ -211,7 +351,7 @@ contract MarketInvariantTest {
     function targetSelectors() external view returns (FuzzSelector[] memory list) {
         list = new FuzzSelector[](1);
         list[0].addr = address(handler);
-        list[0].selectors = new bytes4[](13);
+        list[0].selectors = new bytes4[](18);
         list[0].selectors[0] = MarketHandler.deposit.selector;
         list[0].selectors[1] = MarketHandler.withdraw.selector;
         list[0].selectors[2] = MarketHandler.requestOne.selector;
@@ -225,6 +365,11 @@ contract MarketInvariantTest {
         list[0].selectors[10] = MarketHandler.distributeOne.selector;
         list[0].selectors[11] = MarketHandler.collect.selector;
         list[0].selectors[12] = MarketHandler.wait.selector;
+        list[0].selectors[13] = MarketHandler.topUp.selector;
+        list[0].selectors[14] = MarketHandler.unstake.selector;
+        list[0].selectors[15] = MarketHandler.rotate.selector;
+        list[0].selectors[16] = MarketHandler.change.selector;
+        list[0].selectors[17] = MarketHandler.unbonding.selector;
     }
 
     function invariant_money_and_stake_are_conserved() external view {

@@ -9,18 +9,18 @@ import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 contract MarketOpenExecutionsTest is MarketBase {
     function test_s08_a_settlement_after_the_end_is_refused() public {
         bytes32 id = request(1);
-        submitPlan(id, 1);
-        commitAll(id, 1);
+        expose(id, EXPOSURE);
         uint64 end = market.executionOf(id).deadline + 1 hours;
         Settlement memory s = makeSettlement(1e6, 1e6, 0.5e6); // with a slash
         bytes memory signatures = certify(3, settlementHash(id, s));
-        uint96 stake = nodes.nodeOf(node[0]).stake;
+        uint96 stake = nodes.nodeOf(node[2]).stake;
         vm.warp(end);
         refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, end));
-        market.settle(id, s, signatures);
-        assertEq(nodes.nodeOf(node[0]).stake, stake);
+        market.settle(id, s, recorded[id], signatures);
+        assertEq(nodes.nodeOf(node[2]).stake, stake);
         vm.warp(end - 1);
-        market.settle(id, s, signatures);
+        market.settle(id, s, recorded[id], signatures);
+        assertEq(nodes.nodeOf(node[2]).stake, stake - 1e6);
         assertConserved();
     }
 

@@ -68,6 +68,23 @@ contract MarketSignedTest is MarketBase {
         market.openExecution(r, clientSignature, plan, signatures);
     }
 
+    /// @dev The client signs both wordings of one number, and the committee plans both.
+    function test_s03_one_wording_of_a_request_is_opened_with_its_own_plan() public {
+        (Request memory first, bytes memory firstWords, PlanSubmission memory plan, bytes memory signatures) =
+            prepare(1);
+        Request memory second = makeRequest(1);
+        second.maxPrice = PRICE + 1;
+        bytes memory secondWords = signRequest(CLIENT_KEY, second);
+        vm.expectRevert(); // the recovered signers are no members: they signed for the other words
+        market.openExecution(second, secondWords, plan, signatures);
+        market.openExecution(first, firstWords, plan, signatures);
+        requests[market.executionIdOf(client, 1)] = second;
+        plan = makePlan(second, 2);
+        signatures = certify(3, planHash(market.executionIdOf(client, 1), plan));
+        refuse(abi.encodeWithSelector(IMarket.NonceUsed.selector, client, 1));
+        market.openExecution(second, secondWords, plan, signatures);
+    }
+
     function test_a16_high_s_is_refused() public {
         (Request memory r, bytes memory clientSignature, PlanSubmission memory plan, bytes memory signatures) =
             prepare(1);

@@ -29,6 +29,21 @@ contract ModelRegistryTest is Base {
         assertEq(models.pricePerStep(MODEL), 10 * 100_000); // the old model is still there
     }
 
+    /// @dev The registry cannot know whose an id is. Whoever registers a stranger's id with other figures makes the id
+    /// useless: members, nodes and clients refuse a model whose manifest has another root (`dagRoot`), and the stranger
+    /// publishes its model under another id. Whoever registers it with the right figures may retire it. It earns nothing
+    /// in either case: all pay is the nodes'.
+    function test_a_stranger_that_registers_an_id_first_can_only_make_it_useless() public {
+        vm.prank(client);
+        models.register(OTHER, "cheap", makeTasks(10, 0), makeChain(10));
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelExists.selector, OTHER));
+        models.register(OTHER, "mine", makeTasks(10, 100_000), makeChain(10));
+        require(models.modelOf(OTHER).dagRoot != keccak256(abi.encode(makeTasks(10, 100_000), makeChain(10))));
+        models.register(keccak256("the same model with another label"), "mine", makeTasks(10, 100_000), makeChain(10));
+        vm.prank(client);
+        models.retire(OTHER);
+    }
+
     function test_unknown_models_and_names() public {
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
         models.modelOf(OTHER);

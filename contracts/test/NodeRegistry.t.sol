@@ -6,7 +6,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Base} from "./Base.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";
-import {pack} from "../src/libraries/AccountAmount.sol";
+import {amountOf, pack} from "../src/libraries/AccountAmount.sol";
 
 contract NodeRegistryTest is Base {
     function test_register_takes_exactly_the_stake() public view {
@@ -132,85 +132,163 @@ contract NodeRegistryTest is Base {
         nodes.withdrawStake();
     }
 
-    function test_a_node_slashed_below_its_least_stake_is_inactive_until_it_tops_up() public {
-        vm.prank(address(market));
-        assertEq(nodes.slash(node[0], 5e6), 5e6);
-        assertEq(usdc.balanceOf(address(market)), 1000e6 + 5e6);
-        require(!nodes.isActive(node[0]));
-        usdc.mint(node[0], 5e6);
-        vm.prank(node[0]);
-        nodes.topUp(5e6);
-        require(nodes.isActive(node[0]));
-    }
-
-    function test_slash_takes_at_most_the_stake() public {
-        vm.prank(address(market));
-        assertEq(nodes.slash(node[0], type(uint256).max), NODE_STAKE);
-        vm.prank(address(market));
-        assertEq(nodes.slash(node[0], 1), 0);
-        vm.prank(address(market));
-        assertEq(nodes.slash(client, 1), 0);
-        assertEq(usdc.balanceOf(address(nodes)), 2 * NODE_STAKE);
-    }
-
-    function test_an_unbonding_node_can_be_slashed() public {
-        vm.prank(node[0]);
-        nodes.requestUnstake();
-        vm.prank(address(market));
-        assertEq(nodes.slash(node[0], 100), 100);
-    }
-
-    function test_only_the_market_slashes_and_it_is_set_once() public {
-        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this)));
-        nodes.slash(node[0], 1);
-        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.MarketExists.selector, address(market)));
-        nodes.setMarket(client);
-    }
-
     function oneExposure(address account, uint96 amount) internal pure returns (bytes32[] memory list) {
         list = new bytes32[](1);
         list[0] = pack(account, amount);
     }
 
-    function test_a_locked_stake_cannot_be_withdrawn() public {
+    /// @dev Takes up to `amount` from a node that is exposed with `exposure`.
+    function slash(address account, uint96 amount, uint96 exposure) internal returns (uint256) {
         vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], EXPOSURE));
+        (bytes32[] memory taken, uint256 total) =
+            nodes.slash(oneExposure(account, amount), oneExposure(account, exposure), new bytes32[](0));
+        assertEq(amountOf(taken[0]), total);
+        return total;
+    }
+
+    function lock(address account, uint96 amount) internal returns (uint256) {
+        uint256 before = nodes.nodeOf(account).locked;
+        vm.prank(address(market));
+        bytes32[] memory raised = nodes.lock(oneExposure(account, amount));
+        uint256 locked = nodes.nodeOf(account).locked - before;
+        assertEq(raised.length == 0 ? amount : amountOf(raised[0]), locked);
+        return locked;
+    }
+
+    function topUp(address account, uint96 amount) internal {
+        usdc.mint(account, amount);
+        vm.prank(account);
+        usdc.approve(address(nodes), amount);
+        vm.prank(account);
+        nodes.topUp(amount);
+    }
+
+    function test_a_node_slashed_below_its_least_stake_is_inactive_until_it_tops_up() public {
+        assertEq(slash(node[0], 5e6, 5e6), 5e6);
+        assertEq(usdc.balanceOf(address(market)), 1000e6 + 5e6);
+        require(!nodes.isActive(node[0]));
+        topUp(node[0], 5e6);
+        require(nodes.isActive(node[0]));
+    }
+
+    function test_slash_takes_at_most_the_stake() public {
+        assertEq(slash(node[0], type(uint96).max, type(uint96).max - FLOOR), NODE_STAKE);
+        assertEq(slash(node[0], 1, 1), 0);
+        assertEq(slash(client, 1, 1), 0);
+        assertEq(usdc.balanceOf(address(nodes)), 2 * NODE_STAKE);
+    }
+
+    function test_s08_slash_takes_at_most_the_exposure() public {
+        assertEq(slash(node[0], NODE_STAKE, 7e6), 7e6 + FLOOR); // as an executor, and as a validator of another task
+        bytes32[] memory none = new bytes32[](0);
+        vm.prank(address(market));
+        (bytes32[] memory taken,) = nodes.slash(oneExposure(node[0], NODE_STAKE), none, none);
+        assertEq(amountOf(taken[0]), 0); // before commitments nobody is drawn
+        vm.prank(address(market));
+        (taken,) = nodes.slash(oneExposure(node[1], NODE_STAKE), oneExposure(node[0], 7e6), none);
+        assertEq(amountOf(taken[0]), FLOOR); // it can only have been a validator
+        vm.prank(address(market));
+        (taken,) = nodes.slash(oneExposure(node[2], NODE_STAKE), none, oneExposure(node[2], 7e6));
+        assertEq(amountOf(taken[0]), 7e6 + FLOOR); // by its own commitment
+    }
+
+    function test_s08_nobody_is_listed_twice_in_one_settlement() public {
+        bytes32[] memory twice = new bytes32[](2);
+        (twice[0], twice[1]) = (pack(node[0], 1), pack(node[0], 1));
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.SlashesNotAscending.selector, node[0], node[0]));
+        vm.prank(address(market));
+        nodes.slash(twice, oneExposure(node[0], 7e6), new bytes32[](0));
+    }
+
+    function test_s14_exposure_grows_with_every_offence() public {
+        uint256 expected = FLOOR;
+        for (uint256 k; k < 4; ++k) {
+            assertEq(nodes.nodeOf(node[0]).offences, k);
+            assertEq(lock(node[0], FLOOR), expected);
+            assertEq(slash(node[0], type(uint96).max - FLOOR, uint96(expected)), expected + FLOOR);
+            assertEq(slash(node[0], FLOOR, FLOOR), FLOOR); // of the same hour, so of the same incident
+            vm.prank(address(market));
+            nodes.release(oneExposure(node[0], uint96(expected)));
+            topUp(node[0], uint96(expected) + 2 * FLOOR);
+            vm.warp(block.timestamp + 1 hours);
+            expected *= 4;
+        }
+        assertEq(nodes.nodeOf(node[0]).offences, 4); // 1280 USDC, but half of the free stake is less
+        assertEq(lock(node[0], FLOOR), (NODE_STAKE - RESERVE) / 2);
+        assertEq(lock(node[0], FLOOR), (NODE_STAKE - RESERVE) / 4); // others' executions are not blocked
+        assertEq(lock(node[1], FLOOR), FLOOR);
+        vm.warp(block.timestamp + 7 days);
+        assertEq(nodes.nodeOf(node[0]).offences, 0);
+        assertEq(lock(node[0], FLOOR), FLOOR);
+    }
+
+    function test_s14_the_silence_of_a_validator_is_no_offence() public {
+        slash(node[0], FLOOR / 10 - 1, FLOOR);
+        assertEq(nodes.nodeOf(node[0]).offences, 0);
+        slash(node[0], FLOOR / 10, FLOOR);
+        assertEq(nodes.nodeOf(node[0]).offences, 1);
+    }
+
+    function test_s14_hundreds_of_executions_fit_into_the_smallest_stake() public {
+        uint96 stake = nodes.minStake(1);
+        topUp(node[0], 100e6); // 2300 USDC
+        for (uint256 i; i < (stake - RESERVE) / FLOOR; ++i) {
+            lock(node[0], FLOOR);
+        }
+        assertEq(nodes.nodeOf(node[0]).locked, 1000e6); // 200 executions
+    }
+
+    function test_an_unbonding_node_can_be_slashed() public {
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        assertEq(slash(node[0], 100, 100), 100);
+    }
+
+    function test_only_the_market_slashes_and_it_is_set_once() public {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this)));
+        nodes.slash(new bytes32[](0), new bytes32[](0), new bytes32[](0));
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.MarketExists.selector, address(market)));
+        nodes.setMarket(client);
+    }
+
+    function test_a_locked_stake_cannot_be_withdrawn() public {
+        lock(node[0], EXPOSURE);
         assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
         vm.prank(node[0]);
         nodes.requestUnstake();
-        vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 1)); // an unbonding node cannot block an execution
+        lock(node[0], FLOOR); // an unbonding node cannot block an execution
         vm.warp(block.timestamp + UNBONDING);
-        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StakeExposed.selector, node[0], EXPOSURE + 1));
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StakeExposed.selector, node[0], EXPOSURE + FLOOR));
         vm.prank(node[0]);
         nodes.withdrawStake();
         vm.prank(address(market));
-        nodes.release(oneExposure(node[0], EXPOSURE + 1));
+        nodes.release(oneExposure(node[0], EXPOSURE + FLOOR));
         vm.prank(node[0]);
         nodes.withdrawStake();
         assertEq(usdc.balanceOf(node[0]), NODE_STAKE);
     }
 
+    function refuseLock(address account, uint96 amount, uint256 free) internal {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, account, free, amount));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(account, amount));
+    }
+
     function test_no_more_is_locked_than_is_staked() public {
+        lock(node[0], NODE_STAKE - RESERVE - FLOOR);
+        refuseLock(node[0], FLOOR + 1, FLOOR); // the reserve is for what it does as a validator
+        slash(node[0], NODE_STAKE / 2, NODE_STAKE); // less is left than is locked
+        refuseLock(node[0], FLOOR, 0);
+        refuseLock(client, FLOOR, 0); // not a node, so there is no stake
         vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], NODE_STAKE - 1));
-        bytes4 kind = INodeRegistry.ExposureTooHigh.selector;
-        vm.expectRevert(abi.encodeWithSelector(kind, node[0], 1, 2));
-        vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 2));
-        vm.prank(address(market));
-        nodes.slash(node[0], NODE_STAKE / 2); // less is left than is locked
-        vm.expectRevert(abi.encodeWithSelector(kind, node[0], 0, 1));
-        vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 1));
-        vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], 0)); // an exposure of 0 needs no free stake
-        vm.expectRevert(abi.encodeWithSelector(kind, client, 0, 1));
-        vm.prank(address(market));
-        nodes.lock(oneExposure(client, 1)); // not a node, so there is no stake
-        vm.prank(address(market));
-        nodes.release(oneExposure(node[0], NODE_STAKE - 1));
+        nodes.release(oneExposure(node[0], NODE_STAKE - RESERVE - FLOOR));
         assertEq(nodes.nodeOf(node[0]).locked, 0);
+    }
+
+    function test_no_less_is_locked_than_the_floor() public {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.ExposureTooLow.selector, node[0], FLOOR, FLOOR - 1));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], FLOOR - 1));
     }
 
     function test_only_the_market_locks_and_releases() public {
@@ -312,7 +390,7 @@ contract NodeRegistryTest is Base {
         nodes.withdrawStake();
     }
 
-    function testFuzz_stakes_add_up(uint32 vramGb, uint128 slash) public {
+    function testFuzz_stakes_add_up(uint32 vramGb, uint96 amount) public {
         vramGb = vramGb == 0 ? 1 : vramGb;
         uint96 stake = nodes.minStake(vramGb);
         usdc.mint(client, stake);
@@ -320,8 +398,7 @@ contract NodeRegistryTest is Base {
         usdc.approve(address(nodes), stake);
         vm.prank(client);
         nodes.register(bytes32(uint256(7)), vramGb, "");
-        vm.prank(address(market));
-        uint256 taken = nodes.slash(client, slash);
+        uint256 taken = slash(client, amount, amount / 2);
         assertEq(nodes.nodeOf(client).stake + taken, stake);
         assertEq(usdc.balanceOf(address(nodes)), 3 * NODE_STAKE + stake - taken);
     }

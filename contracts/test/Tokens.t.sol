@@ -10,6 +10,7 @@ import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
 import {IMarket, Settlement} from "../src/interfaces/IMarket.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
+import {pack} from "../src/libraries/AccountAmount.sol";
 
 /// @dev A token that can misbehave: charge a fee on transfers, return false, or call back.
 contract FaultyToken is ERC20("Faulty", "FAULTY") {
@@ -133,11 +134,12 @@ contract TokensTest is MarketBase {
         depositAs(client, 10e6);
         bytes32 id = request(1);
         submitPlan(id, 1);
+        commitAll(id, 1);
         Settlement memory s = makeSettlement(1e6, 5e6, 1e6);
-        s.slashes[0].node = node[0];
+        s.slashes[0] = pack(node[0], 5e6);
         bytes memory signatures = certify(3, settlementHash(id, s));
-        token.setCallback(address(market), abi.encodeCall(market.settle, (id, s, signatures)));
-        market.settle(id, s, signatures); // the token calls back when the registry sends the slashed stake
+        token.setCallback(address(market), abi.encodeCall(market.settle, (id, s, recorded[id], signatures)));
+        market.settle(id, s, recorded[id], signatures); // the token calls back when the registry sends the stake
         require(bytes4(token.failure()) == IMarket.StatusInvalid.selector);
         assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE - 5e6);
         assertConserved();

@@ -14,6 +14,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
+from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.relay import Relay
 from splitup.storage.journal import Journal
@@ -101,11 +102,13 @@ async def _open_node(
         ]
     )
     stack.push_async_callback(workers.close)
+    device = await workers.start()
+    check_own(device["determinism_class"])
     node = Node(
         NodeResources(config, identity, journal, chain, committees, http, workers),
         committee=committee,
         economics=await fetch_economics(chain),
-        device=await workers.start(),
+        device=device,
     )
     app = make_app()
     node.add_routes(app)
@@ -117,4 +120,6 @@ async def _open_node(
     stack.push_async_callback(server.close)
     await node.find_endpoint(server, entry["endpoint"])
     _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
+    if node.device["sandbox"]:
+        _log.warning("models are not fully confined here: %s", node.device["sandbox"])
     return node

@@ -268,12 +268,12 @@ class Node:
 
     async def _handle_plan(self, request: web.Request) -> web.Response:
         certificate = await read_unsigned(request, api.PLAN_CERTIFICATE)
-        execution_id = certificate.plan.request.execution_id
-        accepting = self._accepting.get(execution_id)
+        digest = certificate.digest("splitup/certificate/v1")  # a forged one is another task
+        accepting = self._accepting.get(digest)
         if accepting is None:
             accepting = asyncio.create_task(self._accept_plan(certificate))
-            self._accepting[execution_id] = accepting
-            accepting.add_done_callback(lambda _: self._accepting.pop(execution_id, None))
+            self._accepting[digest] = accepting
+            accepting.add_done_callback(lambda _: self._accepting.pop(digest, None))
         await asyncio.shield(accepting)
         return web.json_response({})
 
@@ -292,19 +292,21 @@ class Node:
             raise PeerFault(f"the deadline of {execution_id} has passed")
         plan.node_of(self._identity.address)
         await self._committees.check_certificate(certificate)
-        manifest = await self._cache.fetch_manifest(plan.request.model_id)
-        try:
-            self._health.check()
-            # the tasks stay loaded until the engine has started the execution
-            async with contextlib.AsyncExitStack() as stack:
-                for index, executor in enumerate(plan.executors()):
-                    if executor == self._identity.address and index < len(manifest.tasks):
-                        use = self._loaded_tasks.use(plan.request.model_id, index)
-                        await stack.enter_async_context(use)
-                self.engine.start(certificate, manifest)
-        except SplitUpError as error:
-            self.engine.refuse(certificate, str(error))
-            raise
+        with self.engine.expect(certificate):
+            manifest = await self._cache.fetch_manifest(plan.request.model_id)
+            try:
+                self._health.check()
+                # the tasks stay loaded until the engine has started the execution
+                async with contextlib.AsyncExitStack() as stack:
+                    for index, executor in enumerate(plan.executors()):
+                        if executor == self._identity.address and index < len(manifest.tasks):
+                            use = self._loaded_tasks.use(plan.request.model_id, index)
+                            await stack.enter_async_context(use)
+                    if not self.engine.is_known(execution_id):  # by another of its certificates
+                        self.engine.start(certificate, manifest)
+            except SplitUpError as error:
+                self.engine.refuse(certificate, str(error))
+                raise
 
     async def _handle_verify(self, request: web.Request) -> web.Response:
         order = await read_unsigned(request, api.VERIFICATION_ORDER)

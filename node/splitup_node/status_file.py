@@ -39,6 +39,7 @@ class NodeStatus:
         rows = [
             *self._describe_endpoint(),
             ("device", str(values["device"]["reason"])),
+            ("sandbox", values["device"]["sandbox"] or "complete"),
             ("memory", f"{_format_gb(used)} of {_format_gb(total)}"),
             ("sessions", f"{values['sessions']} with {_format_gb(state)} of {_format_gb(limit)}"),
             ("queue", f"{values['queue_ms']} ms"),

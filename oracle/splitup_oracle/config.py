@@ -31,7 +31,6 @@ class OracleConfig(BaseModel):
     listen_host: str = "127.0.0.1"
     listen_port: _Port
     gateway_urls: GatewayUrlsField
-    confirmations: Annotated[int, Field(ge=0, le=64)] = 0
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
 
     @classmethod

@@ -64,8 +64,7 @@ def _get_kind(dims: Dims) -> Rows | None:
     """Return the kind of a port or value in memory whose leading dimension is a symbol."""
     if not dims or not isinstance(dims[0], str):
         return None
-    rest = [size for size in dims[1:] if isinstance(size, int)]
-    return Rows(dims[0], get_stride(math.prod(rest))) if len(rest) == len(dims) - 1 else None
+    return Rows(dims[0], get_stride(math.prod(size for size in dims[1:] if isinstance(size, int))))
 
 
 def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, Kind]) -> bool:

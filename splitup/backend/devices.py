@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tinygrad.device import Device
-from tinygrad.helpers import DEV, NUM_CPU_THREADS, PARALLEL
+from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
 from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
@@ -56,20 +56,20 @@ def find_clang() -> str:
 
 
 def install_host_programs() -> None:
-    """Make tinygrad's clang wrapper return the shipped objects when there is no clang.
+    """Make tinygrad's clang wrapper return the shipped objects of the four host programs.
 
-    Without clang, every source but those of the four host programs raises Unavailable.
+    Where this machine's are not shipped they need clang, as every other source does.
     """
     if getattr(ClangCompiler.compile, "splitup", False):
         return
     original = ClangCompiler.compile
 
     def compile_source(self: Any, source: str) -> bytes:
-        if find_clang():
-            return bytes(original(self, source))
         objects = _load_host_programs(self.arch)
         if (found := objects.get(hashlib.sha256(source.encode()).hexdigest())) is not None:
             return found
+        if find_clang():
+            return bytes(original(self, source))
         raise Unavailable(
             "tinygrad asks for a C compiler and none is here: use DEV=CPU:X86 on x86-64, "
             "or install one with 'apt install clang'"
@@ -102,6 +102,7 @@ def select_device(index: int = 0) -> DeviceReport:
     # tinygrad's kernels depend on the number of threads, so it is the same on every machine.
     NUM_CPU_THREADS.value = 1
     PARALLEL.value = 0
+    CACHELEVEL.value = 0  # its cache on disk is a shared file that everybody unpickles
     asked = os.environ.get("DEV", "")
     device, renderer = str(DEV.device), str(DEV.renderer)
     reason = f"DEV={asked} is set"
@@ -164,7 +165,7 @@ def get_common_class() -> str:
 def _get_class(device: str, renderer: str, clang: str) -> str:
     """Return a name made of everything that output bytes may depend on."""
     version = importlib.metadata.version("tinygrad")
-    parts = [f"tinygrad {version}", f"{device}:{renderer}"]
+    parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
     if device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":

@@ -1,89 +1,125 @@
 """Compiled tasks on the node's disk: after a restart nothing has to be compiled again.
 
-A file's name is a digest of everything that its content depends on: task, determinism class, device
-and this package's code. Only this node writes it, into a directory that only its user can read; the
-digest in it detects damage, not attacks. The least recently used files are deleted first.
+Only daemons read and write here, with a key that no worker can read: a worker gets the bytes of the
+task it loads, and what is kept comes from a process that compiled this task alone. The least
+recently used files are deleted first.
 
-    file     32 bytes SHA-256 of the rest | u32 header bytes | header, JSON | machine code
+    key      32 random bytes
+    file     32 bytes HMAC-SHA256 of what it belongs to, and of the rest | a schedule's bytes
 
-The header is a ``Schedule`` as nested lists in the order of its fields, with the length of each
-piece of machine code in its place.
+A file belongs to a task, a determinism class, a device and this package's code; its name is their
+digest. A file that was damaged, written by anybody else or moved to another name is deleted.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import functools
 import hashlib
-import json
+import hmac
 import logging
 import os
-import struct
+import secrets
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import astuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from splitup.backend.native_code import NativeCode, find_native_code
-from splitup.backend.schedule import Executable, Launch, Place, Schedule
 from splitup.core import tuning
-from splitup.core.codec import encode_canonical, parse_json
+from splitup.core.codec import encode_canonical
 
 _SUFFIX: Final = ".kernels"
-_HEAD: Final = struct.Struct("<32sI")
+_KEY_FILE: Final = "key"
+_KEY_BYTES: Final = 32
+_MAC_BYTES: Final = 32
 
 _log = logging.getLogger("splitup.backend.kernel_cache")
 
 
 class KernelCache:
-    """A directory of schedules, at most ``max_bytes`` of them."""
+    """A directory of compiled tasks, at most ``max_bytes`` of them; daemons may share it."""
 
     def __init__(self, directory: Path, max_bytes: int = tuning.KERNEL_CACHE_BYTES) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
 
-    def load(self, task_id: str, determinism_class: str, device: str) -> Schedule | None:
-        """Return a task's schedule; None when there is none, or a damaged one, which is deleted."""
-        path = self._get_path(task_id, determinism_class, device)
+    def load(self, task_id: str, determinism_class: str, device: str) -> bytes | None:
+        """Return a task's schedule; None when there is none, or a false one, which is deleted."""
+        entry = _name_entry(task_id, determinism_class, device)
+        path = self._get_path(entry)
         try:
-            data = path.read_bytes()
+            mac, data = _split(path.read_bytes())
+            expected = self._compute_mac(entry, data)
         except OSError:
             return None
-        try:
-            schedule = decode_schedule(data, find_native_code(device))
-        except ValueError as error:
-            _log.warning("%s is damaged (%s) and will be compiled again", path, error)
+        if not hmac.compare_digest(mac, expected):
+            _log.warning("%s is damaged, or not this node's, and will be compiled again", path)
             with suppress(OSError):
                 path.unlink()
             return None
         with suppress(OSError):
             os.utime(path)  # the order in which files are removed
-        return schedule
+        return data
 
-    def store(self, task_id: str, determinism_class: str, device: str, schedule: Schedule) -> None:
+    def store(self, task_id: str, determinism_class: str, device: str, data: bytes) -> None:
         """Write a schedule; a disk that fails is logged, and the next start compiles again."""
-        data = encode_schedule(schedule, find_native_code(device))
-        if data is None or len(data) > self._max_bytes:
+        if len(data) > self._max_bytes:
             return
-        path = self._get_path(task_id, determinism_class, device)
+        entry = _name_entry(task_id, determinism_class, device)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
-                file.write(data)
-            Path(file.name).replace(path)  # several workers may share the directory
+            self._write(self._get_path(entry), self._compute_mac(entry, data) + data)
             self._trim()
         except OSError as error:
             _log.warning("compiled kernels are not kept: %s", error)
 
-    def _get_path(self, task_id: str, determinism_class: str, device: str) -> Path:
-        key = encode_canonical([task_id, determinism_class, device, _get_code_digest()])
-        return self._directory / (hashlib.sha256(key).hexdigest() + _SUFFIX)
+    @asynccontextmanager
+    async def reserve(self) -> AsyncIterator[None]:
+        """Wait until no other daemon compiles for this directory: it may be for the same task."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = os.open(self._directory, os.O_RDONLY)
+        except OSError:  # a disk that fails, as in ``store``
+            yield
+            return
+        try:
+            # held until it is closed, or the process ends; no event tells when another ends
+            while not _try_lock(number):  # noqa: ASYNC110
+                await asyncio.sleep(tuning.COMPILE_POLL_S)
+            yield
+        finally:
+            os.close(number)
+
+    def _get_path(self, entry: bytes) -> Path:
+        return self._directory / (hashlib.sha256(entry).hexdigest() + _SUFFIX)
+
+    def _compute_mac(self, entry: bytes, data: bytes) -> bytes:
+        message = hashlib.sha256(entry).digest() + data
+        return hmac.digest(self._read_key(), message, "sha256")
+
+    def _read_key(self) -> bytes:
+        path = self._directory / _KEY_FILE
+        with suppress(FileNotFoundError):
+            if len(key := path.read_bytes()) == _KEY_BYTES:
+                return key
+            path.unlink()  # the disk was full when it was written
+        with suppress(FileExistsError), tempfile.NamedTemporaryFile(dir=self._directory) as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            path.hardlink_to(file.name)  # the first of several daemons decides
+        return path.read_bytes()
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
+            file.write(data)
+        Path(file.name).replace(path)  # several daemons may share the directory
 
     def _trim(self) -> None:
         files = []
         for path in self._directory.glob("*" + _SUFFIX):
-            with suppress(OSError):  # another worker may have removed it
+            with suppress(OSError):  # another daemon may have removed it
                 status = path.stat()
                 files.append((status.st_mtime_ns, status.st_size, path))
         total = sum(size for _, size, _ in files)
@@ -95,6 +131,21 @@ class KernelCache:
             total -= size
 
 
+def _try_lock(number: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _name_entry(task_id: str, determinism_class: str, device: str) -> bytes:
+    return encode_canonical([task_id, determinism_class, device, _get_code_digest()])
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    return data[:_MAC_BYTES], data[_MAC_BYTES:]
+
+
 @functools.cache
 def _get_code_digest() -> str:
     """Return a digest of the code that decides what is compiled."""
@@ -104,89 +155,3 @@ def _get_code_digest() -> str:
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-# ---- bytes ---------------------------------------------------------------------------------------
-
-
-def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes | None:
-    """Return the bytes of a file; None when launch sizes are expressions, which are not kept."""
-    for item in schedule.executables:
-        sizes = (*item.global_size, *(item.local_size or ()))
-        if not all(isinstance(size, int) for size in sizes):
-            return None
-    header = [
-        schedule.inputs,
-        schedule.weights,
-        schedule.states,
-        schedule.values,
-        [_list_place(place) for place in schedule.outputs],
-        [_list_executable(item) for item in schedule.executables],
-        [] if native is None else [native.encode_kernel(kernel) for kernel in schedule.natives],
-        [
-            [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
-            for launch in schedule.launches
-        ],
-    ]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    codes = b"".join(item.code for item in schedule.executables)
-    rest = struct.pack("<I", len(text)) + text + codes
-    return hashlib.sha256(rest).digest() + rest
-
-
-def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
-    """Return the schedule of a file; raises ValueError when it is damaged."""
-    if len(data) < _HEAD.size:
-        raise ValueError("it is cut off")
-    digest, length = _HEAD.unpack_from(data)
-    if hashlib.sha256(memoryview(data)[32:]).digest() != digest:
-        raise ValueError("its digest is wrong")
-    end = _HEAD.size + length
-    header = parse_json(data[_HEAD.size : end])
-    inputs, weights, states, values, outputs, executables, natives, launches = header
-    read = []
-    for code_bytes, *numbers in executables:
-        read.append(_read_executable(data[end : end + code_bytes], numbers))
-        end += code_bytes
-    return Schedule(
-        inputs=tuple(inputs),
-        weights=tuple(weights),
-        states=tuple(states),
-        values=tuple(values),
-        outputs=tuple(Place(*place) for place in outputs),
-        executables=tuple(read),
-        natives=() if native is None else tuple(map(native.decode_kernel, natives)),
-        launches=tuple(
-            Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
-            for kind, index, is_shared, *places in launches
-        ),
-    )
-
-
-def _list_place(place: Place) -> list[Any]:
-    return list(astuple(place))
-
-
-def _list_executable(item: Executable) -> list[Any]:
-    return [
-        len(item.code),
-        item.name,
-        item.target,
-        item.signature,
-        item.variables,
-        item.global_size,
-        item.local_size,
-    ]
-
-
-def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
-    name, target, signature, variables, global_size, local_size = values
-    return Executable(
-        code=code,
-        name=name,
-        target=target,
-        signature=tuple((n, slot, dtype, tuple(shape)) for n, slot, dtype, shape in signature),
-        variables=tuple(variables),
-        global_size=tuple(global_size),
-        local_size=None if local_size is None else tuple(local_size),
-    )

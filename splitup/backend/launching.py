@@ -16,8 +16,8 @@ from tinygrad.device import Buffer, Device, TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
-from tinygrad.uop.ops import sym_infer
 
+from splitup.backend.launch_sizes import compute_sizes
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.backend.schedule import Executable, Launch, Place
 from splitup.cpu import kernel_sequence
@@ -118,8 +118,8 @@ class ExecutableCall:
             values = {name: self._rows[name].value for name in executable.variables}
             self._runtime(
                 *raw,
-                global_size=_infer_sizes(executable.global_size, values),
-                local_size=_infer_sizes(executable.local_size, values),
+                global_size=compute_sizes(executable.global_size, values),
+                local_size=compute_sizes(executable.local_size, values),
                 vals=tuple(values.values()),
             )
 
@@ -233,10 +233,6 @@ def _list_cells(
         if place.rows or place.is_own
         for value in values
     ]
-
-
-def _infer_sizes(sizes: Sequence[Any] | None, values: dict[str, int]) -> tuple[Any, ...] | None:
-    return None if sizes is None else tuple(sym_infer(size, values) for size in sizes)
 
 
 def _resolve(device: str, arguments: Sequence[Argument], states: States) -> list[Any]:

@@ -21,6 +21,14 @@ from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
+from splitup.backend.integers import (
+    compute_wrapped,
+    convert,
+    hide_range,
+    reduce_wrapped,
+    reinterpret,
+    shift_left,
+)
 from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
 from splitup.core.tensors import TensorSpec
 from splitup.graph.dtypes import INTEGERS
@@ -107,16 +115,12 @@ def _count_elements(shape: tuple[int, ...], dims: Dims) -> int:
 
 def _view(buffer: UOp, shape: tuple[int, ...], dims: Dims, variables: Mapping[str, UOp]) -> UOp:
     """Return the part of a buffer that is in use, for a largest shape and its dimensions."""
-    bound = tuple(variables[size] if isinstance(size, str) else size for size in dims)
-    if dims and isinstance(dims[0], str):
-        length = math.prod(shape[1:])
-        rows = buffer.reshape((shape[0], get_stride(length)))
-        rows = rows._mop(Ops.SHRINK, ((0, bound[0]), (0, length)))
-        return rows.reshape((bound[0], *shape[1:]))
-    view = buffer.reshape(shape)
-    if bound == shape:
-        return view
-    return view._mop(Ops.SHRINK, tuple((0, size) for size in bound))
+    if not dims or not isinstance(dims[0], str):
+        return buffer.reshape(shape)
+    count, length = variables[dims[0]], math.prod(shape[1:])
+    rows = buffer.reshape((shape[0], get_stride(length)))
+    rows = rows._mop(Ops.SHRINK, ((0, count), (0, length)))
+    return rows.reshape((count, *shape[1:]))
 
 
 # ---- one function per form of lowering ---------------------------------------------------------
@@ -177,14 +181,41 @@ def _lower_flip(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     return operands[0]._mop(Ops.FLIP, tuple(bool(item) for item in node.arg))
 
 
-def _lower_conversion(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    node = scope.graph.nodes[position]
-    return UOp(Ops[node.op], src=(operands[0],), arg=get_tinygrad_dtype(node.dtype))
+def _lower_cast(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return convert(operands[0], get_tinygrad_dtype(scope.graph.nodes[position].dtype))
+
+
+def _lower_bitcast(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return reinterpret(operands[0], get_tinygrad_dtype(scope.graph.nodes[position].dtype))
 
 
 def _lower_plain(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     """Lower an operation that tinygrad has by the same name, without an argument."""
     return UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands))
+
+
+def _lower_arithmetic(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower ADD, SUB or MUL, which wraps where it is of integers."""
+    node = scope.graph.nodes[position]
+    if node.dtype in INTEGERS:
+        return compute_wrapped(Ops[node.op], *operands)
+    return UOp(Ops[node.op], src=tuple(operands))
+
+
+def _lower_negation(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    (value,) = operands
+    if scope.graph.nodes[position].dtype in INTEGERS:
+        return compute_wrapped(Ops.SUB, UOp.const(0, value.dtype), value)
+    return UOp(Ops.NEG, src=(value,))
+
+
+def _lower_shift_left(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return shift_left(*operands)
+
+
+def _lower_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower a division by a constant; tinygrad would merge several into one whose divisor wraps."""
+    return hide_range(UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands)))
 
 
 def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
@@ -198,7 +229,10 @@ def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
         value = value.reshape((*reduced, *shape[count:]))
     if not reduced:
         return value
-    return UOp(Ops.REDUCE, src=(value,), arg=(Ops[str(node.arg[0])], len(reduced)))
+    op = Ops[str(node.arg[0])]
+    if node.dtype in INTEGERS and op is not Ops.MAX:
+        return reduce_wrapped(op, value, len(reduced))
+    return UOp(Ops.REDUCE, src=(value,), arg=(op, len(reduced)))
 
 
 def _lower_contiguous(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
@@ -207,7 +241,10 @@ def _lower_contiguous(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
 
 
 def _lower_lookup(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    """Sum the table's rows whose number is the index: tinygrad makes of it a guarded load."""
+    """Sum the table's rows whose number is the index: tinygrad makes of it a guarded load.
+
+    Of the index it is told no range, so that it never takes the guard to be superfluous.
+    """
     table, index = operands
     dtype = get_tinygrad_dtype(scope.graph.nodes[position].dtype)
     length, rest, shape = table.shape[0], table.shape[1:], index.shape
@@ -215,7 +252,7 @@ def _lower_lookup(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     iota = Tensor.arange(largest, dtype=dtypes.int32).uop._mop(Ops.SHRINK, ((0, length),))
     ones = (1,) * len(rest)
     number = iota.reshape((length, *(1,) * len(shape), *ones))
-    hit = Tensor(number) == Tensor(index.reshape((1, *shape, *ones)))
+    hit = Tensor(number) == Tensor(hide_range(index).reshape((1, *shape, *ones)))
     rows = Tensor(table.reshape((length, *(1,) * len(shape), *rest)))
     zero = Tensor(UOp.const(0, dtype))
     value = hit.where(rows, zero).uop
@@ -242,8 +279,8 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "PAD": _lower_pairs,
         "SHRINK": _lower_pairs,
         "FLIP": _lower_flip,
-        "CAST": _lower_conversion,
-        "BITCAST": _lower_conversion,
+        "CAST": _lower_cast,
+        "BITCAST": _lower_bitcast,
         "EXP2": _lower_plain,
         "LOG2": _lower_plain,
         "SIN": _lower_plain,
@@ -251,20 +288,20 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "SQRT": _lower_plain,
         "RECIPROCAL": _lower_plain,
         "TRUNC": _lower_plain,
-        "NEG": _lower_plain,
-        "ADD": _lower_plain,
-        "SUB": _lower_plain,
-        "MUL": _lower_plain,
+        "NEG": _lower_negation,
+        "ADD": _lower_arithmetic,
+        "SUB": _lower_arithmetic,
+        "MUL": _lower_arithmetic,
         "FDIV": _lower_plain,
         "MAX": _lower_plain,
         "AND": _lower_plain,
         "OR": _lower_plain,
         "XOR": _lower_plain,
-        "CDIV": _lower_plain,
-        "CMOD": _lower_plain,
-        "FLOORDIV": _lower_plain,
-        "FLOORMOD": _lower_plain,
-        "SHL": _lower_plain,
+        "CDIV": _lower_division,
+        "CMOD": _lower_division,
+        "FLOORDIV": _lower_division,
+        "FLOORMOD": _lower_division,
+        "SHL": _lower_shift_left,
         "SHR": _lower_plain,
         "CMPLT": _lower_plain,
         "CMPNE": _lower_plain,

@@ -10,20 +10,23 @@ differ (``splitup.cpu.cache_writes``), so no other code may write into a state's
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import hashlib
 import itertools
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
 
 from splitup.backend.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
+from splitup.backend.compile_process import compile_apart
 from splitup.backend.devices import DeviceReport, select_device
 from splitup.backend.joins import find_join
-from splitup.backend.kernel_cache import KernelCache
 from splitup.backend.launching import (
     Argument,
     Bound,
@@ -39,14 +42,18 @@ from splitup.backend.launching import (
 )
 from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
-from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidInput
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
+from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
+from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
+from splitup.graph.gates import check_gate
+from splitup.graph.memory import round_up
 from splitup.graph.rules import CheckedGraph, load_graph
 
+_ALLOCATING: Final = threading.Lock()  # a task may be loaded while another one makes a state
 _FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
 
@@ -99,23 +106,33 @@ class TaskProgram:
     def __init__(
         self,
         graph_bytes: bytes,
-        weights: bytes | Path | None,
+        weights: bytes | Path | BinaryIO | None,
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
+        kernels: bytes | None = None,
+        memory_bytes: int | None = None,
+        gate: int | None = None,
     ) -> None:
-        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
+        """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
-        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
-        do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
-        weights are not those it names.
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights.
+        ``kernels`` are what ``splitup.backend.compile_process`` made of this graph: machine code,
+        which is run. Results do not depend on ``threads``. The manifest says which memory the task
+        needs, and which input shuts it: ``memory_bytes`` and ``gate``. Raises InvalidModel
+        when the graph breaks a rule or what is said of it, when it takes too long to compile, and
+        when the weights are not those it names.
         """
-        graph = load_graph(graph_bytes)
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        self._start(graph, open_weights(weights), cache)
+        self.device = self._report.device
+        load = functools.partial(load_checked, graph_bytes, self.device, memory_bytes, gate)
+        if kernels is None:
+            schedule = compile_apart(load, self.device)
+        else:
+            schedule = decode_schedule(kernels, find_native_code(self.device))
+        self._start(load(), schedule, open_weights(weights))
 
     @classmethod
     def from_graph(
@@ -125,25 +142,34 @@ class TaskProgram:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache: KernelCache | None = None,
         uses_native_code: bool = True,
+        is_foreign: bool = False,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
+        It is compiled in this process, and shares kernels with those before it, unless it
+        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
+        tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
-        program._start(graph, get_bytes, cache if uses_native_code else None, uses_native_code)
+        program.device = program._report.device
+        if is_foreign:
+            schedule = compile_apart(
+                lambda: graph, program.device, uses_native_code=uses_native_code
+            )
+        else:
+            schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
+        program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 
     def _start(
         self,
         graph: CheckedGraph,
+        schedule: Schedule,
         get_bytes: Callable[[str], memoryview],
-        cache: KernelCache | None,
         uses_native_code: bool = True,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
@@ -156,9 +182,8 @@ class TaskProgram:
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph)
-        self.device = self._report.device
         self._native = find_native_code(self.device) if uses_native_code else None
-        schedule = self._find_schedule(graph, cache)
+        _check_schedule(schedule, self.vram_bytes)
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
             "weight": self._allocate(schedule.weights),
@@ -338,19 +363,9 @@ class TaskProgram:
             digest.update(make_reader(buffer)())
         return digest.hexdigest()
 
-    def _find_schedule(self, graph: CheckedGraph, cache: KernelCache | None) -> Schedule:
-        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
-        schedule = None if cache is None else cache.load(*key)
-        self.is_from_cache = schedule is not None
-        if schedule is None:
-            uses_native_code = self._native is not None
-            schedule = compile_graph(graph, self.device, uses_native_code=uses_native_code)
-            if cache is not None:
-                cache.store(*key, schedule)
-        return schedule
-
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
-        return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
+        with _ALLOCATING:
+            return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
 
     def _prepare(self, schedule: Schedule) -> list[Call]:
         """Load the machine code; returns the kernels in order with the buffers they take."""
@@ -413,6 +428,34 @@ class TaskProgram:
             call.bind(states) if shared is None else shared
             for call, shared in zip(self._calls, self._shared, strict=True)
         ]
+
+
+def load_checked(
+    graph_bytes: bytes, device: str, memory_bytes: int | None, gate: int | None
+) -> CheckedGraph:
+    """Return a task's graph; raises InvalidModel unless it is legal and what is said of it true."""
+    graph = load_graph(graph_bytes)
+    check_memory(graph, memory_bytes, _get_machine_bytes(device))
+    check_gate(graph, gate)
+    return graph
+
+
+def _get_machine_bytes(device: str) -> int:
+    """Return the memory of this machine, for a CPU; a GPU's driver says what it lacks."""
+    if not device.startswith("CPU"):
+        return MAX_SAFE_INTEGER
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_schedule(schedule: Schedule, vram_bytes: int) -> None:
+    """Raise InvalidModel when a schedule takes more memory than was predicted for its graph."""
+    fixed = sum(schedule.inputs) + sum(schedule.weights) + sum(schedule.values)
+    states = sum(round_up(size) for size in schedule.states)
+    if fixed + 2 * states > vram_bytes:
+        raise InvalidModel(
+            f"the compiled task takes {fixed + 2 * states} bytes of memory; {vram_bytes} were "
+            "predicted from its graph"
+        )
 
 
 def _set_words(words: Mapping[str, ctypes.c_uint64], rows: Rows) -> None:

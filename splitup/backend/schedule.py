@@ -1,8 +1,8 @@
 """A compiled task: which kernels run in which order on which memory, as plain data.
 
 ``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.backend.runtime`` loads
-one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it is
-kept on the node's disk only (``splitup.backend.kernel_cache``).
+one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it stays
+on the node's disk (``splitup.backend.kernel_cache``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.arena_layout import Plan, plan_memory
 from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
+from splitup.backend.launch_sizes import read_size
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
-from splitup.core.errors import InvalidModel
+from splitup.backend.tinygrad_fixes import install_fixes
+from splitup.backend.unrolling import install_bound
+from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -53,7 +56,7 @@ class Executable:
     target: str
     signature: tuple[tuple[str | None, int, str, tuple[int, ...]], ...]  # name, slot, dtype, shape
     variables: tuple[str, ...]
-    global_size: tuple[Any, ...]  # a number, or a tinygrad expression of the variables
+    global_size: tuple[Any, ...]  # of the variables: ``splitup.backend.launch_sizes``
     local_size: tuple[Any, ...] | None
 
 
@@ -86,9 +89,21 @@ class Schedule:
 
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
+    try:
+        return _compile(graph, device, uses_native_code)
+    except SplitUpError:
+        raise
+    except Exception as error:  # tinygrad raises anything, and the graph is a stranger's
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        raise InvalidModel(f"tinygrad cannot compile the graph ({reason})") from error
+
+
+def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
+    install_fixes()
+    install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
-    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
+    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1, CACHELEVEL=0):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
         plan = plan_memory(linear, lowered)
@@ -286,8 +301,8 @@ def _read_executable(program: UOp) -> Executable:
             for name, slot, dtype, shape in elf.signature
         ),
         variables=tuple(str(variable.expr) for variable in info.vars),
-        global_size=tuple(info.global_size),
-        local_size=None if info.local_size is None else tuple(info.local_size),
+        global_size=tuple(map(read_size, info.global_size)),
+        local_size=None if info.local_size is None else tuple(map(read_size, info.local_size)),
     )
 
 

@@ -27,7 +27,9 @@ def record_trace(
     layout = ValueLayout(
         graph, tuple(tuple(bound[symbol.name] for symbol in graph.symbols) for bound in rows)
     )
-    programs = [TaskProgram.from_graph(part, get_bytes) for part in expose_values(graph)]
+    programs = [
+        TaskProgram.from_graph(part, get_bytes, is_foreign=True) for part in expose_values(graph)
+    ]
     states = [program.new_state() for program in programs]
     digests = []
     for inputs in steps:
@@ -43,6 +45,6 @@ def record_trace(
 
 def run_kernel(region: CheckedGraph, operands: Sequence[bytes]) -> bytes:
     """Return the one value of a graph of ``value_trace.cut_region``, as this device computes it."""
-    program = TaskProgram.from_graph(region, lambda name: memoryview(b""))
+    program = TaskProgram.from_graph(region, lambda name: memoryview(b""), is_foreign=True)
     (result,) = program.run(program.new_state(), operands)
     return bytes(result)

@@ -7,6 +7,7 @@ import hashlib
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tinygrad.device import Buffer
 
@@ -36,16 +37,16 @@ def load_weights(
         make_writer(buffer)(data)
 
 
-def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:
+def open_weights(weights: bytes | Path | BinaryIO | None) -> Callable[[str], memoryview]:
     """Return a function that gives a weight's bytes by name, from a validated safetensors file."""
     if weights is None:
         return functools.partial(_get_tensor, {}, memoryview(b""))
-    if isinstance(weights, Path):
-        table = validate_safetensors(weights)
-        with weights.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return functools.partial(_get_tensor, table, memoryview(mapped))
-    return functools.partial(_get_tensor, parse_safetensors(weights), memoryview(weights))
+    if isinstance(weights, bytes):
+        return functools.partial(_get_tensor, parse_safetensors(weights), memoryview(weights))
+    table = validate_safetensors(weights)
+    with weights.open("rb") if isinstance(weights, Path) else weights as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return functools.partial(_get_tensor, table, memoryview(mapped))
 
 
 def _get_tensor(table: dict[str, SafeTensor], view: memoryview, name: str) -> memoryview:

@@ -21,12 +21,12 @@ def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict
 
 def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
     """Return every signature under a plan as the contract takes it, by member."""
-    plan = certificate.plan
-    executors = len(set(plan.executors()))
+    plan, executors = certificate.plan, len(set(certificate.plan.executors()))
     return {
         entry.member: _open_plan_vote(
             PlanVote(
                 execution_id=plan.request.execution_id,
+                request_hash=plan.request.hash(),
                 root=plan.root(),
                 seed=plan.seed,
                 executors=executors,
@@ -41,6 +41,7 @@ def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
 def _open_plan_vote(vote: PlanVote) -> dict[str, Any]:
     return {
         "executionId": vote.execution_id,
+        "requestHash": vote.request_hash,
         "planRoot": vote.root,
         "tail": bytes.fromhex(vote.seed[2:]) + vote.executors.to_bytes(32),
         "signature": vote.signature,

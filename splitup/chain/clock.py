@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from splitup.core import limits, tuning
 
@@ -37,6 +39,7 @@ class ChainClock:
         self._low_s = -math.inf  # bounds of the chain's time minus the monotonic clock
         self._high_s = math.inf
         self._last: _Look | None = None
+        self._blocks: deque[tuple[int, int]] = deque(maxlen=tuning.REORG_BLOCKS)
 
     def now_s(self) -> float:
         """Return the chain's time, Unix seconds."""
@@ -56,9 +59,20 @@ class ChainClock:
         if last is not None and number > last.number:
             high_s = timestamp_s - last.at_s + tuning.BLOCK_DELAY_S
         self._last = _Look(number, now_s)
+        if not self._blocks or number > self._blocks[-1][0]:
+            self._blocks.append((number, timestamp_s))
         self._low_s, self._high_s = max(self._low_s, low_s), min(self._high_s, high_s)
         if self._low_s > self._high_s:  # the chain was set to another time, or the clocks drift
             self._low_s, self._high_s = low_s, max(low_s, high_s)
+
+    @property
+    def block_time_s(self) -> float:
+        """Return the shortest time between two of the last blocks, 0 while it is not known.
+
+        A chain leaves out blocks at times; the shortest is what it does when it does not.
+        """
+        times = [(b - a) / (m - n) for (n, a), (m, b) in pairwise(self._blocks)]
+        return max(0.0, min(times, default=0.0))
 
     def describe_skew(self) -> str:
         """Return a sentence when the machine's clock is too far off for signed requests, or ""."""

@@ -13,7 +13,7 @@ from web3.utils.address import get_create_address
 from splitup.chain.abi import ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 _ADDRESS = Field(pattern=r"^0x[0-9a-f]{40}$")
@@ -30,11 +30,16 @@ class _DeploymentFile(BaseModel):
     nodes: str = _ADDRESS
     models: str = _ADDRESS
     market: str = _ADDRESS
+    confirmations: int = Field(0, ge=0, le=limits.MAX_CONFIRMATIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One chain, named by id and genesis block, and the contracts on it (lower-case addresses)."""
+    """One chain, named by id and genesis block, and the contracts on it (lower-case addresses).
+
+    ``confirmations`` is how many blocks the members wait before they believe what they read. It is
+    here because all of them derive from it how long complaints count.
+    """
 
     chain_id: int
     genesis_hash: str
@@ -44,6 +49,7 @@ class Deployment:
     nodes: str
     models: str
     market: str
+    confirmations: int = 0
 
     def get_address(self, contract: ContractName) -> str:
         """Return a contract's address by its short name."""
@@ -88,6 +94,7 @@ class MarketParameters:
     reward_milli: int = 1_200
     slash_milli: int = 100_000
     validation_bonus_milli: int = 0
+    outside_gain_micro_usdc: int = 300_000
     sampling_bps: int = 800
     collusion_bps: int = 1_000
     tie_breakers: int = 2
@@ -105,6 +112,7 @@ async def deploy(
     unbonding_period_s: int = 7 * 86_400,
     bond_period_s: int = 14 * 86_400,
     parameters: MarketParameters | None = None,
+    confirmations: int = 0,
 ) -> Deployment:
     """Deploy the contracts, owned by the key's account, and connect them.
 
@@ -142,4 +150,5 @@ async def deploy(
                 )
         data = load_abi("nodes").encode_call("setMarket", (market,))
         await sender.wait(await sender.submit("nodes.setMarket", nodes, data))
-        return Deployment(chain_id, genesis["hash"], token, committee, bonds, nodes, models, market)
+        addresses = token, committee, bonds, nodes, models, market
+        return Deployment(chain_id, genesis["hash"], *addresses, confirmations)

@@ -16,7 +16,13 @@ from splitup.chain.event_stream import ChainEvent
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected
 from splitup.crypto import bls
-from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
+from splitup.crypto.quorum import (
+    ExecutionHistory,
+    pack_word,
+    pack_words,
+    request_struct_hash,
+    unpack_word,
+)
 from splitup.messages.base import ZERO_BYTES32
 from splitup.protocol.settlement.proof_of_sampling import Economics
 
@@ -32,38 +38,6 @@ REQUEST_FIELDS: Final = (
     "snapshotSequence",
     "snapshotRoot",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A closed execution whose payouts are not credited, or whose locks are not released."""
-
-    execution_id: str
-    request_hash: str
-    plan_root: str
-    seed: str
-    own: tuple[str, ...]  # words: what nodes locked by commitments of their own, in order
-    commitments: str
-    exposures: tuple[str, ...]  # words
-    payouts: tuple[str, ...]  # words
-
-    def to_abi(self) -> tuple[Any, ...]:
-        """Return the struct as ``Market.distribute`` takes it."""
-        return (
-            self.execution_id,
-            self.request_hash,
-            self.plan_root,
-            self.seed,
-            self.own,
-            self.commitments,
-            self.exposures,
-            self.payouts,
-        )
-
-    def concerns(self, account: str) -> bool:
-        """Return whether the account is paid or its stake released."""
-        words = (*self.own, *self.exposures, *self.payouts)
-        return any(unpack_word(word)[0] == account for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +58,13 @@ def exposures_to_abi(exposures: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
     return tuple(pack_word(node, amount) for node, amount in exposures)
 
 
-def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
+def find_dues(events: Sequence[ChainEvent]) -> list[ExecutionHistory]:
     """Return the executions to distribute according to all events of the market, in order."""
     requests: dict[str, Mapping[str, Any]] = {}
     plans: dict[str, Mapping[str, Any]] = {}
     own: dict[str, list[str]] = {}
     commitments: dict[str, Mapping[str, Any]] = {}
-    dues: dict[str, Due] = {}
+    dues: dict[str, ExecutionHistory] = {}
     for event in events:
         args = event.args
         execution_id = args.get("executionId", "")
@@ -100,15 +74,16 @@ def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
             case "PlanAccepted":
                 plans[execution_id] = args
             case "CompletionCommitted":
-                word = pack_word(args["node"], args["exposure"])
-                own.setdefault(execution_id, []).append("0x" + word.hex())
+                own.setdefault(execution_id, []).extend(
+                    pack_words([(args["node"], args["exposure"])])
+                )
             case "ExecutionCommitted":
                 commitments[execution_id] = args
             case "Settled" | "Refunded" if execution_id in plans and execution_id in requests:
                 plan, asked = plans[execution_id], requests[execution_id]
                 agreed = commitments.get(execution_id, {})
                 request_hash = request_struct_hash(*(asked[name] for name in REQUEST_FIELDS))
-                dues[execution_id] = Due(
+                dues[execution_id] = ExecutionHistory(
                     execution_id=execution_id,
                     request_hash="0x" + request_hash.hex(),
                     plan_root=plan["planRoot"],
@@ -184,7 +159,7 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
     """
     for attempt in range(tuning.RPC_TRIES):
         events = await chain.fetch_events("market", from_block=from_block)
-        dues = [due for due in find_dues(events) if due.concerns(account)]
+        dues = [due for due in find_dues(events) if _concerns(due, account)]
         try:
             for start in range(0, len(dues), limits.MAX_DISTRIBUTED):
                 batch = dues[start : start + limits.MAX_DISTRIBUTED]
@@ -195,6 +170,12 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
             continue
         break
     return Distribution(len(dues), _find_oldest_open(events, from_block))
+
+
+def _concerns(due: ExecutionHistory, account: str) -> bool:
+    """Return whether the account is paid or its stake released."""
+    words = (*due.own, *due.exposures, *due.payouts)
+    return any(unpack_word(word)[0] == account for word in words)
 
 
 def _find_oldest_open(events: Sequence[ChainEvent], from_block: int) -> int:

@@ -97,6 +97,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "are not closed; withdraw the earnings, which releases settled ones, or wait for the others",
     "ExposureTooHigh": "{account} has {free:usdc} USDC of free stake; {required:usdc} would "
     "have to be locked",
+    "ExposureTooLow": "an execution locks at least {floor:usdc} USDC of every executor's stake; "
+    "{amount:usdc} are stated for {account}",
+    "SlashesNotAscending": "slashes must be sorted by node without repetition; {account} is not",
     "ExposuresNotAscending": "exposures must be sorted by node without repetition; {account} is "
     "not",
     "OperatorUnwilling": "{operator} has not allowed node {account} to name it as its operator",
@@ -129,6 +132,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "BalanceTooSmall": "{account} has {balance:usdc} USDC in the market, {required:usdc} are "
     "needed; deposit more",
     "ParameterInvalid": "the parameter {parameter} is out of its range",
+    "OutsideGainTooHigh": "a lie that earns {outsideGain:usdc} USDC outside would be profitable: "
+    "its expected loss is {expectedLoss:usdc} USDC",
     "ParametersUnsafe": "cheating would be profitable: the expected loss is {expectedLossMicro} "
     "millionths of a task's cost, the gain {gainMicro}; raise the slash or the sampling",
     "StepsInvalid": "{steps} steps are not within 1 and {maximum}",

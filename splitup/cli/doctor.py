@@ -19,6 +19,7 @@ import typer
 from splitup.cli.console import Output, run_command
 from splitup.cli.options import DirFlag, JsonFlag
 from splitup.config import DEFAULT_HOME, find_network_file
+from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def run_checks(directory: Path) -> list[Check]:
         _check_python(),
         _guard("programs", compose_package_install(), _find_programs),
         _check_device(),
+        _check_sandbox(),
         _guard("chain (Anvil)", compose_anvil_install(), _find_anvil),
         _check_node(),
         _guard(
@@ -124,6 +126,21 @@ def _check_device() -> Check:
     compiler = f", {report.compiler}" if report.compiler else ""
     found = f"{report.device}:{report.renderer}{compiler} ({report.reason})"
     return Check("device (tinygrad)", True, found)
+
+
+def _check_sandbox() -> Check:
+    """Ask a process that confines itself: models compute in such ones."""
+    from splitup.sandbox.child import make_command
+
+    name, command = "sandbox", make_command("splitup.sandbox.confinement")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=True)
+        lacks = parse_json(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Check(name, False, f"the question could not be asked: {error}")
+    if lacks:
+        return Check(name, False, "; ".join(map(str, lacks)))
+    return Check(name, True, "models reach no file, network or other process")
 
 
 def _find_anvil() -> str:

@@ -1,8 +1,8 @@
 """Chat templates: a conversation becomes the text that the model was trained to continue.
 
-A template is a Jinja program of the model's developer, so it runs in Jinja's immutable sandbox: it
-reaches what it is given and nothing else. The names it may use are those of Hugging Face's
-``apply_chat_template``.
+A template is a Jinja program of the model's developer. It runs in Jinja's immutable sandbox, in the
+confined process of the model's tokenizer (``splitup.client.tokenizer``), which it may stall or end.
+The names it may use are those of Hugging Face's ``apply_chat_template``.
 """
 
 from __future__ import annotations

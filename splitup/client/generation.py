@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
 from splitup.client.execution.session import Session
 from splitup.client.outcome import Array
-from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.client.tokenizer import ModelTokenizer
+from splitup.core.errors import InvalidInput
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
@@ -46,7 +44,7 @@ class TextModel:
     name: str
     manifest: Manifest
     info: TextInfo
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     chunk: int
 
     def make_request(
@@ -88,18 +86,10 @@ def get_chunk(manifest: Manifest) -> int:
     raise InvalidInput("the model has no input 'tokens'; it cannot generate text")
 
 
-def load_tokenizer(data: bytes) -> Tokenizer:
-    """Parse a tokenizer.json; raise InvalidModel when the library refuses it."""
-    try:
-        return Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises plain Exception
-        raise InvalidModel(f"the model's tokenizer cannot be read: {error}") from None
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int]:
-    """Return the prompt's tokens; a sequence of token ids is taken as it is."""
+def encode_prompt(tokenizer: ModelTokenizer, prompt: str | Sequence[int]) -> list[int]:
+    """Return the prompt's tokens; a sequence of token ids is taken as it is. Blocks."""
     if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt).ids)
+        return tokenizer.encode(prompt)
     return [int(token) for token in prompt]
 
 
@@ -135,7 +125,7 @@ def make_cache_contents(manifest: Manifest) -> CacheContents:
 async def generate_tokens(
     session: Session,
     decoder: Decoder,
-    tokenizer: Tokenizer,
+    tokenizer: ModelTokenizer,
     *,
     ends: StopFilter | None = None,
     contents: CacheContents | None = None,
@@ -151,7 +141,7 @@ async def generate_tokens(
     ends = ends or StopFilter(())
     if contents is None:
         contents = make_cache_contents(session.manifest)
-    stream = DecodeStream(skip_special_tokens=True)
+    stream = tokenizer.open_stream()
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
@@ -169,9 +159,11 @@ async def generate_tokens(
         vocabulary = logits.shape[-1]
         if on_step is not None:
             on_step(arrays, logits)
-        for token in decoder.receive_logits(number, logits):
+        tokens = list(decoder.receive_logits(number, logits))
+        texts = await asyncio.to_thread(stream.decode, tokens) if tokens else []
+        for token, part in zip(tokens, texts, strict=True):
             if not ends.found:
-                for known, text in ends.push(token, stream.step(tokenizer, token) or ""):
+                for known, text in ends.push(token, part):
                     yield Token(known, text)
         number += 1
     if not ends.found:

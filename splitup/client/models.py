@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.generation import get_text_info
+from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
 from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
 from splitup.net.http import SignedClient
@@ -41,17 +41,14 @@ class Models:
         gateway: GatewayClient,
         http: SignedClient,
         cache_directory: Path,
-        thread: Executor,
     ) -> None:
-        """``thread`` compiles, and later runs, the tasks that a model leaves to the client."""
         self._chain = chain
         self._gateway = gateway
         self._recorded = RecordedModels(chain)
         self._http = http
         self._cache_directory = cache_directory
-        self._thread = thread
         self._models: dict[str, Model] = {}
-        self._tokenizers: dict[str, bytes] = {}
+        self._tokenizers: dict[str, ModelTokenizer] = {}  # by digest
         self._programs: dict[str, ClientPrograms] = {}  # by model id
         self._loading = asyncio.Lock()
 
@@ -74,18 +71,25 @@ class Models:
             self._models[model] = Model(model, model_id, manifest)
         return self._models[model]
 
-    async def fetch_tokenizer(self, model: Model) -> bytes:
-        """Return the tokenizer.json of a text model; raise InvalidInput for another model."""
+    async def fetch_tokenizer(self, model: Model) -> ModelTokenizer:
+        """Return the tokenizer of a text model; raise InvalidInput for another model.
+
+        Raises InvalidModel for a file that cannot be used.
+        """
         info = get_text_info(model.manifest, model.name)
-        if info.tokenizer_digest not in self._tokenizers:
-            grants = await self._gateway.model_grants(model.model_id)
-            self._tokenizers[info.tokenizer_digest] = await get_object(
-                self._http.session,
-                grants.find("GET", get_blob_key(info.tokenizer_digest)),
-                max_bytes=info.tokenizer_bytes,
-                expected_digest=info.tokenizer_digest,
-            )
-        return self._tokenizers[info.tokenizer_digest]
+        async with self._loading:
+            known = self._tokenizers.get(info.tokenizer_digest)
+            if known is None or not known.is_running:
+                grants = await self._gateway.model_grants(model.model_id)
+                data = await get_object(
+                    self._http.session,
+                    grants.find("GET", get_blob_key(info.tokenizer_digest)),
+                    max_bytes=info.tokenizer_bytes,
+                    expected_digest=info.tokenizer_digest,
+                )
+                known = await asyncio.to_thread(ModelTokenizer, data, f"model {model.name}")
+                self._tokenizers[info.tokenizer_digest] = known
+            return known
 
     async def load_programs(self, model: Model) -> ClientPrograms | None:
         """Return the tasks that the model leaves to the client, compiled; None for most models.
@@ -96,7 +100,8 @@ class Models:
         if manifest.client is None:
             return None
         async with self._loading:
-            if model.model_id not in self._programs:
+            known = self._programs.get(model.model_id)
+            if known is None or not known.is_running:
                 cache = Cache(
                     self._cache_directory,
                     self._gateway,
@@ -107,11 +112,16 @@ class Models:
                     await cache.fetch_program(model.model_id, task)
                     for task in manifest.client.tasks
                 ]
-                loop = asyncio.get_running_loop()
-                self._programs[model.model_id] = await loop.run_in_executor(
-                    self._thread, ClientPrograms, manifest, files
-                )
-            return self._programs[model.model_id]
+                known = await ClientPrograms.load(manifest, files)
+                self._programs[model.model_id] = known
+            return known
+
+    def close(self) -> None:
+        """End the processes of tokenizers and of the client's tasks."""
+        for tokenizer in self._tokenizers.values():
+            tokenizer.close()
+        for programs in self._programs.values():
+            programs.close()
 
     async def _resolve(self, name: str) -> str:
         try:

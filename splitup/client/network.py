@@ -18,14 +18,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
@@ -44,7 +42,6 @@ from splitup.client.generation import (
     generate_tokens,
     get_chunk,
     get_text_info,
-    load_tokenizer,
     make_decoder,
 )
 from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
@@ -55,6 +52,7 @@ from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
+from splitup.client.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
@@ -82,7 +80,6 @@ class Network:
         self._identity = identity
         self._http = SignedClient(identity)
         self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
-        self._thread = ThreadPoolExecutor(1, "splitup-private")  # runs the client's own tasks
         self._background: set[asyncio.Task[None]] = set()
         self._chain: Chain | None = None
         self._committees: Committees  # these three exist once the connection is open
@@ -97,9 +94,7 @@ class Network:
         self._chain = chain
         self._committees = Committees(chain)
         self._account = MarketAccount(chain, self._identity, self._http, self._committees)
-        self._models = Models(
-            chain, self._gateway, self._http, self.config.cache_directory, self._thread
-        )
+        self._models = Models(chain, self._gateway, self._http, self.config.cache_directory)
         return self
 
     async def __aexit__(
@@ -125,9 +120,9 @@ class Network:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-            self._thread.shutdown(wait=False, cancel_futures=True)
             await self._http.close()
             if self._chain is not None:
+                self._models.close()
                 await self._chain.close()
 
     @property
@@ -319,11 +314,11 @@ class Network:
         sampler: Sampler,
         decoder: DecoderName = "sequential",
         lookahead: LookaheadOptions | None = None,
-    ) -> tuple[Decoder, Tokenizer]:
+    ) -> tuple[Decoder, ModelTokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         check_decoder(decoder, lookahead)
         found = await self.fetch_text_model(model)
-        tokens = encode_prompt(found.tokenizer, prompt)
+        tokens = await asyncio.to_thread(encode_prompt, found.tokenizer, prompt)
         request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
         return make_decoder(decoder, request, lookahead), found.tokenizer
 
@@ -331,7 +326,7 @@ class Network:
         """Return a registered text model with its tokenizer; raise InvalidInput for another one."""
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
-        tokenizer = load_tokenizer(await self._models.fetch_tokenizer(found))
+        tokenizer = await self._models.fetch_tokenizer(found)
         return TextModel(model, found.manifest, info, tokenizer, get_chunk(found.manifest))
 
     async def fetch_model(self, model: str) -> Model:
@@ -444,7 +439,6 @@ class Network:
             deadline=deadline,
             allow_loopback=self.config.allow_loopback,
             programs=programs,
-            thread=self._thread,
         )
 
     def _check_open(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+_FILES: Final = 65_536  # open files of a process: far more connections than its bounds allow
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -20,5 +21,18 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine as ``asyncio.run`` does, on such a loop."""
+    _allow_files()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(coroutine)
+
+
+def _allow_files() -> None:
+    """Raise the number of files that this process may open: most systems begin with 1,024."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FILES:
+        wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

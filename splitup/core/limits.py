@@ -14,6 +14,9 @@ MIB: Final = 1024 * KIB
 # ---- execution and plan ------------------------------------------------------------------------
 
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
+# of NodeRegistry.sol: what every execution locks of each executor's stake, and what none ever locks
+EXPOSURE_FLOOR_MICRO_USDC: Final = 5_000_000
+VALIDATION_RESERVE_MICRO_USDC: Final = 20 * EXPOSURE_FLOOR_MICRO_USDC
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
 MAX_PLAN_NODES: Final = MAX_TASKS * MAX_FALLBACKS
@@ -63,9 +66,10 @@ MAX_JSON_DEPTH: Final = 64  # SplitUp's own objects nest 8 deep, tokenizers 10
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
-MAX_KERNEL_DEPTH: Final = (
-    128  # arithmetic between two values in memory: 2 s to compile, 512 take 50
-)
+MAX_GRAPH_PAIRS: Final = 4 * MAX_GRAPH_NODES  # models have 1.5 pairs a node; a second to count
+MAX_KERNEL_US: Final = 2_000_000  # to compile one kernel, predicted; models' own take up to 0.35 s
+MAX_UNROLLED_US: Final = 5_000_000  # predicted, of unrolled code; models have up to 2.4 s
+MAX_COMPILE_US: Final = 30_000_000  # of all kernels and nodes of a task: 50 blocks of a Llama
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more
@@ -158,18 +162,27 @@ VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is repl
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
 VALIDATOR_REVEAL_S: Final = 10.0  # a reveal needs no computing, only one try that arrives
 EXECUTOR_REVEAL_S: Final = 30.0  # a node restarted after its commitment has the reveal on disk
+# Validators of a task who together hold less than this share of all stake may be one coalition:
+# then a member recomputes some of what they confirm. Where they hold more, a coalition with 30 % of
+# all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.
+SMALL_POOL_BPS: Final = 4_000
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
 RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
+# Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
+# grow with that number, because what is to be answered in them is seen so much later
+# (splitup.protocol.committee.key_generation).
+MAX_CONFIRMATIONS: Final = 24  # well below the 64 of REORG_BLOCKS and of the Committee's snapshots
 DKG_TIMEOUT_BLOCKS: Final = 30  # from the first dealing until missing dealings are given up
-DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
+DKG_COMPLAINT_BLOCKS: Final = 2  # from when a dealing is seen until its complaints are in a block
 MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer trace
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's minimum: a signed request may wait for some blocks
+    10  # beyond the chain's minimum: a signed request may wait for some blocks …
 )
+SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # … and at least these: head, a full block, its own
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

@@ -9,10 +9,11 @@ import functools
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -111,27 +112,36 @@ def compute_zero_digest(length_bytes: int) -> bytes:
     return hashlib.sha256(bytes(length_bytes)).digest()
 
 
+NO_STEPS: Final = bytes(32)  # the digest of a port before its first step
+
+
+def extend_steps(before: bytes, digest: bytes) -> bytes:
+    """Return a port's digest after a step: that before the step, and the SHA-256 of its tensor."""
+    return hashlib.sha256(before + digest).digest()
+
+
 class StepsDigest:
-    """SHA-256 over the SHA-256 of every step's tensor, in order: a party's commitment to a port.
+    """A hash chain over the SHA-256 of every step's tensor: a party's commitment to a port.
 
     Frames and logs carry the digests of the steps already, so no tensor has to be read again. Steps
-    are separated: no bytes can be moved from one step to the next without changing the digest.
+    are separated: no bytes can be moved from one step to the next without changing the digest. Two
+    neighbouring values of the chain prove a step without the others.
     """
 
     def __init__(self) -> None:
-        self._digest = hashlib.sha256()
+        self.value = NO_STEPS
 
     def add(self, digest: bytes) -> None:
         """Add the next step by the SHA-256 of its tensor."""
-        self._digest.update(digest)
+        self.value = extend_steps(self.value, digest)
 
     def add_tensor(self, data: bytes | memoryview) -> None:
         """Add the next step."""
         self.add(hashlib.sha256(data).digest())
 
     def hexdigest(self) -> str:
-        """Return the digest so far, 64 hexadecimal digits; without a step, that of no bytes."""
-        return self._digest.hexdigest()
+        """Return the digest so far, 64 hexadecimal digits."""
+        return self.value.hex()
 
 
 def is_zero(digest: bytes, length_bytes: int) -> bool:
@@ -216,8 +226,8 @@ def check_inputs(
     return data
 
 
-def validate_safetensors(path: Path) -> dict[str, SafeTensor]:
-    """Read a safetensors header and return its tensors, in file order.
+def validate_safetensors(file: Path | BinaryIO) -> dict[str, SafeTensor]:
+    """Read a safetensors header and return its tensors, in file order; leave the file open.
 
     Stricter than other readers, because the file is untrusted: the header's length is bounded, keys
     are unique, dtypes known, dimensions not negative, and the tensors fill the file from the header
@@ -225,15 +235,18 @@ def validate_safetensors(path: Path) -> dict[str, SafeTensor]:
     Source: https://github.com/huggingface/safetensors (format section).
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if length <= limits.MAX_SAFETENSORS_HEADER_BYTES:
-                start += file.read(length)
+        if isinstance(file, Path):
+            with file.open("rb") as opened:
+                return validate_safetensors(opened)
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if length <= limits.MAX_SAFETENSORS_HEADER_BYTES:
+            start += file.read(length)
     except OSError as error:
-        raise InvalidModel(f"cannot read weights file '{path}': {error.strerror}") from None
-    return parse_safetensors(start, size, f"'{path}'")
+        name = file if isinstance(file, Path) else file.name
+        raise InvalidModel(f"cannot read weights file '{name}': {error.strerror}") from None
+    return parse_safetensors(start, size, f"'{file.name}'")
 
 
 def parse_safetensors(

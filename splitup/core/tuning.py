@@ -25,8 +25,10 @@ LOG_PREFIXES: Final = 16_384  # logs whose use of the store the gateway remember
 LOG_READ_AHEAD: Final = 8  # segments that a reader requests grants for at once
 LOG_LATE_S: Final = 5.0  # a validator waits this long for the last segments of a log
 LOG_POLL_S: Final = 0.5  # longest pause between two polls for a segment
-MAX_EARLY_FRAMES: Final = 256  # frames kept for an execution whose plan has not arrived yet
-MAX_EARLY_BYTES: Final = 8 * MIB
+EARLY_STREAMS: Final = 64  # peer and execution whose plan has not arrived yet …
+MAX_EARLY_FRAMES: Final = 256  # … and the frames that are kept of each …
+MAX_EARLY_BYTES: Final = 2 * MIB  # … as long as there are no more …
+EARLY_S: Final = 30.0  # … for so long; a plan that is late by more has been replaced
 
 # ---- failover: when the client replaces a node ---
 
@@ -53,7 +55,7 @@ MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
 
 MAX_SECRET_FILE_BYTES: Final = 64 * KIB  # a keystore is 600 bytes, a passphrase a line
-MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 20 MB; 1,000 requests a second for the life of a token
+MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 30 MB; 1,000 requests a second for the life of a token
 OBJECT_FETCHES: Final = 3  # tries: after three wrong digests the object itself counts as wrong
 OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overloaded server
 STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
@@ -68,11 +70,22 @@ MAX_LAYERS: Final = 512  # of a language model; the largest have 126, and 350 fi
 MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is several weights
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+COMPILE_POLL_S: Final = 0.05  # between looks whether another daemon has compiled
+COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, more with a GPU
+COMPILE_S: Final = 5.0  # of CPU, to check and compile a task; or, for a large one …
+COMPILE_FACTOR: Final = 3.0  # … so many times what is predicted, for machines that are slower
+COMPILE_WAIT_S: Final = 600.0  # for either, by the clock, on a machine that is busy otherwise
+COMPILE_BYTES: Final = 64 * MIB  # for that, beyond what the process has; or, for a large task …
+COMPILE_BYTES_PER_S: Final = 16 * MIB  # … for each second that is predicted; models take 5 MB
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
 # ---- decoding ----------------------------------------------------------------------------------
 
+TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds
+TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
+TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
+TOKEN_STREAMS: Final = 4_096  # texts that one tokenizer decodes at a time, ≈ 1 KB each
 MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
 MAX_STOP_CHARS: Final = 256  # this much text may be held back
 
@@ -85,7 +98,8 @@ MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
 # ---- HTTP --------------------------------------------------------------------------------------
 
 HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold
-HTTP_LARGE_BODIES: Final = 16  # larger bodies that a server reads at once: < 100 MB in a flood
+HTTP_LARGE_BODIES: Final = 8  # larger bodies of strangers that a server reads at once: < 48 MB
+HTTP_BACKLOG: Final = 512  # connections that wait to be accepted; the kernel refuses more
 HTTP_READ_S: Final = 10.0  # for a whole body; a slower sender is treated as an attack
 HTTP_IDLE_S: Final = 30.0  # between requests, and for a request's head; clients close after 15 s
 HTTP_CONNECT_S: Final = 2.0  # a host that does not accept within this is down
@@ -93,6 +107,18 @@ HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
 HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
 HTTP_SHUTDOWN_S: Final = 2.0  # time for open requests to finish when a server stops
 MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
+
+# ---- strangers: who is not authorised yet, at an HTTP server ----
+
+STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
+STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor …
+STRANGERS_BURST: Final = 256  # … and at once
+STRANGER_EARLY_BYTES: Final = 32 * KIB  # that a connection may send before it has a turn
+STRANGER_BYTES: Final = 16 * KIB  # of a body, that take as long as a request
+KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
+
+PLAN_WAITS: Final = 1_024  # clients that wait for a plan at one member
+SIGNED_REQUESTS: Final = 64  # being checked at one member, with nine calls of the chain each
 
 # ---- storage gateway ---------------------------------------------------------------------------
 
@@ -118,7 +144,6 @@ MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were alre
 # ---- data connections --------------------------------------------------------------------------
 
 MAX_LINKS: Final = 1_024  # open data connections in each direction; one per node of every live plan
-MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
 LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
 LINK_RESEND_BYTES: Final = 2 * MIB  # that a broken connection can have lost: socket buffers
 LINK_ENDPOINTS: Final = 4  # of one node, tried in turn; they change when it loses a relay
@@ -135,6 +160,8 @@ RELAY_STREAMS: Final = 128  # data connections through one relay; two frames eac
 RELAY_NODE_STREAMS: Final = 32  # of them to one node: its neighbours in every live plan, clients
 RELAY_REQUESTS: Final = 128  # a burst of requests or new streams to one node: many plans at once …
 RELAY_REQUESTS_PER_S: Final = 64.0  # … and for long: 31 members' probes are 12
+RELAY_SHARE: Final = 16  # half of a burst is kept for addresses that use at most this part each
+RELAY_ADDRESSES: Final = 256  # whose use is remembered, of each node
 RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
 RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
 RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
@@ -169,10 +196,11 @@ MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
 QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in proportion
-MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
 
+MAX_SIGNED: Final = 262_144  # slots that a member signed for, ≈ 250 B each; then it signs no more
+SIGNED_MARGIN_S: Final = 1_800  # a closed slot is kept this long: REORG_BLOCKS of Ethereum, doubled
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
@@ -191,7 +219,7 @@ PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
 VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a node may have been restarting
-MAX_CLASSES: Final = 64  # determinism classes a member tries; each costs it a second, once
+MAX_CLASSES: Final = 64  # determinism classes whose computation here a member remembers
 RULING_RETRY_S: Final = 10.0  # before a member tries again to fetch inputs that were missing
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block
@@ -207,6 +235,7 @@ BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution o
 SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short
 PREPARED_STEPS: Final = 256  # cached per task, by numbers of rows; preparing one takes 20 µs
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
+MAX_WORKER_LOG_BYTES: Final = 1 * MIB  # of a worker's log, when it begins anew at a start
 WORKER_STOP_S: Final = 5.0  # time for a worker to finish its run when the daemon stops
 REPLAY_AHEAD_STEPS: Final = 512  # a task that replays logs reads at most this far ahead
 SESSION_IDLE_S: Final = 600.0  # without a step for this long the client counts as gone
@@ -233,5 +262,6 @@ TRADE_HOLD_S: Final = (
     600.0  # a swapped task is not swapped back for this long, to repay its download
 )
 SHOWN_TRADES: Final = 3  # in a node's status
+LOAD_RETRY_DOUBLINGS: Final = 6  # of LOAD_RETRY_S, for a task that fails again: an hour at most
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again
 NOISE_POSITIONS: Final = 16  # cached, of all sessions of a client; 1 MB each at 128 k tokens

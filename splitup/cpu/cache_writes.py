@@ -164,14 +164,14 @@ class _Reader:
         if not is_so:
             raise _NoMatch
 
-    def read_const(self, index: int) -> int:
-        """Return the value of an int32 that the graph computes from constants."""
+    def read_const(self, index: int, depth: int = 3) -> int:
+        """Return the value of an int32 that the graph computes from constants; a product wraps."""
         node = self.node(index)
-        self.expect(node.dtype == "int32" and node.op in ("CONST", "XOR", "MUL"))
+        self.expect(node.dtype == "int32" and node.op in ("CONST", "XOR", "MUL") and depth > 0)
         if node.op == "CONST":
             return int(str(node.arg))
-        one, two = map(self.read_const, node.srcs)
-        return one ^ two if node.op == "XOR" else one * two
+        one, two = (self.read_const(src, depth - 1) for src in node.srcs)
+        return one ^ two if node.op == "XOR" else ctypes.c_int32(one * two).value
 
     def read_bounded(self, index: int) -> tuple[int, int]:
         """Return x and bound of ``min(max(x, 0), bound)``, which tinygrad writes with XORs."""

@@ -128,9 +128,13 @@ class IndexReader:
         differs, zero, row = _expect(choice, Ops.WHERE, dtypes.float32).src
         if zero.op is not Ops.CONST or zero.val != 0.0:
             raise NoMatch
-        counter, number = _expect(differs, Ops.CMPNE, dtypes.bool).src
+        counter, hidden = _expect(differs, Ops.CMPNE, dtypes.bool).src
         if _expect(counter, Ops.CAST, dtypes.int32).src[0] is not place:
             raise NoMatch
+        masked = _expect(_expect(hidden, Ops.BITCAST, dtypes.int32).src[0], Ops.AND, dtypes.uint32)
+        if _get_const(masked.src[1]) != dtypes.uint32.max:
+            raise NoMatch
+        number = _expect(masked.src[0], Ops.BITCAST, dtypes.uint32).src[0]
         (sub,) = self.split_loop(place) if place.src[0].op is Ops.CONST else [None]
         bound, largest, load = self._read_bound(number)
         if sub is None or largest >= sub.size:

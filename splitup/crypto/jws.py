@@ -12,6 +12,8 @@ import binascii
 import heapq
 import re
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,13 +71,21 @@ def sign_jws(
 
 
 def verify_jws(
-    token: str, *, typ: str, audience: str, now_s: int | None, key: str | None = None
+    token: str,
+    *,
+    typ: str,
+    audience: str,
+    now_s: int | None,
+    key: str | None = None,
+    check: Callable[[Claims], object] | None = None,
 ) -> Claims:
     """Check form, type, audience, times and signature, in that order, and return the claims.
 
-    With ``key`` only that signer is accepted. With ``now_s`` None times are not checked: use that
-    for evidence, never to authorise a request. Raises BadSignature when the signature or the signer
-    is wrong, PeerFault for everything else. ``ReplayCache`` detects replays.
+    With ``key`` only that signer is accepted. ``check`` may refuse claims by an error before the
+    signature is verified, which costs more than all the rest. With ``now_s`` None times are not
+    checked: use that for evidence, never to authorise a request. Raises BadSignature when the
+    signature or the signer is wrong, PeerFault for everything else. ``ReplayCache`` detects
+    replays.
     """
     if len(token) > limits.MAX_JWS_BYTES:
         raise PeerFault(f"token is longer than {limits.MAX_JWS_BYTES} bytes")
@@ -106,6 +116,8 @@ def verify_jws(
             f"token is {age_s} s old by our clock; ask again, or compare the clocks",
             peer=claims.issuer,
         )
+    if check is not None:
+        check(claims)
     verify_raw(claims.issuer, f"{header}.{payload}".encode(), _decode(signature))
     return claims
 
@@ -113,28 +125,83 @@ def verify_jws(
 class ReplayCache:
     """Remembers token ids until they expire. Has no clock: the caller passes the time.
 
-    When it is full it rejects new tokens (Unavailable) rather than forget a valid one early.
+    Only tokens of keys that are authorised are remembered, so that strangers take no memory. When
+    it is full, the key with the most tokens is refused until these have expired, instead of being
+    remembered one by one. So no valid token is forgotten, and nobody fills the memory for others.
     """
 
-    def __init__(self, max_entries: int = tuning.MAX_REPLAY_ENTRIES) -> None:
-        self._max_entries = max_entries
-        self._seen: set[tuple[str, str]] = set()
-        self._expiries: list[tuple[int, tuple[str, str]]] = []
+    def __init__(self, max_entries: int | None = None) -> None:
+        self._max_entries = tuning.MAX_REPLAY_ENTRIES if max_entries is None else max_entries
+        self._seen: dict[str, dict[str, int]] = {}  # key -> token id -> expiry
+        self._refused: dict[str, int] = {}  # key -> until when
+        self._count = 0  # of both
+        self._expiries: list[tuple[int, str, str]] = []  # with "" for a refused key
+        self._open: set[tuple[str, str]] = set()  # requests that are being answered
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return self._count
+
+    @contextmanager
+    def once(self, claims: Claims, now_s: int) -> Iterator[None]:
+        """Use a verified token for a block, and remember it if the block raises no error.
+
+        The block checks whether the key is authorised. Raises PeerFault when the token was used
+        before, Unavailable when the key uses too many.
+        """
+        self._check(claims, now_s)
+        entry = (claims.issuer, claims.token_id)
+        self._open.add(entry)
+        try:
+            yield
+            self._remember(claims)
+        finally:
+            self._open.discard(entry)
 
     def add(self, claims: Claims, now_s: int) -> None:
-        """Remember a verified token; raise PeerFault when it was used before."""
+        """Remember a verified token of an authorised key; raises as ``once`` does."""
+        with self.once(claims, now_s):
+            pass
+
+    def _check(self, claims: Claims, now_s: int) -> None:
         while self._expiries and self._expiries[0][0] <= now_s - limits.CLOCK_SKEW_S:
-            self._seen.discard(heapq.heappop(self._expiries)[1])
+            _, key, token_id = heapq.heappop(self._expiries)
+            self._forget(key, token_id)
         entry = (claims.issuer, claims.token_id)
-        if entry in self._seen:
+        if entry in self._open or claims.token_id in self._seen.get(claims.issuer, ()):
             raise PeerFault(f"token {claims.token_id} was used before", peer=claims.issuer)
-        if len(self._seen) >= self._max_entries:
+        if claims.issuer in self._refused:
+            raise Unavailable("this key sends too many requests; try again in two minutes")
+
+    def _remember(self, claims: Claims) -> None:
+        if claims.issuer in self._refused:  # since the block began
+            raise Unavailable("this key sends too many requests; try again in two minutes")
+        if self._count >= self._max_entries:
+            self._shed(claims.issuer)
+        self._seen.setdefault(claims.issuer, {})[claims.token_id] = claims.expires_at_s
+        self._count += 1
+        heapq.heappush(self._expiries, (claims.expires_at_s, claims.issuer, claims.token_id))
+
+    def _shed(self, newcomer: str) -> None:
+        """Refuse the key with the most tokens from now on; raise Unavailable if that is ours."""
+        largest = max(self._seen, key=lambda key: len(self._seen[key]), default=newcomer)
+        tokens = self._seen.get(largest, {})
+        if len(tokens) <= len(self._seen.get(newcomer, ())) + 1:
             raise Unavailable("too many requests at once; try again in a minute")
-        self._seen.add(entry)
-        heapq.heappush(self._expiries, (claims.expires_at_s, entry))
+        del self._seen[largest]
+        self._refused[largest] = until_s = max(tokens.values())
+        self._count -= len(tokens) - 1
+        self._expiries = [entry for entry in self._expiries if entry[1] != largest]
+        self._expiries.append((until_s, largest, ""))
+        heapq.heapify(self._expiries)
+
+    def _forget(self, key: str, token_id: str) -> None:
+        if not token_id:
+            del self._refused[key]
+        else:
+            del self._seen[key][token_id]
+            if not self._seen[key]:
+                del self._seen[key]
+        self._count -= 1
 
 
 def _header(typ: str, key: str) -> bytes:

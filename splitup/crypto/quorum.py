@@ -29,7 +29,8 @@ _SNAPSHOT_TYPE: Final = keccak(
     text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
 )
 _PLAN_TYPE: Final = keccak(
-    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)"
+    text="Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,"
+    "uint32 executors)"
 )
 _REQUEST_TYPE: Final = keccak(
     text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
@@ -40,8 +41,9 @@ _COMMITMENTS_TYPE: Final = keccak(
     text="Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)"
 )
 _SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
-_SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],(address,uint96)[])"
+_SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],bytes32[])"
 _MAX_AMOUNT: Final = 2**96 - 1
+_ZERO: Final = "0x" + "00" * 32
 
 
 # ---- containers --------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class Payment:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """Stake that a settlement takes from a node."""
+    """The most stake that a settlement takes from a node."""
 
     node: str
     amount_micro_usdc: int
@@ -84,7 +86,8 @@ class Settlement:
     def to_abi(self) -> tuple[Any, ...]:
         """Return the nested tuple that ``Market.settle`` takes as its second argument.
 
-        What an account gets from the price is one word; the contract takes them in ascending order.
+        What an account gets from the price is one word, and so is what a node loses; the contract
+        takes both in ascending order.
         """
         payouts: dict[str, int] = {}
         for payment in self.payments:
@@ -95,7 +98,34 @@ class Settlement:
             _bytes32(self.evidence_root),
             tuple(pack_word(to, amount) for to, amount in sorted(payouts.items())),
             tuple((p.to, p.amount_micro_usdc) for p in self.payments if p.from_slash),
-            tuple((s.node, s.amount_micro_usdc) for s in self.slashes),
+            tuple(sorted(pack_word(s.node, s.amount_micro_usdc) for s in self.slashes)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionHistory:
+    """What the chain's record of an execution binds, as ``settle`` and ``distribute`` take it."""
+
+    execution_id: str
+    request_hash: str = _ZERO
+    plan_root: str = _ZERO
+    seed: str = _ZERO
+    own: tuple[str, ...] = ()  # words: what nodes locked by commitments of their own, in order
+    commitments: str = _ZERO
+    exposures: tuple[str, ...] = ()  # words
+    payouts: tuple[str, ...] = ()  # words
+
+    def to_abi(self) -> tuple[Any, ...]:
+        """Return the struct as the Market contract takes it."""
+        return (
+            self.execution_id,
+            self.request_hash,
+            self.plan_root,
+            self.seed,
+            self.own,
+            self.commitments,
+            self.exposures,
+            self.payouts,
         )
 
 
@@ -115,6 +145,11 @@ def pack_word(account: str, amount_micro_usdc: int) -> bytes:
     return bytes.fromhex(account.removeprefix("0x")) + amount_micro_usdc.to_bytes(12, "big")
 
 
+def pack_words(amounts: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Return (account, micro-USDC) as words "0x…" of the Market contract, in the given order."""
+    return tuple("0x" + pack_word(account, amount).hex() for account, amount in amounts)
+
+
 def unpack_word(word: str) -> tuple[str, int]:
     """Return (account, micro-USDC) of a word "0x…" of the Market contract."""
     data = _bytes32(word)
@@ -126,10 +161,16 @@ def hash_exposures(exposures: Iterable[tuple[str, int]]) -> str:
     return "0x" + keccak(b"".join(pack_word(node, amount) for node, amount in exposures)).hex()
 
 
-def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executors: int) -> bytes:
-    """Return hashStruct of ``Plan``; ``executors`` is how many nodes it gives work to."""
-    types = ("bytes32", "bytes32", "bytes32", "bytes32", "uint32")
-    words = (_bytes32(word) for word in (execution_id, plan_root, seed))
+def plan_struct_hash(
+    execution_id: str, request_hash: str, plan_root: str, seed: str, executors: int
+) -> bytes:
+    """Return hashStruct of ``Plan``; the first two values are the slot of its one plan.
+
+    ``request_hash`` is that of ``request_struct_hash``; ``executors`` is how many nodes the plan
+    gives work to.
+    """
+    types = ("bytes32",) * 5 + ("uint32",)
+    words = (_bytes32(word) for word in (execution_id, request_hash, plan_root, seed))
     return _hash_abi(types, (_PLAN_TYPE, *words, executors))
 
 

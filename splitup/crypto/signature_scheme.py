@@ -1,6 +1,6 @@
 """The signatures that the committee's state machines make and check, as one object.
 
-Processes use ``REAL``. The simulator, which runs ten thousand histories, passes a cheaper scheme to
+Processes use ``REAL``. The simulator, which runs thousands of histories, passes a cheaper scheme to
 the same state machines.
 """
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from splitup.core.codec import MAX_SAFE_INTEGER
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
+from splitup.core.errors import InvalidModel
 from splitup.graph.ir import Graph, Node
 from splitup.graph.memory import (
     find_live_ranges,
@@ -42,6 +43,18 @@ def compute_vram_bytes(graph: CheckedGraph) -> int:
     ports = sum(measure_buffer(spec) for spec in graph.inputs)
     _, shared = place_buffers(list(find_live_ranges(graph).values()))
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + shared
+
+
+def check_memory(graph: CheckedGraph, declared_bytes: int | None, machine_bytes: int) -> None:
+    """Raise InvalidModel when a task needs more memory than its manifest says or a machine has."""
+    needed = compute_vram_bytes(graph)
+    declared = needed if declared_bytes is None else declared_bytes
+    for most, where in ((declared, "are declared for it"), (machine_bytes, "are in this machine")):
+        if needed > most:
+            task = compute_digest(graph.to_bytes())
+            raise InvalidModel(
+                f"task {task[:12]} needs {needed} bytes of memory for one execution; {most} {where}"
+            )
 
 
 def compute_flops(graph: CheckedGraph) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from splitup.graph.arrays import Array
-from splitup.graph.dtypes import FLOATS
+from splitup.graph.dtypes import FLOATS, INTEGERS
 from splitup.graph.operations.table import OPERATIONS
 from splitup.graph.reference import compute_node
 from splitup.graph.rules import CheckedGraph
@@ -46,8 +46,16 @@ def compute_bounds(
             bound = find_bound(node, values[index], operands, [bounds[src] for src in node.srcs])
             if node.dtype in FLOATS:
                 bound = np.where(np.isfinite(values[index]), bound, math.inf)
+            elif node.dtype in INTEGERS:
+                bound = np.where(_may_wrap(node.dtype, values[index], bound), math.inf, bound)
         bounds[index] = np.where(np.isnan(bound), math.inf, bound)
     return bounds
+
+
+def _may_wrap(dtype: str, value: Array, bound: Array) -> Array:
+    """Return where an inexact integer may lie at the other end of its dtype's range."""
+    info, number = np.iinfo(dtype), value.astype(np.float64)
+    return (bound > 0) & ((number - bound < info.min) | (number + bound > info.max))
 
 
 def is_within(claimed: Array, value: Array, bound: Array) -> bool:

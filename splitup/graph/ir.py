@@ -2,7 +2,8 @@
 
 A graph is a pure function ``(inputs, state) -> (outputs, new state)`` over tensors. A dimension is
 a number, or a **symbol** that every step binds to a number from 1 to its maximum: the rows of that
-step. Weights and states have no symbols; a port has at most one, as its leading dimension.
+step. Weights and states have no symbols; a port, like every value in memory, has at most one, as
+its leading dimension.
 
 A graph holds data only: no source code, no pickle, no call. A node names its operation, its dtype,
 its operands by their position in the list, and one argument. Shapes follow from these; the reader

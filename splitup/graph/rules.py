@@ -12,13 +12,15 @@ shape, and does not recurse. The rules in order, cheapest first:
     arity       as many operands as the operation takes, all of them earlier nodes
     dtype       operands and result have dtypes that the operation is defined for
     argument    of the form that the operation takes
-    shape       recomputed from the operands: no index can leave its operand
+    shape       recomputed from the operands: no index can leave its operand; only the first axis of
+                a value in memory may be a symbol
     const       representable in its dtype, written in one way
     division    integers are divided by positive constants only, shifted by less than their width
     size        rank, dimensions, elements; bytes of what is written to memory. A symbol counts
                 as its maximum
-    depth       of the chain of operands, and of the part of it that becomes one kernel
+    depth       of the chain of operands
     cost        operations per step
+    compiling   the time that each kernel takes to compile (``splitup.graph.compile_cost``)
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ from dataclasses import dataclass, field, fields
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
+from splitup.graph.compile_cost import (
+    KernelCost,
+    compute_total_us,
+    measure_kernel,
+    measure_size,
+)
 from splitup.graph.ir import Graph, Node, parse_graph
 from splitup.graph.operations.spec import OpSpec, RuleViolation, Scope, Value, require
-from splitup.graph.operations.table import MOVEMENT, OPERATIONS
+from splitup.graph.operations.table import OPERATIONS
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SYMBOL = re.compile(r"[A-Z]{1,8}")
@@ -44,13 +52,22 @@ _NAME = re.compile(rf"[\x21-\x7e]{{1,{limits.MAX_NAME_CHARS}}}")
 class CheckedGraph(Graph):
     """A graph that keeps all rules: to make one is to check it. ``values`` is one per node.
 
+    ``kernels`` is what each value in memory takes to compile, in the order of the nodes.
     Raises InvalidModel, naming node and rule.
     """
 
     values: tuple[Value, ...] = field(init=False, repr=False)
+    kernels: tuple[KernelCost, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _check(self))
+        object.__setattr__(self, "values", infer_values(self))
+        object.__setattr__(self, "kernels", _measure_kernels(self, self.values))
+
+    @property
+    def compile_us(self) -> int:
+        """Return the predicted time that compiling takes one core, in microseconds."""
+        kernels = {kernel.signature: kernel.cost_us for kernel in self.kernels}
+        return compute_total_us(sum(kernels.values()), len(self.nodes), len(self.kernels))
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other graph, checked or not, has the same fields."""
@@ -77,28 +94,30 @@ def check_graph(graph: Graph) -> CheckedGraph:
 
 
 def load_graph(data: bytes | memoryview) -> CheckedGraph:
-    """Return the graph in ``data``; raises InvalidModel unless it is canonical and legal."""
-    return check_graph(parse_graph(data))
+    """Return the task in ``data``; raises InvalidModel unless it is canonical, legal and small.
 
-
-def compute_chain(node: Node, chains: Sequence[int]) -> int:
-    """Return how many operations a node's value is from the last values in memory.
-
-    ``chains`` holds the numbers of earlier nodes. A code generator makes one kernel of a chain,
-    and its time grows faster than the chain.
+    A whole model may take longer to compile than one task: nobody loads it.
     """
-    if node.op == "CONTIGUOUS" or not node.srcs:
-        return 0
-    return max(chains[src] for src in node.srcs) + (node.op not in MOVEMENT)
+    graph = check_graph(parse_graph(data))
+    check_compile_time(graph.compile_us)
+    return graph
 
 
-def _check(graph: Graph) -> tuple[Value, ...]:
-    """Return what every node gives; raises InvalidModel."""
+def check_compile_time(compile_us: int) -> None:
+    """Raise InvalidModel when all kernels of a task together take too long to compile."""
+    if compile_us > limits.MAX_COMPILE_US:
+        raise InvalidModel(
+            f"the task breaks the rule 'compiling': compiling it takes {compile_us // 1000} ms, "
+            f"more than {limits.MAX_COMPILE_US // 1000}"
+        )
+
+
+def infer_values(graph: Graph) -> tuple[Value, ...]:
+    """Return what every node gives. Raises InvalidModel, but not for what takes long to compile."""
     _check_tables(graph)
     scope = Scope(graph, {symbol.name: symbol.maximum for symbol in graph.symbols})
     values: list[Value] = []
     depths: list[int] = []
-    chains: list[int] = []
     operations = 0
     for index, node in enumerate(graph.nodes):
         try:
@@ -110,11 +129,10 @@ def _check(graph: Graph) -> tuple[Value, ...]:
             ) from None
         depths.append(1 + max((depths[src] for src in node.srcs), default=0))
         operations += values[-1].operations
-        chains.append(compute_chain(node, chains))
-        if depths[-1] > limits.MAX_GRAPH_DEPTH or chains[-1] > limits.MAX_KERNEL_DEPTH:
+        if depths[-1] > limits.MAX_GRAPH_DEPTH:
             raise InvalidModel(
                 f"node {index} ({node.op}) breaks the rule 'depth': it ends a chain of more than "
-                f"{limits.MAX_GRAPH_DEPTH} operations, or {limits.MAX_KERNEL_DEPTH} since memory"
+                f"{limits.MAX_GRAPH_DEPTH} operations"
             )
         if operations > limits.MAX_TASK_FLOPS:
             raise InvalidModel(
@@ -123,6 +141,26 @@ def _check(graph: Graph) -> tuple[Value, ...]:
             )
     _check_results(graph, values)
     return tuple(values)
+
+
+def _measure_kernels(graph: Graph, values: Sequence[Value]) -> tuple[KernelCost, ...]:
+    """Return what every kernel costs; raises InvalidModel."""
+    kernels: list[KernelCost] = []
+    sizes: list[int] = []
+    pairs = 0
+    for index, node in enumerate(graph.nodes):
+        sizes.append(measure_size(node, sizes))
+        if node.op == "CONTIGUOUS":
+            kernels.append(measure_kernel(graph.nodes, values, sizes, index, limits.MAX_KERNEL_US))
+            pairs += kernels[-1].pairs
+            if kernels[-1].cost_us > limits.MAX_KERNEL_US or pairs > limits.MAX_GRAPH_PAIRS:
+                raise InvalidModel(
+                    f"node {index} ({node.op}) breaks the rule 'compiling': its kernel takes more "
+                    f"than {limits.MAX_KERNEL_US // 1000} ms to compile, or all kernels have more "
+                    f"than {limits.MAX_GRAPH_PAIRS} operations under different views; write more "
+                    "values to memory"
+                )
+    return tuple(kernels)
 
 
 # ---- nodes -------------------------------------------------------------------------------------
@@ -163,11 +201,21 @@ def _check_value(node: Node, value: Value) -> None:
         f"more than {limits.MAX_ELEMENTS} elements",
     )
     if node.op == "CONTIGUOUS":
-        require(
-            value.nbytes <= limits.MAX_VALUE_BYTES,
-            "size",
-            f"{value.nbytes} bytes in memory, more than {limits.MAX_VALUE_BYTES}",
-        )
+        _check_in_memory(value)
+
+
+def _check_in_memory(value: Value) -> None:
+    require(
+        value.nbytes <= limits.MAX_VALUE_BYTES,
+        "size",
+        f"{value.nbytes} bytes in memory, more than {limits.MAX_VALUE_BYTES}",
+    )
+    require(
+        all(isinstance(size, int) for size in value.dims[1:]),
+        "shape",
+        f"it writes a value of shape [{', '.join(map(str, value.dims))}] to memory, where only "
+        "the first axis may be a symbol",
+    )
 
 
 # ---- ports -------------------------------------------------------------------------------------
@@ -253,11 +301,6 @@ def _check_results(graph: Graph, values: Sequence[Value]) -> None:
         _require_ports(
             (value.dtype, value.dims) == (state.dtype, state.shape),
             f"state '{state.name}' is updated with another dtype or shape",
-        )
-    for output in graph.outputs:
-        _require_ports(
-            all(type(size) is int for size in values[output.node].dims[1:]),
-            f"output '{output.name}' has a symbol that is not in front",
         )
 
 

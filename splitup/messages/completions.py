@@ -1,13 +1,14 @@
 """What executors and the client state about an execution, and the packed form of a completion.
 
-    completion  steps u32 | salt 32 | tasks u16 | tasks | takeovers
+    completion  salt 32 | tasks u16 | tasks | takeovers
     task        index u16 | inputs u16 | outputs u16, top bit: has a state | SHA-256 of every
                 input, every output, and of the state if it has one
     takeover    task u16 | candidate u16 | first step u32 | signature 64
 
-Integers are big-endian. Execution and node are not packed: they stand beside the packed bytes and
-are hashed with them (``Completion``). A task of up to five ports takes at most 198 bytes, and the
-rest of a completion 38, however many steps there were. A completion has exactly one encoding.
+Integers are big-endian. Execution, node and the client's end message are not packed: they stand
+beside the packed bytes and are hashed with them (``Completion``). A task of up to five ports takes
+at most 198 bytes, and the rest of a completion 34, however many steps there were. A completion has
+exactly one encoding.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from pydantic import Field, model_serializer, model_validator
 
 from splitup.core import limits
 from splitup.messages.base import AddressField, Bytes32Field, DigestField, Message, TaskField
+from splitup.messages.frames import FRAME_HEADER_BYTES
 
 EMPTY_DIGEST: Final = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
-_HEAD: Final = struct.Struct(">I32sH")
+_HEAD: Final = struct.Struct(">32sH")
 _TASK: Final = struct.Struct(">HHH")
 _TAKEOVER: Final = struct.Struct(">HHI64s")
 _DIGEST_BYTES: Final = 32
 _HAS_STATE: Final = 1 << 15
+DeliveryField = Annotated[str, Field(pattern=f"^([0-9a-f]{{{2 * FRAME_HEADER_BYTES}}})?$")]
 
 
 class TaskCommitment(Message):
@@ -68,12 +71,14 @@ class End(Message):
     """The client's statement that no step follows, and of what it sent.
 
     ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment, or
-    () when the client does not state what it sent.
+    () when the client does not state what it sent. ``outputs`` show what it received: of every
+    graph output the delivery (``splitup.messages.frames``) of the last step, or "".
     """
 
     execution_id: Bytes32Field
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DeliveryField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
 
 
 class SignedEnd(Message):
@@ -87,36 +92,45 @@ class Completion(Message):
     """A node's work in one execution; its salted root goes on chain before tasks are drawn.
 
     ``takeovers`` made this node the executor of tasks that the plan gives to another node. ``end``
-    is what the client sent it. In JSON all but ``end`` is packed, in base64.
+    is what the client sent it; only the client says how many steps there were. In JSON all but
+    ``end`` is packed, in base64.
     """
 
     execution_id: Bytes32Field
     node: AddressField
-    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     tasks: tuple[TaskCommitment, ...] = Field(max_length=limits.MAX_TASKS)
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     salt: Bytes32Field
-    end: SignedEnd | None = None
+    end: SignedEnd
+
+    @property
+    def steps(self) -> int:
+        """Return the client's number of steps."""
+        return self.end.end.steps
 
     @model_validator(mode="before")
     @classmethod
     def _unpack(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if value.keys() - {"end"} != {"execution_id", "node", "packed"}:
+        if value.keys() != {"execution_id", "node", "packed", "end"}:
             return value
         execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
         if not isinstance(packed, str):
             raise ValueError("a packed completion is a string")
         fields = unpack_completion(execution_id, base64.b64decode(packed, validate=True))
-        end = SignedEnd.from_value(value["end"]) if "end" in value else None
+        end = SignedEnd.from_value(value["end"])
         return {"execution_id": execution_id, "node": node, "end": end, **fields}
 
     @model_serializer
     def _pack(self) -> dict[str, Any]:
         packed = base64.b64encode(pack_completion(self)).decode()
-        value = {"execution_id": self.execution_id, "node": self.node, "packed": packed}
-        return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
+        return {
+            "execution_id": self.execution_id,
+            "node": self.node,
+            "packed": packed,
+            "end": self.end.model_dump(mode="json"),
+        }
 
     def root(self) -> str:
         """Return the hash that its node commits to on chain; computed once."""
@@ -125,19 +139,22 @@ class Completion(Message):
 
 def _digest_completion(completion: Completion) -> str:
     owner = bytes.fromhex(completion.execution_id[2:] + completion.node[2:])
-    end = b"" if completion.end is None else completion.end.canonical_bytes()
-    owner += hashlib.sha256(end).digest()  # so that every member gets the same end
-    data = b"splitup/completion/v3\0" + owner + pack_completion(completion)
+    # so that every member gets the same end
+    owner += hashlib.sha256(completion.end.canonical_bytes()).digest()
+    data = b"splitup/completion/v4\0" + owner + pack_completion(completion)
     return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class ExecutorCommitment(Message):
-    """An executor's commitment to its completion, sent to the members when an execution ends."""
+    """An executor's commitment to its completion, sent to the members when an execution ends.
+
+    ``end`` tells the members how many steps there were, before the draw.
+    """
 
     execution_id: Bytes32Field
     node: AddressField
-    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
     root: Bytes32Field  # of the node's Completion
+    end: SignedEnd
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
@@ -156,7 +173,6 @@ def pack_completion(completion: Completion) -> bytes:
     """Return the packed bytes of a completion."""
     parts = [
         _HEAD.pack(
-            completion.steps,
             bytes.fromhex(completion.salt[2:]),
             len(completion.tasks),
         )
@@ -175,7 +191,7 @@ def pack_completion(completion: Completion) -> bytes:
 def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
     """Return the packed fields, not validated yet; raise ValueError for malformed bytes."""
     try:
-        steps, salt, count = _HEAD.unpack_from(data)
+        salt, count = _HEAD.unpack_from(data)
         place = _HEAD.size
         tasks = []
         for _ in range(count):
@@ -214,7 +230,6 @@ def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
     except struct.error:
         raise ValueError("the packed completion is cut off, or has bytes behind its end") from None
     return {
-        "steps": steps,
         "tasks": tuple(tasks),
         "takeovers": tuple(takeovers),
         "salt": "0x" + salt.hex(),

@@ -15,7 +15,7 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
-from splitup.core.tensors import is_zero
+from splitup.core.tensors import NO_STEPS, extend_steps, is_zero
 
 
 class FrameKind(IntEnum):
@@ -28,8 +28,8 @@ class FrameKind(IntEnum):
     PROGRESS = 7  # from a node: payload is a Progress
 
 
-_HEADER = struct.Struct(">4sBB32sHHI32sQ")
-_MAGIC = b"SUf1"
+_HEADER = struct.Struct(">4sBB32sHHI32sQ32s")
+_MAGIC = b"SUf2"
 _STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag; 0 for a tensor in the payload
 _FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
 _DOMAIN = b"splitup/frame/v1\0"
@@ -51,6 +51,9 @@ class Frame:
     ``length`` is its size in bytes. The bytes of a tensor are in ``payload``, or else in the object
     store (``stored``), in chunks that were sent before this frame (``direct``), or all zero
     (``zeros``): those are not sent, and ``decode_frame`` fills ``payload`` with them.
+
+    ``before`` is set in graph outputs for the client: the digest of the port's earlier steps, as in
+    a TaskCommitment. So the frame of the last step signs all that the producer sent.
     """
 
     kind: FrameKind
@@ -64,6 +67,7 @@ class Frame:
     stored: bool = False
     zeros: bool = False
     direct: bool = False
+    before: bytes = NO_STEPS
 
     def signed_bytes(self) -> bytes:
         """Return what the producer signs: domain and header; the payload is bound by its digest."""
@@ -80,6 +84,7 @@ class Frame:
             self.step,
             self.digest,
             self.length,
+            self.before,
         )
 
     def encode(self, signature: bytes) -> bytes:
@@ -120,7 +125,7 @@ def decode_frame(data: bytes) -> tuple[Frame, Seal]:
 
 def _make_frame(header: tuple[Any, ...], payload: bytes | memoryview) -> Frame:
     """Return the frame with these header fields; raise PeerFault when the payload does not fit."""
-    magic, kind, flag, execution, task, port, step, digest, length = header
+    magic, kind, flag, execution, task, port, step, digest, length, before = header
     if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
@@ -148,6 +153,47 @@ def _make_frame(header: tuple[Any, ...], payload: bytes | memoryview) -> Frame:
         stored=flag == _STORED,
         zeros=flag == _ZEROS,
         direct=flag == _DIRECT,
+        before=before,
+    )
+
+
+# ---- what a producer signed for the client ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a frame to the client proves: all steps of an output that its producer sent up to one.
+
+    ``total`` is the digest of these steps, as in a TaskCommitment. The signature in ``seal`` is not
+    verified yet.
+    """
+
+    execution_id: str
+    task: int
+    port: int
+    step: int
+    total: bytes
+    seal: Seal
+
+
+def make_delivery(seal: Seal) -> str:
+    """Return the header and signature of a single frame, without the tensor, in hexadecimal."""
+    return (seal.signed[len(_DOMAIN) :] + seal.signature).hex()
+
+
+def read_delivery(delivery: str) -> Delivery | None:
+    """Parse what ``make_delivery`` gives; return None for what no producer sends to a client.
+
+    A frame for other nodes has no ``before``, so that after the first step it proves nothing.
+    """
+    data = bytes.fromhex(delivery)
+    header, signature = data[: _HEADER.size], data[_HEADER.size :]
+    magic, kind, _, execution, task, port, step, digest, _, before = _HEADER.unpack(header)
+    if magic != _MAGIC or kind != FrameKind.TENSOR or (step and before == NO_STEPS):
+        return None
+    total = extend_steps(before, digest)
+    return Delivery(
+        "0x" + execution.hex(), task, port, step, total, Seal(_DOMAIN + header, signature)
     )
 
 
@@ -196,10 +242,10 @@ def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
     headers = list(_HEADER.iter_unpack(data[_BUNDLE.size : start]))
     if any(header[1] != FrameKind.TENSOR for header in headers):
         raise PeerFault("a bundle holds a frame that is no tensor")
-    sizes = [0 if header[2] else header[-1] for header in headers]
+    sizes = [0 if header[2] else header[8] for header in headers]
     if start + sum(sizes) != len(data):
         raise PeerFault(f"bundle announces {sum(sizes)} bytes and carries {len(data) - start}")
-    zeros = sum(header[-1] for header in headers if header[2] == _ZEROS)
+    zeros = sum(header[8] for header in headers if header[2] == _ZEROS)
     if len(data) + zeros > limits.MAX_FRAME_BYTES:
         raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros beside them")
     payloads, end, frames = memoryview(data), start, []

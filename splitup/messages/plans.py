@@ -1,6 +1,6 @@
 """Requests, plans and their certificates, and the root of a plan that the chain stores.
 
-    plan root = H(tag, request, seed, root of the tree of tasks, in the manifest's order)
+    plan root = H(tag, request hash, seed, root of the tree of tasks, in the manifest's order)
 
 The hash and its tags are those of snapshots (``splitup.messages.snapshots``).
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from eth_hash.auto import keccak
 from pydantic import Field
 
 from splitup.core import limits
-from splitup.core.codec import encode_canonical
 from splitup.core.errors import PeerFault
 from splitup.crypto import merkle
+from splitup.crypto.quorum import request_struct_hash
 from splitup.messages.base import (
     ZERO_BYTES32,
     AddressField,
@@ -51,6 +51,14 @@ class Request(Message):
     block_hash: Bytes32Field  # of the block that holds the request
     inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that are not on chain
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
+
+    def hash(self) -> str:
+        """Return the Market's request hash, which binds every word but the block; computed once.
+
+        Chain, market, client and nonce determine the execution's id. Requests of one id with other
+        words have other hashes, and the chain opens one of them.
+        """
+        return "0x" + self.once(hash_request).hex()
 
 
 class SignedRequest(Message):
@@ -148,6 +156,27 @@ class PlanCertificate(Message):
     signatures: tuple[MemberSignature, ...] = Field(max_length=limits.MAX_COMMITTEE)
 
 
+def hash_request(request: Request) -> bytes:
+    """Return hashStruct of a request, which a client signs in the domain of the Market."""
+    return request_struct_hash(*request_to_abi(request))
+
+
+def request_to_abi(request: Request) -> tuple[Any, ...]:
+    """Return a request as the Market contract takes it, and as it is signed."""
+    return (
+        request.client,
+        request.model_id,
+        request.steps,
+        request.inputs_digest,
+        request.client_key,
+        request.max_price_micro_usdc,
+        request.deadline,
+        request.nonce,
+        request.snapshot_sequence,
+        request.snapshot_root,
+    )
+
+
 def compute_plan_root(plan: Plan) -> bytes:
     """Return the root of a plan, 32 bytes."""
     return hash_words(_PLAN, *make_plan_header(plan))
@@ -157,7 +186,7 @@ def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
     """Return the header's words: the request, the seed, the directory, the tree's size and root."""
     request = plan.request
     return (
-        _hash_request(request),
+        bytes.fromhex(request.hash()[2:]),
         bytes.fromhex(request.execution_id[2:]),
         bytes.fromhex(request.model_id[2:]),
         bytes.fromhex(request.snapshot_root[2:]),
@@ -195,12 +224,6 @@ def make_plan_leaves(plan: Plan) -> list[bytes]:
 def hash_candidates(candidates: Iterable[str]) -> bytes:
     """Return the hash of a task's list of nodes."""
     return hash_words(*(ADDRESS_PAD + bytes.fromhex(node[2:]) for node in candidates))
-
-
-def _hash_request(request: Request) -> bytes:
-    """Hash all fields but the block: a plan survives a reorganisation that moves its request."""
-    value = request.model_dump(mode="json", exclude={"block_hash"})
-    return sha256(b"splitup/request/v2\0" + encode_canonical(value)).digest()
 
 
 def _hash_directory(plan: Plan) -> bytes:

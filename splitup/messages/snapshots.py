@@ -111,7 +111,8 @@ class SnapshotEntry(Message):
     @property
     def free_micro_usdc(self) -> int:
         """Return the part of the stake that another execution can lock."""
-        return max(0, self.stake_micro_usdc - self.locked_micro_usdc)
+        reserved = self.locked_micro_usdc + limits.VALIDATION_RESERVE_MICRO_USDC
+        return max(0, self.stake_micro_usdc - reserved)
 
 
 class Snapshot(Message):

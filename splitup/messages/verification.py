@@ -23,13 +23,15 @@ class Draw(Message):
     """The randomness that decides which tasks are verified, and by whom.
 
     It did not exist when executors committed to their outputs. ``executors`` are those responsible
-    for each task, by task; empty when they are the plan's.
+    for each task, by task; empty when they are the plan's. ``steps`` is the client's number of
+    steps, as 2f+1 members saw it signed: so many steps are verified and paid.
     """
 
     execution_id: Bytes32Field
     block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
     executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
     signature: HexField  # threshold BLS signature over the above
     seed: Bytes32Field
 
@@ -45,7 +47,11 @@ class VerificationOrder(Message):
     draw: Draw
     snapshot: OpenedSnapshot
     task: TaskField
-    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps to recompute."""
+        return self.draw.steps
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -105,7 +111,8 @@ class Ruling(Message):
     executor committed to them; then the digests are empty. A member of another determinism class
     compares numbers instead (``compared``): ``outputs`` are then the claimed digests, or () when
     the claimed numbers differ from its own by more than the task's tolerance, and ``state`` is the
-    claimed one.
+    claimed one. A member of the executor's class adds whether the claimed outputs are within the
+    tolerance of its own (``close``); without a tolerance they are not.
     """
 
     task: TaskField
@@ -115,6 +122,7 @@ class Ruling(Message):
     error: str = Field(max_length=200)
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
     compared: bool = False
+    close: bool = False
 
 
 class Attestation(Message):
@@ -147,6 +155,7 @@ class TaskVerdict(Message):
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)
+    close: bool = False  # the outputs are wrong, but within the task's tolerance
 
 
 class Evidence(Message):

@@ -32,14 +32,17 @@ from splitup.core.errors import (
     Throttled,
     Unavailable,
 )
-from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
+from splitup.crypto.jws import Claims, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages.api import Route
 from splitup.messages.base import Message
+from splitup.net.admission import Admission, AdmittingSite
 from splitup.net.endpoints import make_socket_factory
 
 _log = logging.getLogger("splitup.http")
-_LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Semaphore)
+_malformed = logging.getLogger("splitup.http.malformed")  # requests that aiohttp cannot parse …
+_malformed.setLevel(logging.CRITICAL)  # … would fill the log with one traceback each
+_ADMISSION: Final = web.AppKey("admission", Admission)
 M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +58,7 @@ class Server:
     port: int
     _runner: web.AppRunner
     _scheme: str
+    _admission: Admission | None
 
     @property
     def url(self) -> str:
@@ -73,13 +77,20 @@ class Server:
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
         await self._runner.cleanup()
+        if self._admission is not None:
+            self._admission.close()
 
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
-    """Return an application that limits the size of bodies and answers errors in JSON."""
+    """Return an application that limits bodies and strangers, and answers errors in JSON."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
-    app[_LARGE_BODIES] = asyncio.Semaphore(tuning.HTTP_LARGE_BODIES)
+    app[_ADMISSION] = Admission()
     return app
+
+
+def get_admission(request: web.Request) -> Admission:
+    """Return what limits the strangers of the server that a request came to."""
+    return request.app[_ADMISSION]
 
 
 def add_routes(
@@ -111,17 +122,24 @@ async def serve_app(
         shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
         keepalive_timeout=tuning.HTTP_IDLE_S,  # the first one counts from the connection's start
         auto_decompress=False,  # a small compressed body could become a large one
+        logger=_malformed,
     )
     await runner.setup()
+    admission = app.get(_ADMISSION)
+    if admission is None:
+        site: web.BaseSite = web.TCPSite(runner, host, port, ssl_context=tls)
+    else:
+        site = AdmittingSite(runner, admission, host, port)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        await site.start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); "
             "stop the program that uses the port or choose another one"
         ) from None
-    return Server(host, runner.addresses[0][1], runner, "http" if tls is None else "https")
+    scheme = "http" if tls is None else "https"
+    return Server(host, runner.addresses[0][1], runner, scheme, admission)
 
 
 def error_reply(status: int, message: str) -> web.Response:
@@ -145,22 +163,31 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body's bytes; raise Refused and Unavailable as ``read_json`` does."""
-    gate = request.app.get(_LARGE_BODIES)
+    """Return the body's bytes; raise Refused and Unavailable as ``read_json`` does.
+
+    Large bodies of strangers share places by address, those of known parties wait for each other.
+    """
+    admission = get_admission(request)
     length = request.content_length
-    if gate is None or (length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES):
-        return await _read_in_time(request)
+    if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
+        return await read_in_time(request)
+    if admission.is_stranger(request):
+        with admission.hold(request, admission.large_bodies):
+            body = await read_in_time(request)
+            await admission.wait_turn(request, len(body) // tuning.STRANGER_BYTES)
+            return body
     try:
-        await asyncio.wait_for(gate.acquire(), tuning.HTTP_READ_S)
+        await asyncio.wait_for(admission.known_bodies.acquire(), tuning.HTTP_READ_S)
     except TimeoutError:
         raise Unavailable("too many large requests are arriving; try again in a minute") from None
     try:
-        return await _read_in_time(request)
+        return await read_in_time(request)
     finally:
-        gate.release()
+        admission.known_bodies.release()
 
 
-async def _read_in_time(request: web.Request) -> bytes:
+async def read_in_time(request: web.Request) -> bytes:
+    """Return the body's bytes; raise Refused (408) when it takes too long to arrive."""
     try:
         async with asyncio.timeout(tuning.HTTP_READ_S):
             return await request.read()
@@ -176,46 +203,40 @@ async def read_signed(
     *,
     audience: str,
     now_s: int | None = None,
-    replays: ReplayCache | None = None,
+    check: Callable[[Claims], object] | None = None,
 ) -> tuple[Claims, str]:
     """Verify a signed request; return its claims, whose body is the message, and its token.
 
-    Any valid key may sign: check ``claims.issuer`` before acting. Give ``replays`` unless the
-    request is idempotent. Raises PeerFault or BadSignature.
+    Any valid key may sign: check ``claims.issuer`` before acting, best in ``check``, which is
+    called before the signature is verified. Raises PeerFault or BadSignature.
     """
     body = await read_json(request)
     token = body.get("jws")
     if not isinstance(token, str) or len(body) != 1:
         raise PeerFault('a signed request is {"jws": "<token>"}')
     now = int(time.time()) if now_s is None else now_s
-    claims = verify_jws(token, typ=route.typ, audience=audience, now_s=now)
-    if replays is not None:
-        replays.add(claims, now)
+    claims = verify_jws(token, typ=route.typ, audience=audience, now_s=now, check=check)
     return claims, token
 
 
 @dataclass(frozen=True, slots=True)
 class Received(Generic[M]):
-    """A message, the key that signed it, and the token that proves both to others."""
+    """A message, the claims of the token that carried it, and the token, which proves both."""
 
     message: M
-    issuer: str
+    claims: Claims
     token: str
 
+    @property
+    def issuer(self) -> str:
+        """Return the key that signed."""
+        return self.claims.issuer
 
-async def read_message(
-    request: web.Request,
-    route: Route[M],
-    *,
-    audience: str,
-    now_s: int | None = None,
-    replays: ReplayCache | None = None,
-) -> Received[M]:
+
+async def read_message(request: web.Request, route: Route[M], *, audience: str) -> Received[M]:
     """Verify a signed request as ``read_signed`` does, and parse the route's message."""
-    claims, token = await read_signed(
-        request, route, audience=audience, now_s=now_s, replays=replays
-    )
-    return Received(route.parse(claims.body), claims.issuer, token)
+    claims, token = await read_signed(request, route, audience=audience)
+    return Received(route.parse(claims.body), claims, token)
 
 
 async def read_unsigned(request: web.Request, route: Route[M]) -> M:
@@ -226,6 +247,7 @@ async def read_unsigned(request: web.Request, route: Route[M]) -> M:
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
+        await get_admission(request).wait_turn(request)
         return await handler(request)
     except Refused as error:
         return error_reply(error.status, str(error))

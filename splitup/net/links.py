@@ -25,10 +25,11 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
-from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
+from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.net.endpoints import open_peer_session
+from splitup.net.http import get_admission
 
 _log = logging.getLogger("splitup.links")
 _Socket = aiohttp.ClientWebSocketResponse[bool] | web.WebSocketResponse
@@ -197,8 +198,12 @@ class _Begun:
             return
 
 
-FrameHandler = Callable[[Link, bytes], None]  # must not block; raising PeerFault closes the link
+# Must not block. Raising PeerFault closes the link for good; after Unavailable the peer connects
+# again and repeats what it sent last.
+FrameHandler = Callable[[Link, bytes], None]
 LinkHandler = Callable[[Link], None]
+# whether the peer with this key may open a link, for one execution or "" for all that it shares
+MayOpen = Callable[[str, str], bool]
 
 
 async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
@@ -219,6 +224,11 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
     except PeerFault as fault:
         await socket.close(
             code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=str(fault).encode()[:120]
+        )
+        raise
+    except Unavailable as error:
+        await socket.close(
+            code=aiohttp.WSCloseCode.TRY_AGAIN_LATER, message=str(error).encode()[:120]
         )
         raise
     finally:
@@ -314,7 +324,7 @@ class LinkPool:
                     self._on_up(link)
                 try:
                     await _serve(link, socket, self._on_frame)
-                except (aiohttp.ClientError, ConnectionError) as failure:
+                except (aiohttp.ClientError, ConnectionError, Unavailable) as failure:
                     _log.info("connection to %s broke: %s", link.peer, failure)
                 finally:
                     link.connected.clear()
@@ -378,26 +388,35 @@ class LinkPool:
 
 
 class LinkAcceptor:
-    """The handler of a node's data route (``api.DATA``): checks who connects, then reads frames."""
+    """The handler of a node's data route (``api.DATA``): checks who connects, then reads frames.
+
+    A peer has one connection for each purpose that ``may_open`` allows it, so the number of
+    connections is bounded by the plans that the node was given. Everybody else is refused before
+    its signature is verified.
+    """
 
     def __init__(
         self,
         address: str,
         on_frame: FrameHandler,
         *,
+        may_open: MayOpen,
         on_opened: LinkHandler | None = None,
         on_closed: LinkHandler | None = None,
     ) -> None:
         self._address = address
         self._on_frame = on_frame
+        self._may_open = may_open
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._replays = ReplayCache()
-        self._sockets: dict[Link, _Socket] = {}
+        self._sockets: dict[tuple[str, str], tuple[Link, _Socket]] = {}  # by key and execution
+        self._closing: set[asyncio.Task[bool]] = set()  # connections that others replace
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one connection; raise BadSignature, PeerFault or Unavailable to refuse it."""
         link = self.authenticate(request.headers.get("Authorization", ""))
+        get_admission(request).vouch(request, link.peer)
         socket = web.WebSocketResponse(
             heartbeat=tuning.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
         )
@@ -407,7 +426,9 @@ class LinkAcceptor:
 
     async def serve(self, link: Link, socket: _Socket) -> None:
         """Serve an authenticated connection, whichever side opened it, until it ends."""
-        self._sockets[link] = socket
+        name = (link.peer, link.execution_id)
+        self._close(name)  # the newest connection counts: the old one may hang
+        self._sockets[name] = link, socket
         fault: SplitUpError | None = None
         try:
             if self._on_opened is not None:
@@ -415,28 +436,27 @@ class LinkAcceptor:
             await _serve(link, socket, self._on_frame)
         except ConnectionError as error:
             _log.info("connection of %s broke: %s", link.peer, error)
-        except PeerFault as error:
+        except (PeerFault, Unavailable) as error:
             fault = error
             _log.warning("closed the connection of %s: %s", link.peer, error)
         finally:
-            del self._sockets[link]
+            if self._sockets.get(name) == (link, socket):
+                del self._sockets[name]
             link.mark_closed(fault)
             if self._on_closed is not None:
                 self._on_closed(link)
 
     async def close(self) -> None:
         """Close every accepted connection. Call it before the server is closed."""
-        await asyncio.gather(
-            *(
-                socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
-                for socket in self._sockets.values()
-            )
-        )
+        for name in list(self._sockets):
+            self._close(name)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def authenticate(self, header: str) -> Link:
         """Check an Authorization header and return a link to its signer.
 
-        Raises BadSignature, PeerFault, and Unavailable when too many links are open.
+        Raises BadSignature, PeerFault, and Unavailable when no plan of this node names the signer,
+        perhaps because it has not arrived yet, or when too many links are open.
         """
         scheme, _, token = header.partition(" ")
         if scheme != "Bearer" or not token or len(token) > limits.LINK_TOKEN_CHARS:
@@ -444,14 +464,28 @@ class LinkAcceptor:
                 "a data connection needs an Authorization header with a Bearer token"
             )
         now_s = int(time.time())
-        claims = verify_jws(token, typ=api.DATA.typ, audience=self._address, now_s=now_s)
+        claims = verify_jws(
+            token, typ=api.DATA.typ, audience=self._address, now_s=now_s, check=self._check_plan
+        )
+        name = (claims.issuer, claims.body["execution_id"])
+        if len(self._sockets) >= tuning.MAX_LINKS and name not in self._sockets:
+            over = next((name for name in self._sockets if not self._may_open(*name)), None)
+            if over is None:
+                raise Unavailable(f"{tuning.MAX_LINKS} data connections are open; try again later")
+            self._close(over)
+        self._replays.add(claims, now_s)
+        return Link(*name)
+
+    def _check_plan(self, claims: Claims) -> None:
         execution_id = claims.body.get("execution_id")
         if not isinstance(execution_id, str) or len(claims.body) != 1:
             raise PeerFault("a data connection's token names exactly one execution_id, or ''")
-        if len(self._sockets) >= tuning.MAX_LINKS:
-            raise Unavailable(f"{tuning.MAX_LINKS} data connections are open; try again later")
-        same = sum(1 for link in self._sockets if link.peer == claims.issuer)
-        if same >= tuning.MAX_LINKS_PER_PEER:
-            raise Unavailable(f"{same} data connections of {claims.issuer} are open already")
-        self._replays.add(claims, now_s)
-        return Link(claims.issuer, execution_id)
+        if not self._may_open(claims.issuer, execution_id):
+            raise Unavailable("no plan that this node has names you; try again when it has yours")
+
+    def _close(self, name: tuple[str, str]) -> None:
+        known = self._sockets.pop(name, None)
+        if known is not None:
+            task = asyncio.create_task(known[1].close(code=aiohttp.WSCloseCode.GOING_AWAY))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

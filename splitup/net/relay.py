@@ -27,6 +27,7 @@ import re
 import secrets
 import struct
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -37,10 +38,12 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.core.places import Places
+from splitup.core.throughput import Allowance
 from splitup.crypto.jws import verify_jws
 from splitup.messages import api
 from splitup.messages.base import RELAY_PATH
-from splitup.net.http import read_body
+from splitup.net.http import get_admission, read_body
 
 REGISTERED: Final = "registered"
 TICKET_CHARS: Final = 32
@@ -73,32 +76,6 @@ def decode_control(data: bytes) -> tuple[Kind, int, int, bytes]:
     return Kind(kind), number, status, data[_HEADER.size :]
 
 
-class Allowance:
-    """A token bucket: a rate with a burst. Pure: the caller passes the time."""
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s, self._burst = per_s, burst
-        self._left, self._at_s = burst, 0.0
-
-    def spend(self, amount: float, now_s: float) -> float:
-        """Take ``amount``, even in advance; return the seconds until the rate allows it."""
-        self._refill(now_s)
-        self._left -= amount
-        return max(0.0, -self._left / self._per_s)
-
-    def take(self, amount: float, now_s: float) -> bool:
-        """Take ``amount`` if the rate allows it now; return whether it does."""
-        self._refill(now_s)
-        if self._left < amount:
-            return False
-        self._left -= amount
-        return True
-
-    def _refill(self, now_s: float) -> None:
-        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-
-
 @dataclass(slots=True)
 class _Stream:
     """The node's end of a data connection; its handler waits for ``done``."""
@@ -115,9 +92,27 @@ class _Node:
         self.socket = socket
         self.streams = 0
         self.waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self.requests = Allowance(tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS)
+        self._requests = Allowance(tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS)
         self.traffic = Allowance(tuning.RELAY_BYTES_PER_S, tuning.RELAY_BYTES_PER_S)
+        self._shares: OrderedDict[str, Allowance] = OrderedDict()  # by address
         self._ids = itertools.count()
+
+    def take_request(self, group: str, now_s: float) -> bool:
+        """Count a request from an address; return whether the node's rate allows it.
+
+        The second half of the burst is kept for addresses that use little of it.
+        """
+        share = self._shares.get(group)
+        if share is None:
+            per_s, burst = tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS
+            share = Allowance(per_s / tuning.RELAY_SHARE, max(1, burst // tuning.RELAY_SHARE))
+            self._shares[group] = share
+            while len(self._shares) > tuning.RELAY_ADDRESSES:
+                self._shares.popitem(last=False)
+        self._shares.move_to_end(group)
+        if self._requests.get_left(now_s) < 0.5 and not share.take(1, now_s):
+            return False
+        return self._requests.take(1, now_s)
 
     async def ask(self, kind: Kind, number: int, payload: bytes) -> tuple[int, bytes]:
         """Send a message and return the reply, status and body; raise Unavailable."""
@@ -163,7 +158,7 @@ class Relay:
         self._find_key = find_key
         self._nodes: dict[str, _Node] = {}
         self._tickets: dict[str, asyncio.Future[_Stream]] = {}
-        self._proving = 0
+        self._proving: Places[asyncio.Task[Any]] = Places(tuning.RELAY_PROVING)
         self._streams = 0
         self._sockets: set[web.WebSocketResponse] = set()  # of openers of data connections
         self._held_bytes = 0
@@ -190,29 +185,27 @@ class Relay:
             raise Unavailable(
                 f"{tuning.MAX_RELAYED} nodes are registered at this relay; try another one"
             )
-        if self._proving >= tuning.RELAY_PROVING:
-            raise Unavailable("too many nodes are registering; try again")
         socket = web.WebSocketResponse(
             heartbeat=tuning.LINK_PING_S,
             max_msg_size=CONTROL_HEADER_BYTES + limits.RELAY_REPLY_BYTES,
             compress=False,
         )
-        self._proving += 1
-        try:
+        admission = get_admission(request)
+        with admission.hold(request, self._proving):
             await socket.prepare(request)
-            async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
-                address = await self._check_node(socket)
-        except (SplitUpError, TimeoutError) as error:
-            _log.info("a node was not registered: %s", error)
-            await _refuse(socket, str(error) or "the node did not prove its key in time")
-            return socket
-        finally:
-            self._proving -= 1
+            try:
+                async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
+                    address, key = await self._check_node(socket)
+            except (SplitUpError, TimeoutError) as error:
+                _log.info("a node was not registered: %s", error)
+                await _refuse(socket, str(error) or "the node did not prove its key in time")
+                return socket
+        admission.vouch(request, key)
         await self._serve_node(_Node(address, socket))
         return socket
 
-    async def _check_node(self, socket: web.WebSocketResponse) -> str:
-        """Return the address of the node, once it has signed our nonce."""
+    async def _check_node(self, socket: web.WebSocketResponse) -> tuple[str, str]:
+        """Return the node's address and key, once it has signed our nonce."""
         nonce = secrets.token_hex(32)
         await socket.send_str(nonce)
         message = await socket.receive()
@@ -227,7 +220,7 @@ class Relay:
             raise PeerFault("the token is not over this relay's nonce", peer=claims.issuer)
         if not re.fullmatch(_ADDRESS, address) or await self._find_key(address) != claims.issuer:
             raise BadSignature(f"{claims.issuer} is not the key of an active node {address}")
-        return address
+        return address, claims.issuer
 
     async def _serve_node(self, node: _Node) -> None:
         old = self._nodes.get(node.address)
@@ -256,7 +249,7 @@ class Relay:
         node = self._nodes.get(address)
         if node is None:
             raise Unavailable(f"node {address} is not registered at this relay")
-        if not node.requests.take(1, time.monotonic()):
+        if not node.take_request(get_admission(request).get_group(request), time.monotonic()):
             raise Refused(f"too many requests to node {address} through this relay", status=429)
         return node
 
@@ -299,6 +292,7 @@ class Relay:
                 return web.Response(status=status, body=reply, content_type="application/json")
             socket = _make_socket()
             try:
+                get_admission(request).vouch(request, node.address)  # which takes the opener
                 await socket.prepare(request)
                 self._sockets.add(socket)
                 await _join(socket, found.socket, node.traffic)
@@ -333,6 +327,7 @@ class Relay:
         if arriving is None:
             raise Refused("this ticket is unknown, used or too old", status=404)
         stream = _Stream(_make_socket())
+        get_admission(request).vouch(request, request.match_info["ticket"])
         await stream.socket.prepare(request)
         if arriving.done():  # the requester has gone
             await stream.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from splitup.core import limits
-from splitup.core.tensors import is_zero
+from splitup.core.tensors import NO_STEPS, is_zero
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.messages.base import Message
 from splitup.messages.frames import (
@@ -23,7 +23,13 @@ from splitup.protocol.execution.task_queue import PortId
 
 
 def make_tensor_frame(
-    execution_id: str, task: int, port: int, step: int, data: bytes, digest: bytes | None = None
+    execution_id: str,
+    task: int,
+    port: int,
+    step: int,
+    data: bytes,
+    digest: bytes | None = None,
+    before: bytes = NO_STEPS,
 ) -> Frame:
     """Return the frame of an inline tensor; pass its SHA-256 as ``digest`` if it is known."""
     digest = hashlib.sha256(data).digest() if digest is None else digest
@@ -37,6 +43,7 @@ def make_tensor_frame(
         length=len(data),
         payload=data,
         zeros=is_zero(digest, len(data)),
+        before=before,
     )
 
 
@@ -49,6 +56,7 @@ def make_stored_frame(
     length_bytes: int,
     *,
     direct: bool = False,
+    before: bytes = NO_STEPS,
 ) -> Frame:
     """Return the frame that announces a tensor that is too large to be inline.
 
@@ -65,15 +73,18 @@ def make_stored_frame(
         payload=b"",
         stored=not direct,
         direct=direct,
+        before=before,
     )
 
 
-def make_entry_frame(execution_id: str, source: PortId, entry: LogEntry) -> Frame:
+def make_entry_frame(
+    execution_id: str, source: PortId, entry: LogEntry, before: bytes = NO_STEPS
+) -> Frame:
     """Return the frame for one step of a port's log, inline or stored."""
-    task, port = source
+    where = (execution_id, *source, entry.step)
     if entry.data is None:
-        return make_stored_frame(execution_id, task, port, entry.step, entry.digest, entry.length)
-    return make_tensor_frame(execution_id, task, port, entry.step, bytes(entry.data), entry.digest)
+        return make_stored_frame(*where, entry.digest, entry.length, before=before)
+    return make_tensor_frame(*where, bytes(entry.data), entry.digest, before)
 
 
 def make_message_frame(

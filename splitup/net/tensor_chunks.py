@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from splitup.core import limits, tuning
+from splitup.core.tensors import NO_STEPS
 from splitup.crypto.keys import Identity
 from splitup.messages.base import RELAY_PATH
 from splitup.messages.frames import TensorChunk
@@ -22,6 +23,8 @@ from splitup.net.links import Link
 from splitup.net.object_transfer import compute_sha256
 from splitup.net.signed_frames import make_stored_frame, seal_frame
 from splitup.protocol.execution.task_queue import PortId
+
+FindBefore = Callable[[int, bytes], Awaitable[bytes]]  # (step, digest)
 
 
 def has_room(link: Link, nbytes: int, most_bytes: int) -> bool:
@@ -41,13 +44,20 @@ async def send_direct(
     source: PortId,
     step: int,
     data: bytes | memoryview,
-) -> bytes:
-    """Send a large tensor in chunks to readers, if any, then its digest; return the digest."""
+    find_before: FindBefore | None = None,
+) -> tuple[bytes, bytes]:
+    """Send a large tensor in chunks to readers, if any, then its digest.
+
+    Returns the digest, and ``Frame.before`` as ``find_before`` gives it for the digest.
+    """
     digest, _ = await asyncio.gather(
         compute_sha256(data), _send_chunks(links, execution_id, source, step, data)
     )
+    before = NO_STEPS if find_before is None else await find_before(step, digest)
     if links:
-        frame = make_stored_frame(execution_id, *source, step, digest, len(data), direct=True)
+        frame = make_stored_frame(
+            execution_id, *source, step, digest, len(data), direct=True, before=before
+        )
         sealed = seal_frame(identity, frame)
         for link in links:
             link.send_bulk(sealed)  # after the chunks
@@ -55,7 +65,7 @@ async def send_direct(
             async with asyncio.timeout(tuning.DIRECT_HEAD_START_S):
                 for link in links:
                     await link.drain_bulk()
-    return digest
+    return digest, before
 
 
 async def _send_chunks(

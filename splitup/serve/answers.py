@@ -144,8 +144,8 @@ class CompletionForm:
         content = []
         for piece in pieces:
             assert piece.choice is not None
-            entry = describe_token(self._model, piece.choice.token, piece.choice.logprob)
-            top = [describe_token(self._model, token, value) for token, value in piece.choice.top]
+            entry = describe_token(piece, piece.choice.token, piece.choice.logprob)
+            top = [describe_token(piece, token, value) for token, value in piece.choice.top]
             content.append({**entry, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -154,8 +154,8 @@ class CompletionForm:
         for piece in pieces:
             choice = piece.choice
             assert choice is not None
-            names = [describe_token(self._model, token, value) for token, value in choice.top]
-            tokens.append(describe_token(self._model, choice.token, choice.logprob)["token"])
+            names = [describe_token(piece, token, value) for token, value in choice.top]
+            tokens.append(describe_token(piece, choice.token, choice.logprob)["token"])
             values.append(choice.logprob)
             top.append({name["token"]: name["logprob"] for name in names})
             offsets.append(offset)
@@ -197,9 +197,9 @@ def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
-def describe_token(model: TextModel, token: int, logprob: float) -> dict[str, Any]:
-    """Return a token and its probability."""
-    text = model.tokenizer.decode([token], skip_special_tokens=False)
+def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
+    """Return a token that a piece names, and its probability."""
+    text = piece.names[token]
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from splitup.client.generation import TextModel, Token, generate_tokens, make_decoder
@@ -49,6 +49,7 @@ class Piece:
 
     token: Token
     choice: Choice | None
+    names: Mapping[int, str] = field(default_factory=dict)  # texts of the tokens of ``choice``
 
 
 def count_steps(model: TextModel, options: TextOptions) -> int:
@@ -117,12 +118,22 @@ async def _generate(
         ):
             place = report.completion_tokens
             report.completion_tokens += 1
-            yield Piece(token, choices[place] if place < len(choices) else None)
+            if place < len(choices):
+                choice = choices[place]
+                names = await asyncio.to_thread(_name_tokens, model, choice)
+                yield Piece(token, choice, names)
+            else:
+                yield Piece(token, None)
     finally:
         report.steps = lease.session.steps - before
         report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
     if ends.found or report.completion_tokens < options.max_tokens:
         report.finish_reason = "stop"
+
+
+def _name_tokens(model: TextModel, choice: Choice) -> dict[int, str]:
+    tokens = {choice.token, *(token for token, _ in choice.top)}
+    return {token: model.tokenizer.decode([token], skip_special_tokens=False) for token in tokens}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from splitup.client.chat_template import render_chat
 from splitup.client.generation import TextModel, encode_prompt
 from splitup.client.network import Network
 from splitup.core.codec import parse_json
 from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
-from splitup.net.http import read_body
+from splitup.graph.manifest import ChatInfo
+from splitup.net.http import read_in_time
 from splitup.serve.access import Access
 from splitup.serve.answers import (
     AnswerForm,
@@ -228,9 +228,12 @@ async def _encode_chat(model: TextModel, messages: Sequence[dict[str, Any]]) -> 
         raise ApiError(
             f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
         )
-    text = render_chat(chat, messages)
-    encoding = await asyncio.to_thread(model.tokenizer.encode, text, add_special_tokens=False)
-    return tuple(encoding.ids)
+
+    def encode(chat: ChatInfo) -> tuple[int, ...]:
+        text = model.tokenizer.render_chat(chat, messages)
+        return tuple(model.tokenizer.encode(text, add_special_tokens=False))
+
+    return await asyncio.to_thread(encode, chat)
 
 
 def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
@@ -321,7 +324,7 @@ def _get_headers(choices: Sequence[Choice]) -> dict[str, str]:
 
 async def _read_json(request: web.Request) -> object:
     try:
-        return parse_json(await read_body(request))
+        return parse_json(await read_in_time(request))
     except ValueError:
         raise ApiError("the request's body is not JSON") from None
 

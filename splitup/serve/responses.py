@@ -118,8 +118,8 @@ class ResponseForm:
         found = []
         for piece in pieces:
             if piece.choice is not None:
-                entry = describe_token(self._model, piece.choice.token, piece.choice.logprob)
-                top = [describe_token(self._model, *other) for other in piece.choice.top]
+                entry = describe_token(piece, piece.choice.token, piece.choice.logprob)
+                top = [describe_token(piece, *other) for other in piece.choice.top]
                 found.append({**entry, "top_logprobs": top})
         return found
 

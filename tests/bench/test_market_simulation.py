@@ -75,6 +75,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     SettlementTerms,
     Verdict,
     compute_settlement,
+    is_disputed,
     is_sampled,
     judge,
 )
@@ -402,12 +403,14 @@ def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Ve
     while True:
         check.advance(attestations, commitment, 0.0, 0.0)
         for name in check.asked_at:
-            check.add(ValidatorAnswer(results[name], ""))
+            check.add(ValidatorAnswer(results[name], ""), attestations)
         if check.is_heard(attestations, commitment):
             break
     executor = address_of(market.executors.reshape(-1)[number])
     usable = check.get_usable(attestations, commitment)
-    verdict = judge(commitment, executor, usable, attestations.find_ruling(commitment.task))
+    ruling = attestations.find_ruling(commitment.task)
+    is_asked = is_disputed(commitment, usable) or not usable
+    verdict = judge(commitment, executor, usable, ruling if is_asked else None)
     return verdict, len(check.asked_at)
 
 

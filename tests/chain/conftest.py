@@ -19,6 +19,7 @@ from splitup.crypto import bls
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
+    ExecutionHistory,
     Settlement,
     pack_signatures,
     plan_struct_hash,
@@ -27,9 +28,8 @@ from splitup.crypto.quorum import (
     sign_quorum,
 )
 from splitup.devnet.anvil import derive_key, find_anvil
-from splitup.messages.plans import Request
+from splitup.messages.plans import Request, request_to_abi
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
-from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.builders import find_free_port
 from tests.local_chain import start_anvil
 
@@ -121,7 +121,7 @@ class Network:
         alpha = plan_alpha(request)
         signature = bls.sign_partial(GROUP_SECRET, RANDOMNESS_DOMAIN, alpha)
         struct_hash = plan_struct_hash(
-            request.execution_id, ROOT, bls.compute_seed(signature), executors
+            request.execution_id, request.hash(), ROOT, bls.compute_seed(signature), executors
         )
         return terms_to_abi(ROOT, signature, executors), self.certify(struct_hash, signers)
 
@@ -131,11 +131,17 @@ class Network:
             "market", "submitCompletePlan", request_to_abi(request), terms, signatures
         )
 
-    async def settle(self, execution_id: str, settlement: Settlement) -> Any:
+    async def settle(
+        self,
+        execution_id: str,
+        settlement: Settlement,
+        history: ExecutionHistory | None = None,
+    ) -> Any:
         digest = settlement_hash(settlement)
         signatures = self.certify(settlement_struct_hash(execution_id, digest))
+        history = history or ExecutionHistory(execution_id)  # only slashes need it
         return await self.owner.send(
-            "market", "settle", execution_id, settlement.to_abi(), signatures
+            "market", "settle", execution_id, settlement.to_abi(), history.to_abi(), signatures
         )
 
     async def balance(self, account: str) -> int:

@@ -21,7 +21,7 @@ from splitup.crypto.quorum import (
     sign_quorum,
     snapshot_struct_hash,
 )
-from splitup.messages.plans import MemberSignature, Plan, PlanCertificate
+from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, request_to_abi
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
@@ -52,9 +52,13 @@ class Court:
         """The member's vote for a plan, as the contract takes it."""
         executors = len(set(plan.executors()))
         execution_id = plan.request.execution_id
-        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, executors)
+        request_hash = plan.request.hash()
+        struct_hash = plan_struct_hash(
+            execution_id, request_hash, plan.root(), plan.seed, executors
+        )
         return {
             "executionId": execution_id,
+            "requestHash": request_hash,
             "planRoot": plan.root(),
             "tail": bytes.fromhex(plan.seed[2:]) + executors.to_bytes(32),
             "signature": sign_quorum(self.key, self.network.domain, struct_hash),
@@ -241,6 +245,14 @@ async def test_a19_two_plans_for_one_execution_cost_the_bond(court: Court) -> No
     assert await court.bond() == 0
 
 
+async def test_s03_plans_for_two_wordings_of_a_request_cost_nothing(court: Court) -> None:
+    plan, snapshot = make_market()
+    request = plan.request.model_copy(update={"steps": plan.request.steps + 1})
+    other = compute_plan(request, plan.seed, snapshot, make_chain_manifest(3))
+    assert other.root() != plan.root() and request.execution_id == plan.request.execution_id
+    await court.expect_refusal("SlotsDiffer", "reportPlans", court.vote(plan), court.vote(other))
+
+
 async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court) -> None:
     plan, _ = make_market()
     other = change_list(plan, 0, plan.tasks[0][::-1])
@@ -248,6 +260,7 @@ async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court)
     def witness(plan: Plan) -> PlanVote:
         return PlanVote(
             execution_id=plan.request.execution_id,
+            request_hash=plan.request.hash(),
             root=plan.root(),
             seed=plan.seed,
             executors=len(set(plan.executors())),
@@ -292,14 +305,14 @@ async def test_a17_a_plan_with_another_seed_than_the_groups_costs_the_bond(court
     signature = bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, plan_alpha(request))
     seed = bls.compute_seed(signature)
     right = compute_plan(request, seed, snapshot, make_chain_manifest(3))
-    message = (1, request.model_id, request.snapshot_sequence, request.snapshot_root)
+    message = (1, request_to_abi(request))
     proof = bls.encode_signature_eip2537(signature)
     await court.expect_refusal(
         "VotesAgree", "reportSeed", court.vote(right), open_plan(right), *message, proof
     )
-    swapped = (1, request.model_id, request.snapshot_sequence + 1, request.snapshot_root)
+    swapped = (1, request_to_abi(request.model_copy(update={"steps": request.steps + 1})))
     await court.expect_refusal(
-        "RandomnessInvalid", "reportSeed", court.vote(plan), open_plan(plan), *swapped, proof
+        "OpeningInvalid", "reportSeed", court.vote(plan), open_plan(plan), *swapped, proof
     )
     await court.report("reportSeed", court.vote(plan), open_plan(plan), *message, proof)
     assert await court.bond() == 0

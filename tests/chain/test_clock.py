@@ -92,3 +92,12 @@ def test_f24_error_is_never_more_than_the_looks_are_apart(
     for wait_s in waits:
         machine.mine(wait_s)
     assert abs(machine.error_s) <= max(waits) + tuning.BLOCK_DELAY_S + 1
+
+
+def test_s03_the_time_of_a_block_is_the_shortest_seen() -> None:
+    """A slot may be empty, and a look may miss blocks; signed requests must wait for three."""
+    clock = ChainClock()
+    assert clock.block_time_s == 0.0
+    for number, timestamp_s in ((10, 1_000), (10, 1_000), (11, 1_024), (13, 1_048), (12, 1_036)):
+        clock.observe(number, timestamp_s)
+    assert clock.block_time_s == 12.0

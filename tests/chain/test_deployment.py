@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.core import limits
 from splitup.core.errors import ChainRejected, ConfigurationError
 from splitup.devnet.anvil import derive_key
 from tests.chain.conftest import MNEMONIC
@@ -27,7 +28,8 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
         Deployment.load(path)
     DEPLOYMENT.save(path)
     fields = json.loads(path.read_text())
-    for change in ({"market": "0xAB"}, {"chain_id": "1"}, {"extra": 1}):
+    too_deep = {"confirmations": limits.MAX_CONFIRMATIONS + 1}
+    for change in ({"market": "0xAB"}, {"chain_id": "1"}, {"extra": 1}, too_deep):
         path.write_text(json.dumps(fields | change))
         with pytest.raises(ConfigurationError, match=f"is damaged: {next(iter(change))}"):
             Deployment.load(path)

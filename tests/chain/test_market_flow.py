@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import pytest
 import pytest_asyncio
+from eth_hash.auto import keccak
 
 from splitup.chain.market import Distribution, distribute, exposures_to_abi
+from splitup.core import limits
 from splitup.core.errors import ChainRejected
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
+    ExecutionHistory,
     Payment,
     Settlement,
     Slash,
     commitments_struct_hash,
     compute_execution_id,
     hash_exposures,
+    pack_words,
     request_struct_hash,
     sign_quorum,
     snapshot_struct_hash,
 )
 from splitup.devnet.anvil import derive_key
-from splitup.messages.plans import Request
-from splitup.protocol.planning.signed_requests import request_to_abi
-from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
+from splitup.messages.plans import Request, request_to_abi
+from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, ROOT, Network
 from tests.local_chain import compute_commitment
 
 OUTPUTS = "0x" + "cc" * 32
+EXPOSURE = 100_000_000
 
 
 @pytest_asyncio.fixture
@@ -49,12 +53,12 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
     await network.submit_plan(request, executors=3)
     assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 0
     for node in (honest, liar):
-        row = (execution_id, 1, OUTPUTS, 1_000_000)
+        row = (execution_id, 1, OUTPUTS, EXPOSURE)
         receipt = await node.send("market", "commitCompletions", [row])
         assert [event.name for event in receipt.events] == ["CompletionCommitted"]
         commitment = await node.call("market", "commitmentOf", execution_id, node.address)
         assert commitment == compute_commitment(1, OUTPUTS)
-        assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 1_000_000
+        assert (await node.call("nodes", "nodeOf", node.address))["locked"] == EXPOSURE
 
     settlement = Settlement(
         steps=1,
@@ -66,7 +70,17 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
         ),
         slashes=(Slash(liar.address, 100_000_000),),
     )
-    receipt = await network.settle(execution_id, settlement)
+    history = ExecutionHistory(
+        execution_id=execution_id,
+        request_hash="0x" + asked.hex(),
+        plan_root=ROOT,
+        seed="0x" + keccak(network.make_terms(request, 3)[0][1]).hex(),
+        own=pack_words([(honest.address, EXPOSURE), (liar.address, EXPOSURE)]),
+    )
+    with pytest.raises(ChainRejected, match="differs from that on chain") as caught:
+        await network.settle(execution_id, settlement)
+    assert caught.value.error_name == "RecordMismatch"
+    receipt = await network.settle(execution_id, settlement, history)
     settled = next(event for event in receipt.events if event.name == "Settled")
     assert (settled.args["paid"], settled.args["fee"]) == (1_020_000, 10_200)
     assert settled.args["refunded"] == PRICE_MICRO_USDC - 1_030_200
@@ -182,7 +196,7 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
     request = await network.request()
     await network.submit_plan(request, executors=3)
     execution_id = request.execution_id
-    exposures = [(account, 1_000_000) for account in sorted(n.address for n in network.nodes)]
+    exposures = [(account, EXPOSURE) for account in sorted(n.address for n in network.nodes)]
     struct_hash = commitments_struct_hash(execution_id, OUTPUTS, hash_exposures(exposures))
     receipt = await network.owner.send(
         "market",
@@ -193,7 +207,7 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
         network.certify(struct_hash),
     )
     node = network.nodes[0]
-    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 1_000_000
+    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == EXPOSURE
     assert [event.name for event in receipt.events] == ["ExecutionCommitted"]
     settlement = Settlement(1, "0x" + "ee" * 32, (Payment(network.nodes[0].address, 5),))
     await network.settle(execution_id, settlement)
@@ -214,8 +228,17 @@ async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Net
     assert e.value.error_name == "BalanceTooSmall"
 
 
+async def test_python_states_the_registrys_constants(network: Network) -> None:
+    floor = await network.owner.call("nodes", "EXPOSURE_FLOOR")
+    reserve = await network.owner.call("nodes", "VALIDATION_RESERVE")
+    assert floor == limits.EXPOSURE_FLOOR_MICRO_USDC
+    assert reserve == limits.VALIDATION_RESERVE_MICRO_USDC
+
+
 async def test_unsafe_parameters_are_refused(network: Network) -> None:
     parameters = await network.owner.call("market", "parameters")
+    with pytest.raises(ChainRejected, match="outside would be profitable"):
+        await network.owner.send("market", "setParameters", {**parameters, "outsideGain": 400_000})
     with pytest.raises(ChainRejected, match="profitable: the expected loss is 725760"):
         await network.owner.send("market", "setParameters", {**parameters, "slashMilli": 10_000})
     with pytest.raises(ChainRejected, match="nodes unbond within 604800 s, and an execution may"):

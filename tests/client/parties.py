@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from splitup.client.market.plan_requests import Wanted
+from splitup.core.tensors import NO_STEPS
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
-from splitup.messages.frames import Frame, decode_frame
+from splitup.messages.frames import Frame, Seal, decode_frame
 from splitup.messages.plans import Plan, PlanNode
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
 from splitup.protocol.committee.certificates import CommitteeView
@@ -26,10 +27,12 @@ class Parties:
     def execution_id(self) -> str:
         return self.plan.request.execution_id
 
-    def make_output(self, step: int, data: bytes, signer: int = -1) -> tuple[Frame, bytes]:
+    def make_output(
+        self, step: int, data: bytes, signer: int = -1, before: bytes = NO_STEPS
+    ) -> tuple[Frame, Seal]:
         """Return the last task's output, decoded, as signed by node ``signer``."""
         last = len(self.nodes) - 1
-        frame = make_tensor_frame(self.execution_id, last, 0, step, data)
+        frame = make_tensor_frame(self.execution_id, last, 0, step, data, before=before)
         return decode_frame(seal_frame(self.nodes[signer], frame))
 
 

@@ -74,7 +74,7 @@ def test_receipt_of_a_settlement_lists_who_got_what() -> None:
         ID,
         [
             event("Rewarded", 0, executionId=OTHER, to=address(9), amount=9),
-            event("Slashed", 2, node=address(2), amount=70),
+            event("Slashed", 2, taken=("0x" + pack_word(address(2), 70).hex(),)),
             event("Rewarded", 3, to=address(3), amount=4),
             event(
                 "Settled",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.vectors import FOLDER, make_files
+from tests.faults import find_tests, judge, run_forge
 
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
 
@@ -59,6 +60,16 @@ def test_forge_tests_pass() -> None:
         pytest.skip("forge is not published for this platform")
     result = run(forge, "test")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+
+
+def test_a23_reentrancy_odd_tokens_and_forced_ether_leave_the_money_conserved() -> None:
+    """Forge runs the cases: each checks at its end that all deposits and stakes are covered."""
+    cases = [name for name in find_tests()["A23"] if name.startswith("forge::")]
+    assert len(cases) >= 6
+    outcomes = run_forge([name.removeprefix("forge::") for name in cases])
+    if not outcomes and not (CONTRACTS / "node_modules" / ".bin" / "forge").exists():
+        pytest.skip("forge is not published for this platform")
+    assert judge(cases, outcomes)[0] == "passed"
 
 
 def test_every_narrowing_cast_is_checked_or_explained() -> None:

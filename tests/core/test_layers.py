@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     "core": set(),
     "crypto": {"core"},
+    "sandbox": {"core"},
     "decode": {"core"},
     "graph": {"core"},
     "messages": {"core", "crypto"},
     "cpu": {"core", "graph"},
-    "backend": {"core", "graph", "cpu"},
+    "backend": {"core", "graph", "cpu", "sandbox"},
     "protocol": {"core", "crypto", "graph", "messages"},
     "net": {"core", "crypto", "messages", "protocol"},
     "storage": {"core", "crypto", "graph", "messages", "protocol", "net"},
@@ -46,6 +47,8 @@ OWNERS = {
         "node/splitup_node/worker/process.py",
     },
     "solcx": {"contracts"},
+    "pyseccomp": {"splitup/sandbox"},
+    "tokenizers": {"splitup/client/tokenizer.py"},
     "torch": {"examples"},
 }
 # The only modules that may import these packages: each stands behind an interface.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 
-from splitup.core.tensors import StepsDigest
+from splitup.core.tensors import NO_STEPS, StepsDigest, extend_steps
 
 
 def test_steps_are_committed_to_by_their_digests_and_where_they_end() -> None:
@@ -14,4 +14,5 @@ def test_steps_are_committed_to_by_their_digests_and_where_they_end() -> None:
     known = StepsDigest()
     known.add(hashlib.sha256(b"ab").digest())
     assert known.hexdigest() == whole.hexdigest()
-    assert StepsDigest().hexdigest() == hashlib.sha256().hexdigest()
+    one = hashlib.sha256(bytes(32) + hashlib.sha256(b"ab").digest())
+    assert whole.value == extend_steps(NO_STEPS, hashlib.sha256(b"ab").digest()) == one.digest()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from splitup.backend.devices import select_device
-from splitup.backend.kernel_cache import decode_schedule, encode_schedule
 from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import State, TaskProgram
 from splitup.backend.schedule import compile_graph
+from splitup.backend.schedule_bytes import decode_schedule, encode_schedule
 from splitup.cpu.cache_writes import find_cache_writes
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph, encode_float
@@ -24,15 +24,23 @@ _BITS = np.array([0x7FC00001, 0xFF800001, 0x80000000, 1, 0xFF800000], np.uint32)
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
 
 
-def bound(b: Builder, x: int, largest: int) -> int:
-    """Return min(max(x, 0), largest) as tinygrad traces it."""
+def bound(b: Builder, x: int, largest: int, factor: int = 1) -> int:
+    """Return min(max(x, 0), largest) as tinygrad traces it.
+
+    With a factor, the constant in it is the product of two.
+    """
     inverse = b.const("int32", "-1")
     x = b.add("MAX", "int32", x, b.const("int32", "0"))
-    x = b.add("MAX", "int32", b.add("XOR", "int32", x, inverse), b.const("int32", str(~largest)))
+    limit = b.const("int32", str(~largest))
+    if factor != 1:
+        limit = b.add("MUL", "int32", b.const("int32", str(factor)), b.const("int32", str(-factor)))
+    x = b.add("MAX", "int32", b.add("XOR", "int32", x, inverse), limit)
     return b.add("XOR", "int32", x, inverse)
 
 
-def make_cache(context: int, most: int = MOST, width: int = WIDTH, largest: int = -1) -> Graph:
+def make_cache(
+    context: int, most: int = MOST, width: int = WIDTH, largest: int = -1, factor: int = 1
+) -> Graph:
     """y = 2 fresh, and the cache's update: fresh float32 [T, 2, width], layout int32 [T, 2 + most].
 
     The layout's columns: anything, start, shifts, which are at most ``largest``, or ``most``.
@@ -57,7 +65,7 @@ def make_cache(context: int, most: int = MOST, width: int = WIDTH, largest: int 
     start = bound(b, take(1, 1), context)
     first = b.add("ADD", "int32", start, b.const("int32", str(-most)))
     shift = b.add("LOOKUP", "int32", take(2, most), subtract(place, first))
-    shift = bound(b, shift, most if largest < 0 else largest)
+    shift = bound(b, shift, most if largest < 0 else largest, factor)
     kept = b.add("LOOKUP", "float32", old, b.add("ADD", "int32", place, shift))
     new = b.add("LOOKUP", "float32", fresh, subtract(place, start))
     is_kept = b.add("CMPLT", "bool", place, start)
@@ -103,7 +111,18 @@ def draw_step(
 def test_any_steps_give_the_states_of_whole_writes(
     context: int, most: int, width: int, largest: int
 ) -> None:
-    graph = make_cache(context, most, width, largest)
+    check_steps(make_cache(context, most, width, largest))
+
+
+@pytest.mark.parametrize("factor", [2**20, 2**16 + 1])
+def test_s15_a_bound_that_wraps_is_that_of_kernels(factor: int) -> None:
+    graph = make_cache(9, factor=factor)
+    assert bool(find_cache_writes(check_graph(graph))) == (factor == 2**16 + 1)  # 0 - 1, 131072
+    check_steps(graph)
+
+
+def check_steps(graph: Graph) -> None:
+    context = graph.states[0].shape[0]
     ours, theirs = load(graph, takes=True), load(graph, takes=False)
     assert ours.allocated_bytes == theirs.allocated_bytes
     for seed in range(4):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from splitup.core import limits
 from splitup.core.codec import encode_canonical
-from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
+from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Refused, Unavailable
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
-from splitup.crypto.keys import Identity
+from splitup.crypto.keys import Identity, generate_identity
 
 IDENTITY = Identity.from_private_key(b"\x11" * 32)
 OTHER = Identity.from_private_key(b"\x22" * 32)
@@ -189,6 +189,41 @@ def test_the_cache_forgets_only_what_no_longer_verifies() -> None:
     assert len(cache) == 2
     cache.add(check(make(now_s=NOW + 60), now_s=NOW + 60), NOW + 30 + limits.CLOCK_SKEW_S)
     assert len(cache) == 2  # `old` is gone, and would be refused as expired
+
+
+def make_of(identity: Identity) -> Claims:
+    token = sign_jws(identity, typ=TYP, audience="gateway", body={}, now_s=NOW)
+    return verify_jws(token, typ=TYP, audience="gateway", now_s=NOW)
+
+
+def test_a_token_whose_key_is_not_authorised_is_not_remembered() -> None:
+    cache = ReplayCache(max_entries=2)
+    claims = make_of(generate_identity())
+    with pytest.raises(Refused), cache.once(claims, NOW):
+        with pytest.raises(PeerFault, match="before"), cache.once(claims, NOW):
+            pass  # it is used once at a time all the same
+        raise Refused("a stranger", status=403)
+    assert len(cache) == 0
+    with cache.once(claims, NOW):
+        pass
+    assert len(cache) == 1
+
+
+def test_s11_a_full_cache_refuses_the_key_that_filled_it() -> None:
+    cache, greedy, modest = ReplayCache(max_entries=10), generate_identity(), generate_identity()
+    used = [make_of(greedy) for _ in range(10)]
+    for claims in used:
+        cache.add(claims, NOW)
+    for _ in range(4):
+        cache.add(make_of(modest), NOW)
+    assert len(cache) == 5  # the greedy key has one entry, for all its tokens
+    for claims in (used[0], make_of(greedy)):
+        with pytest.raises((PeerFault, Unavailable)):
+            cache.add(claims, NOW)
+    later = NOW + 31 + limits.CLOCK_SKEW_S  # all tokens have expired
+    token = sign_jws(greedy, typ=TYP, audience="gateway", body={}, now_s=later)
+    cache.add(verify_jws(token, typ=TYP, audience="gateway", now_s=later), later)
+    assert len(cache) == 1
 
 
 def test_stray_bits_do_not_make_a_second_spelling() -> None:

@@ -43,15 +43,16 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
             (3, 7, 5, ROOT),
         ),
         (
-            quorum.plan_struct_hash(ID, ROOT, SEED, 9),
+            quorum.plan_struct_hash(ID, SEED, ROOT, SEED, 9),
             "Plan",
             {
                 "executionId": "bytes32",
+                "requestHash": "bytes32",
                 "planRoot": "bytes32",
                 "seed": "bytes32",
                 "executors": "uint32",
             },
-            (ID, ROOT, SEED, 9),
+            (ID, SEED, ROOT, SEED, 9),
         ),
         (
             quorum.commitments_struct_hash(
@@ -153,7 +154,7 @@ def test_quorum_is_two_thirds_and_one(count: int, size: int) -> None:
 def test_values_of_another_length_are_refused() -> None:
     for value in ("0x12", "0x" + "zz" * 32, ""):
         with pytest.raises(InvalidInput, match="not a 32-byte value"):
-            quorum.plan_struct_hash(value, value, value, value)
+            quorum.plan_struct_hash(value, value, value, value, value)
 
 
 def test_words_hold_account_and_amount() -> None:
@@ -173,7 +174,8 @@ def test_payouts_of_a_settlement_are_one_ascending_word_per_account() -> None:
         quorum.Payment(b, 4),
         quorum.Payment(a, 8, from_slash=True),
     )
-    settlement = quorum.Settlement(1, ROOT, payments, (quorum.Slash(b, 16),))
+    settlement = quorum.Settlement(1, ROOT, payments, (quorum.Slash(b, 16), quorum.Slash(a, 32)))
     _, _, payouts, rewards, slashes = settlement.to_abi()
     assert payouts == (quorum.pack_word(a, 2), quorum.pack_word(b, 5))
-    assert (rewards, slashes) == (((a, 8),), ((b, 16),))
+    assert rewards == ((a, 8),)
+    assert slashes == (quorum.pack_word(a, 32), quorum.pack_word(b, 16))

@@ -9,20 +9,26 @@ HOW is one of
     copy              verifies nothing: it looks for somebody's answer and repeats it
     hide              commits to what it computed and stores none of it
     mute              takes its tasks and does nothing
+    deceive           commits to what it computed and sends the client something else
+    short             commits, on chain and by itself, to one step less than the client signed
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.execution.digests import Digests
+from splitup_node.execution.executions import Execution
+from splitup_node.execution.outputs import Outputs
 from splitup_node.execution.step_loop import StepLoop
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier
@@ -30,13 +36,18 @@ from splitup_node.worker.supervisor import WORKER_ARGV
 
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError
+from splitup.core.tensors import StepsDigest
 from splitup.messages import api
+from splitup.messages.completions import Completion
 from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
+from splitup.net.signed_frames import make_entry_frame, seal_frame
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.log_store import LogWriter, iter_tensors
 
 NOTHING = Digests(0, 0)
@@ -121,6 +132,34 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
         await client.spread(api.VERIFICATION_RESULT, result, give_up_s)
 
 
+class Deceiver:
+    """Sends the client other outputs than it logs and commits to, signed as if they were right."""
+
+    def __init__(self) -> None:
+        self.send_honestly = Outputs.send_entry
+        self.sent: dict[tuple[str, PortId], StepsDigest] = {}
+
+    def send_entry(
+        self,
+        outputs: Outputs,
+        execution: Execution,
+        source: PortId,
+        entry: LogEntry,
+        targets: Iterable[str],
+        before: bytes,
+    ) -> None:
+        if not execution.is_result(source, entry.step) or entry.data is None:
+            self.send_honestly(outputs, execution, source, entry, targets, before)
+            return
+        data = bytes(entry.data[::-1])
+        false = LogEntry(entry.step, hashlib.sha256(data).digest(), len(data), data)
+        sent = self.sent.setdefault((execution.id, source), StepsDigest())
+        self.send_honestly(outputs, execution, source, false, (), sent.value)
+        sent.add(false.digest)
+        right = make_entry_frame(execution.id, source, entry)
+        outputs.send(execution, targets, seal_frame(outputs._identity, right))
+
+
 def corrupt(how: str) -> None:
     if how == "withhold":
         Reporter._reveal = say_nothing  # type: ignore[method-assign]
@@ -134,6 +173,12 @@ def corrupt(how: str) -> None:
         LogWriter.append = lambda self, task, port, entry: None  # type: ignore[method-assign]
     elif how == "mute":
         StepLoop.schedule = lambda self: None  # type: ignore[method-assign]
+    elif how == "deceive":
+        deceiver = Deceiver()
+        Outputs.send_entry = lambda self, *args: deceiver.send_entry(self, *args)  # type: ignore[method-assign, assignment]
+    elif how == "short":
+        Reporter._commitment = lambda self, report: None  # type: ignore[method-assign]
+        Completion.steps = property(lambda self: self.end.end.steps - 1)  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -82,42 +83,84 @@ def get_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: stake - after[name] for name, stake in before.items() if stake != after[name]}
 
 
+@dataclass(frozen=True)
+class Played:
+    """Executions with some dishonest nodes, until each of these was caught."""
+
+    done: list[Settled]
+    lost: dict[str, int]  # stake, by name
+    nodes: dict[str, str]  # names, by address
+    client: str
+
+
+async def play(
+    network: Network, nodes: dict[str, str], caught: set[str], *, most: int, more: int = 0
+) -> Played:
+    """Execute until all of ``caught`` were slashed, ``most`` times at most, and ``more`` times."""
+    done: list[Settled] = []
+    found: set[str] = set()
+    async with SplitUp.connect(network.config) as net:
+        before = await fetch_stakes(net, nodes)
+        while found != caught and len(done) < most:
+            done.append(await settle(net))
+            found |= {nodes[account] for account, _ in done[-1][1].slashes}
+        for _ in range(more):
+            done.append(await settle(net))
+        lost = get_losses(before, await fetch_stakes(net, nodes))
+        return Played(done, lost, nodes, net.address)
+
+
+@pytest.fixture(scope="module")
+def lies(network: Network) -> Played:
+    """Every task is drawn, so that a lie is found in the execution that it is told in.
+
+    A node has three tasks of an execution in the mean, and lies in its third and its sixth, or to
+    the client when it has the last: that thirty are too few for that does not happen. One after the
+    other, since who was caught is too poor to serve on.
+    """
+    behaviours = {"node_0": "every 10 3", "node_1": "every 100 6", "node_2": "deceive"}
+    with replace_nodes(network, **behaviours) as nodes:
+        caught = {name.replace("_", "-") for name in behaviours}
+        # all may be caught at once: one more is right
+        return asyncio.run(play(network, nodes, caught, most=30, more=1))
+
+
 def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
-    network: Network, expected: bytes
+    lies: Played, expected: bytes
 ) -> None:
-    async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int], str]:
-        """Execute until both were caught, as executors or as validators.
-
-        Returns also who lost how much, and the client. Every task is drawn, so that a lie is found
-        in the execution that it is told in. A node has three tasks of an execution in the mean,
-        and lies in its third and its sixth: that thirty are too few for that does not happen. One
-        after the other, since who was caught is too poor to serve on.
-        """
-        done: list[Settled] = []
-        caught: set[str] = set()
-        async with SplitUp.connect(network.config) as net:
-            before = await fetch_stakes(net, nodes)
-            while caught != {"node-0", "node-1"} and len(done) < 30:
-                done.append(await settle(net))
-                caught |= {nodes[account] for account, _ in done[-1][1].slashes}
-            done.append(await settle(net))  # both may be caught at once: one more is right
-            return done, get_losses(before, await fetch_stakes(net, nodes)), net.address
-
-    with replace_nodes(network, node_0="every 10 3", node_1="every 100 6") as nodes:
-        done, lost, client = asyncio.run(play(nodes))
-    assert lost.keys() == {"node-0", "node-1"}, "each is found, and no honest stake is touched"
-    assert sum(lost.values()) == sum(s[1] for _, receipt, _ in done for s in receipt.slashes)
+    assert lies.lost.keys() == {"node-0", "node-1", "node-2"}, "no honest stake is touched"
+    assert sum(lies.lost.values()) == sum(
+        s[1] for _, receipt, _ in lies.done for s in receipt.slashes
+    )
     wrong = 0
-    for result, receipt, verdicts in list_settled(done):
+    for result, receipt, verdicts in list_settled(lies.done):
         outcomes = {verdict.outcome for verdict in verdicts}
         assert outcomes <= {"honest", "lied"}
-        back = [p for p in receipt.payments if p.from_slash and p.account == client]
+        back = [p for p in receipt.payments if p.from_slash and p.account == lies.client]
         if "lied" in outcomes:  # the whole price is back; else every byte is right
             wrong += 1
             assert [p.amount_micro_usdc for p in back] == [result.manifest.price_micro_usdc(STEPS)]
         else:
             assert result.outputs["logits"].tobytes() == expected and not back
-    assert wrong < len(done)
+    assert wrong < len(lies.done)
+
+
+def test_s07_who_sends_the_client_other_outputs_than_it_commits_to_is_slashed(
+    lies: Played, expected: bytes
+) -> None:
+    """Its commitment is right, its log is right, and its frames to the client are signed."""
+    found = 0
+    for result, receipt, verdicts in list_settled(lies.done):
+        (port,) = result.manifest.outputs
+        if lies.nodes[result.nodes[port.task]] != "node-2":
+            continue
+        found += 1
+        assert result.outputs["logits"].tobytes() != expected
+        (verdict,) = [verdict for verdict in verdicts if verdict.task == port.task]
+        assert verdict.outcome == "lied" and verdict.liars == (result.nodes[port.task],)
+        assert verdict.validators, "who recomputed what it committed to found it right, and is paid"
+        assert result.nodes[port.task] in dict(receipt.slashes)
+    assert found
 
 
 def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
@@ -151,32 +194,47 @@ def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
         assert {n for task, n in enumerate(result.nodes) if task not in withheld} <= paid
 
 
-def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_money_back(
-    network: Network, expected: bytes
-) -> None:
-    """One validator repeats what it overhears; one executor commits to outputs and keeps its salt.
+@pytest.fixture(scope="module")
+def silences(network: Network) -> Played:
+    """One validator repeats what it overhears; one executor commits and keeps its salt.
 
-    All that the copier comes by is salted commitments of others: it repeats one, has nothing that
-    opens it, and the next validator is paid for the work.
+    Another one writes to the chain that there was a step less.
     """
+    behaviours = {"node_0": "short", "node_1": "copy", "node_3": "withhold"}
+    with replace_nodes(network, **behaviours) as nodes:
+        caught = {name.replace("_", "-") for name in behaviours}
+        return asyncio.run(play(network, nodes, caught, most=20))
 
-    async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int]]:
-        done: list[Settled] = []
-        caught: set[str] = set()
-        async with SplitUp.connect(network.config) as net:
-            before = await fetch_stakes(net, nodes)
-            while caught != {"node-1", "node-3"} and len(done) < 20:
-                done.append(await settle(net))
-                caught |= {nodes[account] for account, _ in done[-1][1].slashes}
-            return done, get_losses(before, await fetch_stakes(net, nodes))
 
-    with replace_nodes(network, node_1="copy", node_3="withhold") as nodes:
-        done, lost = asyncio.run(play(nodes))
-    assert lost.keys() == {"node-1", "node-3"}
-    for settled in list_settled(done):
+def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_money_back(
+    silences: Played, expected: bytes
+) -> None:
+    """All that the copier comes by is salted commitments of others: it repeats one, has nothing
+    that opens it, and the next validator is paid for the work.
+    """
+    assert silences.lost.keys() == {"node-0", "node-1", "node-3"}
+    for settled in list_settled(silences.done):
         assert settled[0].outputs["logits"].tobytes() == expected
-        check_copier(settled, nodes)
-        check_withholder(settled, nodes)
+        check_copier(settled, silences.nodes)
+        check_withholders(settled, silences.nodes)
+
+
+def test_s02_who_commits_to_fewer_steps_than_the_client_signed_loses_alone(
+    silences: Played,
+) -> None:
+    """Everybody else is paid for all steps, and nobody's log is found too long."""
+    found = 0
+    for result, receipt, _ in list_settled(silences.done):
+        assert receipt.steps == STEPS
+        names = [silences.nodes[node] for node in result.nodes]
+        found += "node-0" in names
+        assert ("node-0" in names) == ("node-0" in {silences.nodes[n] for n, _ in receipt.slashes})
+        paid = {p.account: p.amount_micro_usdc for p in receipt.payments if not p.from_slash}
+        for node, name in set(zip(result.nodes, names, strict=True)):
+            own = [task for task, other in enumerate(result.nodes) if other == node]
+            due = sum(result.manifest.tasks[task].price_micro_usdc for task in own) * STEPS
+            assert name in ("node-0", "node-3") or paid[node] >= due
+    assert found
 
 
 def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
@@ -191,15 +249,16 @@ def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
         assert entry.validators and "node-1" not in {nodes[node] for node in entry.validators}
 
 
-def check_withholder(settled: Settled, nodes: dict[str, str]) -> None:
-    """Its tasks are not paid for, and what its silence costs pays who answered."""
+def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
+    """Their tasks are not paid for, and what their silence costs pays who answered."""
     result, receipt, verdicts = settled
-    own = {task for task, node in enumerate(result.nodes) if nodes[node] == "node-3"}
+    silent = {"node-0", "node-3"}
+    own = {task for task, node in enumerate(result.nodes) if nodes[node] in silent}
     outcomes = {verdict.task: verdict.outcome for verdict in verdicts}
     assert {task for task, outcome in outcomes.items() if outcome == "withheld"} == own
     assert set(outcomes.values()) <= {"withheld", "honest"}
-    assert ("node-3" in {nodes[node] for node, _ in receipt.slashes}) == bool(own)
-    # all tasks are drawn here, so that silence costs little: the validators come first
+    assert bool(silent & {nodes[node] for node, _ in receipt.slashes}) == bool(own)
+    # what its silence costs pays the validators first
     rewards = sum(p.amount_micro_usdc for p in receipt.payments if p.from_slash)
     assert rewards <= sum(amount for _, amount in receipt.slashes) * 80 // 100
     assert rewards > 0 or not own

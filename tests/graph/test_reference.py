@@ -282,3 +282,40 @@ def test_every_operation_but_params_has_a_reference_and_a_bound() -> None:
     assert {op for op, spec in OPERATIONS.items() if spec.compute is None} == PARAMS
     without = {op for op, spec in OPERATIONS.items() if spec.bound is None}
     assert without == {op for op, spec in OPERATIONS.items() if spec.arity == 0}
+
+
+def test_s15_a_float_beyond_the_range_of_an_integer_has_no_bound() -> None:
+    """Kernels wrap it, clamp it or give the least integer, and all of them are honest."""
+    for dtype, numbers, is_bounded in (
+        ("int8", [127.0, -128.0, 128.0, -129.0, math.nan], [True, True, False, False, False]),
+        ("uint8", [255.0, 0.0, 256.0, -1.0, math.inf], [True, True, False, False, False]),
+        ("int64", [2.0**30, -(2.0**30), 2.0**31, 2.0**63, -(2.0**40)], [True, True] + [False] * 3),
+    ):
+        b = Builder()
+        y = b.store(dtype, b.add("CAST", dtype, b.input("x", "float32", 5)))
+        graph = check_graph(b.graph({"y": y}))
+        bounds = compute_bounds(graph, [1, 2], {0: np.array(numbers, np.float32)})
+        assert np.isfinite(bounds[y]).tolist() == is_bounded
+
+
+def test_s15_an_inexact_integer_that_may_wrap_has_no_bound() -> None:
+    b = Builder()
+    x = b.add("CAST", "int8", b.add("SQRT", "float32", b.input("x", "float32", 2)))
+    y = b.store("int8", b.add("ADD", "int8", x, b.const("int8", "117")))
+    graph = check_graph(b.graph({"y": y}))
+    given: dict[int, np.ndarray] = {0: np.array([9.0, 100.0], np.float32)}
+    bounds = compute_bounds(graph, list(range(1, len(graph.nodes))), given)
+    assert given[y].tolist() == [120, 127] and np.isfinite(bounds[y]).tolist() == [True, False]
+
+
+def test_scalars_in_memory_and_as_an_index_have_no_axis() -> None:
+    b = Builder()
+    table, index = b.input("t", "float32", 5), b.input("i", "int32", 1)
+    scalar = b.store("int32", b.add("RESHAPE", "int32", index, arg=()))
+    found = b.store("float32", b.add("LOOKUP", "float32", table, scalar))
+    graph = b.graph({"y": found})
+    for number, wanted in ((3, 4.0), (7, 0.0), (-1, 0.0)):
+        params = {("INPUT", 0): np.arange(1, 6, dtype=np.float32)}
+        params["INPUT", 1] = np.array([number], np.int32)
+        value = compute_graph(graph, params)[found]
+        assert value.shape == () and value == wanted

@@ -14,6 +14,8 @@ from splitup.core.errors import PeerFault
 from splitup.messages.completions import (
     EMPTY_DIGEST,
     Completion,
+    End,
+    SignedEnd,
     SignedTakeover,
     Takeover,
     TaskCommitment,
@@ -36,7 +38,6 @@ def make_completion(
     return Completion(
         execution_id=ID,
         node=address(7),
-        steps=steps,
         tasks=tuple(
             TaskCommitment(
                 task=3 * task,
@@ -47,7 +48,15 @@ def make_completion(
             for task in range(tasks)
         ),
         salt="0x" + "5a" * 32,
+        end=make_end(steps),
     )
+
+
+def make_end(steps: int) -> SignedEnd:
+    return SignedEnd(end=End(execution_id=ID, steps=steps, inputs=()), signature="0x" + "ab" * 64)
+
+
+END = make_end(1).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 31, 32, 33, 64, 65, 1_000, 65_536])
@@ -84,7 +93,7 @@ def test_every_field_is_in_the_root() -> None:
     others = [
         whole.model_copy(update={"execution_id": "0x" + "ef" * 32}),
         whole.model_copy(update={"node": address(8)}),
-        whole.model_copy(update={"steps": 2}),
+        whole.model_copy(update={"end": make_end(2)}),
         whole.model_copy(update={"salt": "0x" + "5b" * 32}),
         *(
             whole.model_copy(update={"tasks": (first.model_copy(update=change), whole.tasks[1])})
@@ -101,7 +110,8 @@ def test_every_field_is_in_the_root() -> None:
 
 @given(st.binary(max_size=600))
 def test_random_bytes_are_refused_or_the_only_spelling(data: bytes) -> None:
-    value = {"execution_id": ID, "node": address(7), "packed": base64.b64encode(data).decode()}
+    packed = base64.b64encode(data).decode()
+    value = {"execution_id": ID, "node": address(7), "packed": packed, "end": END}
     try:
         completion = Completion.from_value(value)
     except PeerFault:
@@ -121,7 +131,7 @@ def test_bytes_that_are_cut_off_or_go_on_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="empty state"):
         unpack_completion(ID, empty)
-    owner = {"execution_id": ID, "node": address(7)}
+    owner = {"execution_id": ID, "node": address(7), "end": END}
     packed = base64.b64encode(data).decode()
     assert Completion.from_value({**owner, "packed": packed}) == make_completion(2)
     for odd in (7, "no base64!", "é"):
@@ -129,8 +139,9 @@ def test_bytes_that_are_cut_off_or_go_on_are_refused() -> None:
             Completion.from_value({**owner, "packed": odd})
     for without in (
         {},
-        {"node": address(7)},
-        {"execution_id": ID},
+        {"node": address(7), "end": END},
+        {"execution_id": ID, "end": END},
+        {"execution_id": ID, "node": address(7)},
         {**owner, "salt": "0x" + "00" * 32},
     ):
         with pytest.raises(PeerFault):

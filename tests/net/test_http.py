@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,7 +26,15 @@ from splitup.crypto.jws import ReplayCache
 from splitup.crypto.keys import generate_identity
 from splitup.messages.api import Route
 from splitup.messages.base import Message
-from splitup.net.http import Server, SignedClient, make_app, read_json, read_signed, serve_app
+from splitup.net.http import (
+    Server,
+    SignedClient,
+    get_admission,
+    make_app,
+    read_json,
+    read_signed,
+    serve_app,
+)
 from tests.builders import HANG_S
 
 BODY_LIMIT = 4096
@@ -48,8 +57,9 @@ async def echo(request: web.Request) -> web.Response:
 
 
 async def once(request: web.Request) -> web.Response:
-    await read_signed(request, ONCE, audience="me", replays=REPLAYS)
-    return web.json_response({})
+    claims, _ = await read_signed(request, ONCE, audience="me")
+    with REPLAYS.once(claims, int(time.time())):
+        return web.json_response({})
 
 
 async def parse(request: web.Request) -> web.Response:
@@ -193,22 +203,31 @@ async def test_a25_a_head_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPat
     await running.close()
 
 
+async def greet(request: web.Request) -> web.Response:
+    get_admission(request).vouch(request, "a key that was authorised")
+    return web.json_response({})
+
+
 async def test_a25_a_flood_of_large_bodies_waits_and_small_ones_pass(
     monkeypatch: pytest.MonkeyPatch, client: SignedClient
 ) -> None:
+    """Strangers' bodies beyond the places are refused; those of known parties wait."""
     monkeypatch.setattr(tuning, "HTTP_LARGE_BODIES", 1)
     app = make_app()
-    app.add_routes([web.post("/parse", parse)])
+    app.add_routes([web.post("/parse", parse), web.get("/greet", greet)])
     running = await serve_app(app, "127.0.0.1", 0)
-    first = await send_head(running, LARGE)
-    second = await send_head(running, LARGE)
+    strangers = [await send_head(running, LARGE) for _ in range(2)]
+    known = [await send_head(running, "GET /greet HTTP/1.1\nHost: x\n\n") for _ in range(2)]
     async with asyncio.timeout(HANG_S):
+        for reader, writer in known:
+            await reader.readuntil(b"{}")
+            writer.write(LARGE.replace("\n", "\r\n").encode())
         assert await client.post_json(f"{running.url}/parse", {"small": 1}) == {"small": 1}
-        first[1].write(b'"a": 1}'.rjust(99_999))
-        assert b" 200 " in await first[0].readline()
-        second[1].write(b'"b": 1}'.rjust(99_999))
-        assert b" 200 " in await second[0].readline()
-    for _, writer in (first, second):
+        assert b" 503 " in await strangers[1][0].readline()
+        for reader, writer in (strangers[0], *known):
+            writer.write(b'"a": 1}'.rjust(99_999))
+            assert b" 200 " in await reader.readline()
+    for _, writer in (*strangers, *known):
         writer.close()
     await running.close()
 

@@ -19,7 +19,7 @@ from splitup.messages.frames import FrameKind, Seal, decode_frame
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
-from tests.builders import HANG_S, wait_open
+from tests.builders import HANG_S, anybody, wait_open
 
 EXECUTION = "0x" + "ab" * 32
 
@@ -37,7 +37,10 @@ class Peer:
 
     def __post_init__(self) -> None:
         self.acceptor = LinkAcceptor(
-            self.identity.address, self._on_frame, on_closed=self.closed.put_nowait
+            self.identity.address,
+            self._on_frame,
+            on_closed=self.closed.put_nowait,
+            may_open=anybody,
         )
 
     def _on_frame(self, link: Link, data: bytes) -> None:

@@ -12,19 +12,15 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, Throttled, Unavailable
+from splitup.core.throughput import Allowance
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
-from splitup.net.relay import (
-    Allowance,
-    Kind,
-    decode_control,
-    encode_control,
-)
+from splitup.net.relay import Kind, decode_control, encode_control
 from splitup.net.tunnel import Tunnel
-from tests.builders import HANG_S, wait_open
+from tests.builders import HANG_S, anybody, wait_open
 from tests.net.relays import BreakingProxy, RelayServer
 
 
@@ -34,7 +30,7 @@ class HiddenNode:
     def __init__(self) -> None:
         self.identity = generate_identity()
         self.received: asyncio.Queue[tuple[Link, bytes]] = asyncio.Queue()
-        self.acceptor = LinkAcceptor(self.identity.address, self._on_frame)
+        self.acceptor = LinkAcceptor(self.identity.address, self._on_frame, may_open=anybody)
         self.posted: list[object] = []
         self.reading = asyncio.Event()
         self.reading.set()

@@ -6,24 +6,24 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from splitup_node.worker.ipc import LoadRequest
 from splitup_node.worker.process import Worker, main
 
 CRASH, HANG, RAISE, CORRUPT, OVERFLOW = -1.0, -2.0, -3.0, -4.0, -5.0
-CRASHING_FILE = "crashing.json"  # a task that ends the compiler, and with it the process
+CRASHING_WEIGHTS = b"crash"  # of a task that ends the process when it is loaded
 
 
 class FragileWorker(Worker):
     runs_together = False  # it breaks single runs
     _corrupts = False
 
-    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        if task.name == CRASHING_FILE:
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+        if weights is not None and weights.read() == CRASHING_WEIGHTS:
             os.abort()
-        return super().load(task, weights)
+        return super().load(wanted, weights)
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]

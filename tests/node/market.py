@@ -30,7 +30,7 @@ from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
 from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment
-from splitup.messages.plans import PlanCertificate, Request
+from splitup.messages.plans import PlanCertificate, Request, request_to_abi
 from splitup.messages.snapshots import Heartbeat, Snapshot, SnapshotEntry
 from splitup.messages.storage import UploadObject
 from splitup.messages.verification import (
@@ -40,7 +40,6 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.net.http import M, SignedClient, add_routes, make_app, read_message, serve_app
-from splitup.protocol.planning.signed_requests import request_to_abi
 from splitup.protocol.settlement.attestations import sign_attestation
 from tests.builders import HANG_S
 from tests.node.graphs import make_reference

@@ -17,7 +17,9 @@ from splitup_node.worker.worker_pool import Workers
 
 from splitup.core import limits
 from splitup.core.errors import StorageUnavailable
+from splitup.core.tensors import extend_steps
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -28,6 +30,7 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.graph.rules import check_graph
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
@@ -78,8 +81,8 @@ def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str,
                 graph_bytes=len(graph.to_bytes()),
                 weights_digest="",
                 weights_bytes=0,
-                state_bytes=0 if last else 8 * size,
-                vram_bytes=64 * size,
+                state_bytes=compute_state_bytes(graph),
+                vram_bytes=compute_vram_bytes(check_graph(graph)),
                 flops=size,
                 price_micro_usdc=10,
                 reference_digest=hashlib.sha256(reference).hexdigest(),
@@ -305,12 +308,16 @@ class TestClient:
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
         self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
+        # what the nodes signed for all steps up to one, by execution and step
+        self.totals: dict[tuple[str, int], str] = {}
 
     def _on_frame(self, link: Link, data: bytes) -> None:
         if decode_chunk(data) is not None:
             return
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:
+            total = extend_steps(frame.before, frame.digest).hex()
+            assert self.totals.setdefault((frame.execution_id, frame.step), total) == total
             (self.direct if frame.direct else self.outputs).put_nowait(frame)
         elif frame.kind is FrameKind.ERROR:
             self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))

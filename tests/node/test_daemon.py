@@ -149,15 +149,13 @@ async def verify(
     plan = certificate.plan
     nonce = 0
     while True:
-        draw = market.network.committee.draw(plan, nonce)
+        draw = market.network.committee.draw(plan, nonce, steps)
         if is_sampled(draw.seed, task, 800):
             break
         nonce += 1
     first = rank_validators(draw.seed, task, plan, market.snapshot, market.manifest)[0]
     shown = open_snapshot(market.snapshot, (plan.executors()[task], first))
-    order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=shown, task=task, steps=steps
-    )
+    order = VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=task)
     endpoint = next(node.endpoint for node in nodes if node.identity.address == first)
     async with SignedClient() as http:
         await http.post_json(api.VERIFICATION_ORDER.url(endpoint), order)
@@ -312,7 +310,8 @@ async def test_f01_a_node_killed_in_a_task_reports_it_after_its_restart(
         await client.pool.close()
     async with run_process(market, crashing.config):
         client = TestClient(market.client_identity)
-        link = client.pool.open(crashing.identity.address, crashing.endpoint)
+        execution_id = certificate.plan.request.execution_id
+        link = client.pool.open(crashing.identity.address, crashing.endpoint, execution_id)
         await wait_open(link, HANG_S)
         async with asyncio.timeout(HANG_S):
             failure = await client.failures.get()
@@ -484,9 +483,7 @@ async def test_verification_orders_that_contradict_their_draw_are_refused(
     while is_sampled((draw := market.network.committee.draw(certificate.plan, nonce)).seed, 1, 800):
         nonce += 1
     shown = open_snapshot(market.snapshot, [nodes[n].identity.address for n in (0, 1)])
-    order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=shown, task=1, steps=STEPS
-    )
+    order = VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=1)
     async with SignedClient() as http:
         with pytest.raises(Refused, match="does not pick this task"):
             await http.post_json(api.VERIFICATION_ORDER.url(nodes[1].endpoint), order)

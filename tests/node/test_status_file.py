@@ -12,7 +12,7 @@ VALUES: dict[str, Any] = {
     "endpoint": "http://n:1",
     "relay": "",
     "reach_problem": "",
-    "device": {"reason": "a CPU"},
+    "device": {"reason": "a CPU", "sandbox": ""},
     "vram_used_bytes": 10**9,
     "vram_bytes": 2 * 10**9,
     "sessions": 2,
@@ -61,7 +61,7 @@ def test_endpoint_is_said_to_be_direct_relayed_or_gone(changes: dict[str, str], 
 
 def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
     rows = NodeStatus(VALUES, True).list_rows(170.0)
-    assert rows[2:] == [
+    assert rows[3:] == [
         ("memory", "1.000 GB of 2.000 GB"),
         ("sessions", "2 with 0.005 GB of 1.000 GB"),
         ("queue", "3 ms"),
@@ -72,3 +72,9 @@ def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
         ("", "tail (eeeeeeeeeeee)"),
         ("traded", "neck (dddddddddddd, 6 operators) for tail (eeeeeeeeeeee, 1), 60 s ago"),
     ]
+
+
+@pytest.mark.parametrize(("lacks", "words"), [("", "complete"), ("no Landlock", "no Landlock")])
+def test_s10_what_the_sandbox_lacks_is_said(lacks: str, words: str) -> None:
+    device = {"reason": "a CPU", "sandbox": lacks}
+    assert ("sandbox", words) in NodeStatus({**VALUES, "device": device}, True).list_rows(0.0)

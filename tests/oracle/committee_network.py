@@ -45,7 +45,7 @@ from splitup.messages.verification import (
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.execution.ends import sign_end
-from tests.builders import HANG_S, make_chain_manifest
+from tests.builders import COMMON_CLASS, HANG_S, make_chain_manifest
 from tests.local_chain import start_anvil
 from tests.oracle.exchange import Exchange
 
@@ -112,7 +112,7 @@ class Node:
                 queue_ms=0,
                 resident=tuple(sorted(task.task_id for task in MANIFEST.tasks)),
                 vram_free_bytes=0,
-                determinism="test",
+                determinism=COMMON_CLASS,
             )
             # a member that is down must not hold up the others' heartbeats
             for endpoint in self.members:
@@ -168,7 +168,6 @@ class Node:
         completion = Completion(
             execution_id=execution_id,
             node=self.identity.address,
-            steps=certificate.plan.request.steps,
             tasks=entries,
             salt="0x" + digest("salt"),
             end=sign_end(CLIENT, End(execution_id=execution_id, steps=STEPS, inputs=())),
@@ -179,8 +178,8 @@ class Node:
         commitment = ExecutorCommitment(
             execution_id=execution_id,
             node=completion.node,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
         )
         self.spawn(herald.spread(api.EXECUTOR_COMMITMENT, commitment, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)

@@ -35,7 +35,7 @@ from splitup.protocol.committee.certificates import (
 )
 from splitup.protocol.planning.selection import compute_plan
 from splitup.storage.gateway_client import GatewayClient
-from tests.builders import find_free_port
+from tests.builders import COMMON_CLASS, find_free_port
 from tests.local_chain import start_anvil
 
 MNEMONIC = "test test test test test test test test test test test junk"
@@ -90,15 +90,18 @@ class Committee:
             ),
         )
 
-    def draw(self, plan: Plan, nonce: int = 0) -> Draw:
+    def draw(self, plan: Plan, nonce: int = 0, steps: int = 0) -> Draw:
+        """Return a draw over ``steps``, by default all that were requested."""
+        steps = steps or plan.request.steps
         commitments = tuple((node, "0x" + "12" * 32) for node in sorted(set(plan.executors())))
         block_hash = f"0x{nonce:064x}"
-        alpha = draw_alpha(plan.request.execution_id, block_hash, commitments)
+        alpha = draw_alpha(plan.request.execution_id, block_hash, commitments, (), steps)
         signature, seed = self.sign_randomness(alpha)
         return Draw(
             execution_id=plan.request.execution_id,
             block_hash=block_hash,
             commitments=commitments,
+            steps=steps,
             signature=signature,
             seed=seed,
         )
@@ -141,7 +144,7 @@ class Network:
                     rtt_ms=10,
                     queue_ms=0,
                     resident=resident,
-                    determinism="CPU",
+                    determinism=COMMON_CLASS,
                 )
                 for node in sorted(self.nodes, key=lambda node: node.address)
             ),

@@ -23,6 +23,7 @@ from splitup.crypto.quorum import Domain, compute_quorum_size
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.membership import Membership
 from tests.protocol.committee.test_key_generation import spoil
@@ -203,10 +204,13 @@ class Board:
         if life.crashes and self.scenario.loses_journal:
             life.secret = bytes([life.number + 100 * life.crashes % 156]) * 32
 
-        def make_member(view: CommitteeView) -> CommitteeMember:
-            return CommitteeMember(life.identity, view, ECONOMICS, read_result, grace_s=GRACE_S)
+        def make_member(view: CommitteeView, guard: SigningGuard) -> CommitteeMember:
+            return CommitteeMember(
+                life.identity, view, ECONOMICS, read_result, grace_s=GRACE_S, signing_guard=guard
+            )
 
-        life.machine = Membership(life.identity, DOMAIN, life.secret, make_member)
+        guard = SigningGuard()
+        life.machine = Membership(life.identity, DOMAIN, life.secret, make_member, guard)
         life.read, life.votes = 0, {}
 
     def _read(self, life: Life) -> None:

@@ -27,7 +27,7 @@ from splitup.messages.plans import Plan, Request
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
-from splitup.protocol.committee.context import SIGNED, SNAPSHOT
+from splitup.protocol.committee.context import SIGNED, SNAPSHOT, SigningGuard
 from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import (
@@ -42,7 +42,7 @@ from splitup.protocol.settlement import proof_of_sampling
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
-from tests.builders import make_chain_manifest
+from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
@@ -116,7 +116,6 @@ class History:
         self._reorgs = scenario.reorgs
         self._sequence, self._root = 0, "0x" + "00" * 32
         self.plans: dict[str, str] = {}
-        self.moved: set[str] = set()  # requests that a reorganisation put into another block
         self.lives = [
             self._make_life(place) for place in range(scenario.size) for _ in self._copies(place)
         ]
@@ -162,15 +161,7 @@ class History:
     def _is_decided(self) -> bool:
         if self.now < STABLE_S or self._pending or self._reorgs:
             return False
-        return len(self.plans) + len(self._list_refused()) >= self.scenario.requests
-
-    def _list_refused(self) -> set[str]:
-        """Requests that moved and that a member therefore left to be refunded."""
-        return {
-            execution_id
-            for execution_id in self.moved - self.plans.keys()
-            if any(life.machine and life.machine.find_refusal(execution_id) for life in self.lives)
-        }
+        return len(self.plans) >= self.scenario.requests
 
     def _check_end(self) -> None:
         for life in self.lives:
@@ -201,7 +192,7 @@ class History:
 
     def _make_life(self, place: int) -> Life:
         slot = f"snapshot/1/0/{self.scenario.first_epoch}"
-        return Life(place, self.accounts[place], {(SIGNED, slot): {"digest": ""}})
+        return Life(place, self.accounts[place], {(SIGNED, slot): {"digest": "", "until_s": 0}})
 
     def _start(self, life: Life) -> None:
         journal = life.journal if self.keeps_journal or not life.crashes else {}
@@ -211,7 +202,9 @@ class History:
             ECONOMICS,
             read_result,
             grace_s=GRACE_S,
-            signed={k: v["digest"] for (kind, k), v in journal.items() if kind == SIGNED},  # type: ignore[index]
+            signing_guard=SigningGuard(
+                {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]
+            ),
             snapshots=[Snapshot.from_value(v) for (k, _), v in journal.items() if k == SNAPSHOT],
             evidence=[Equivocation.from_value(v) for (k, _), v in journal.items() if k == EVIDENCE],
             scheme=self.scheme,
@@ -425,7 +418,7 @@ class History:
                 queue_ms=self.random.randrange(200),
                 resident=resident,
                 vram_free_bytes=0,
-                determinism="CPU:X86",
+                determinism=COMMON_CLASS,
             )
             event = ev.HeartbeatReceived(heartbeat, node.signing_key_hex)
             for life in self.lives:
@@ -480,7 +473,6 @@ class History:
                 self.feed(life, ev.EventReverted(event))  # type: ignore[arg-type]
         for mined in dropped:
             if isinstance(mined.event, ev.RequestSeen):
-                self.moved.add(mined.event.request.execution_id)
                 number = int(mined.event.request.execution_id, 16)
                 self._pending.append(partial(self._mine_request, number))
 
@@ -510,8 +502,7 @@ class History:
             self._emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             return
         known = any(
-            isinstance(m.event, ev.RequestSeen)
-            and m.event.request.execution_id == command.execution_id
+            isinstance(m.event, ev.RequestSeen) and m.event.request.hash() == command.request.hash()
             for m in self._mined
         )
         if not known or command.execution_id in self.plans:
@@ -577,6 +568,7 @@ def _get_struct_hash(command: cmd.SubmitSnapshot | cmd.SubmitPlan, scheme: Schem
         return compute_vote_hash(
             PlanVote(
                 execution_id=command.execution_id,
+                request_hash=command.request.hash(),
                 root=command.plan_root,
                 seed=scheme.compute_seed(command.seed_signature),
                 executors=command.executors,

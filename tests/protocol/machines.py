@@ -7,12 +7,15 @@ from functools import cache
 from splitup.messages.completions import (
     EMPTY_DIGEST,
     Completion,
+    End,
     ExecutorCommitment,
+    SignedEnd,
     TaskCommitment,
 )
 from splitup.messages.plans import MemberSignature, PlanCertificate
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.events import CompletionCommitted
+from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.proof_of_sampling import Economics
@@ -26,13 +29,14 @@ from splitup.protocol.settlement.settlement_transitions import (
 from splitup.protocol.settlement.verification_state import PlanContext
 from tests.builders import make_chain_manifest, make_request, make_snapshot
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
-from tests.protocol.committees import make_committee
+from tests.protocol.committees import make_committee, make_identity
 
 VERIFY_ALL = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=100_000)
 VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 TASKS, STEPS = 2, 4
 BLOCK = "0x" + "0b" * 32
 CHEAP = CheapScheme()
+CLIENT = make_identity(77)
 
 
 def make_context(place: int = 0, size: int = 4) -> MemberContext:
@@ -49,7 +53,11 @@ def make_plan_context() -> PlanContext:
     manifest = make_chain_manifest(TASKS)
     snapshot = make_snapshot(6, TASKS)
     request = make_request(STEPS).model_copy(
-        update={"model_id": manifest.model_id, "snapshot_root": snapshot.root()}
+        update={
+            "model_id": manifest.model_id,
+            "snapshot_root": snapshot.root(),
+            "client_key": CLIENT.signing_key_hex,
+        }
     )
     plan = compute_plan(request, "0x" + "07" * 32, snapshot, manifest)
     signatures = tuple(
@@ -89,7 +97,8 @@ def make_drawing(economics: Economics = VERIFY_NONE) -> SettlementState:
 
 
 def commit_on_chain(state: SettlementState) -> None:
-    """Let every executor commit by a transaction of its own."""
+    """Let every executor commit by a transaction of its own, and show the client's end."""
+    state.add_end(make_end(STEPS))
     exposures = dict(state.get_exposures(EXECUTORS))
     for node in EXECUTORS:
         root, exposure = make_completion(node).root(), exposures.get(node, 0)
@@ -98,8 +107,15 @@ def commit_on_chain(state: SettlementState) -> None:
 
 
 def make_commitment(node: str) -> ExecutorCommitment:
-    root = make_completion(node).root()
-    return ExecutorCommitment(execution_id=EXECUTION, node=node, steps=STEPS, root=root)
+    return ExecutorCommitment(
+        execution_id=EXECUTION, node=node, root=make_completion(node).root(), end=make_end(STEPS)
+    )
+
+
+@cache
+def make_end(steps: int) -> SignedEnd:
+    """Return what the client signs at the end."""
+    return sign_end(CLIENT, End(execution_id=EXECUTION, steps=steps, inputs=()))
 
 
 @cache
@@ -108,7 +124,6 @@ def make_completion(node: str) -> Completion:
     return Completion(
         execution_id=EXECUTION,
         node=node,
-        steps=STEPS,
         tasks=tuple(
             TaskCommitment(
                 task=task,
@@ -120,6 +135,7 @@ def make_completion(node: str) -> Completion:
             if executor == node
         ),
         salt="0x" + "05" * 32,
+        end=make_end(STEPS),
     )
 
 

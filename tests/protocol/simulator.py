@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
@@ -49,6 +49,7 @@ from splitup.protocol.committee.certificates import (
     check_draw,
     compute_plan_hash,
 )
+from splitup.protocol.committee.context import SIGNED, SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
@@ -57,7 +58,7 @@ from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
-from tests.builders import address, make_chain_manifest
+from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
 Exposures = tuple[tuple[str, int], ...]
@@ -112,11 +113,11 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
-    determinism: str = "CPU:X86"  # in "GPU" the last bits are others
+    determinism: str = COMMON_CLASS  # in the foreign one the last bits are others
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
-    hides_end: bool = False  # shows none of the client's
+    states_other_steps: bool = False  # by its own commitment on chain
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
@@ -138,7 +139,7 @@ class Node:
 
     @property
     def is_foreign(self) -> bool:
-        return self.determinism == "GPU"
+        return self.determinism == FOREIGN_CLASS
 
     @property
     def is_dishonest(self) -> bool:
@@ -252,7 +253,9 @@ class Simulation:
             self.economics,
             read_result,
             grace_s=GRACE_S,
-            signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            signing_guard=SigningGuard(
+                {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]
+            ),
             signed_requests=[
                 SignedRequest.from_value(v)
                 for (kind, _), v in journal.items()
@@ -400,6 +403,7 @@ class Simulation:
             case cmd.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id,
+                    command.request.hash(),
                     command.plan_root,
                     bls.compute_seed(command.seed_signature),
                     command.executors,
@@ -434,7 +438,8 @@ class Simulation:
                     return
                 self.chain.agreed[execution_id] = command.root
                 self.chain.covered.add(execution_id)
-                self.emit(ev.ExecutionCommitted(execution_id, command.root, f"0x{self.block:064x}"))
+                block_hash, exposures = f"0x{self.block:064x}", command.exposures
+                self.emit(ev.ExecutionCommitted(execution_id, command.root, block_hash, exposures))
             case cmd.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
                 struct = quorum.settlement_struct_hash(command.execution_id, digest)
@@ -442,14 +447,32 @@ class Simulation:
                 if command.execution_id in self.chain.settlements:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
+                self._check_slashes(command)
                 self.chain.settlements[command.execution_id] = command.settlement
                 for exposures in self.chain.exposures[command.execution_id]:
                     self.chain.locked.subtract(dict(exposures))
                 self.emit(ev.ExecutionEnded(command.execution_id))
 
+    def _check_slashes(self, command: cmd.SubmitSettlement) -> None:
+        """Fail unless the contract would take all that the settlement asks for."""
+        history, locked = command.history, self.chain.exposures.get(command.execution_id, [])
+        if history is None:
+            assert not command.settlement.slashes
+            return
+        words = [word for exposures in locked for word in quorum.pack_words(exposures)]
+        assert Counter(words) == Counter([*history.own, *history.exposures])
+        exposed: Counter[str] = Counter()
+        for exposures in locked:
+            exposed.update(dict(exposures))
+        for slash in command.settlement.slashes:
+            most = exposed[slash.node] + limits.EXPOSURE_FLOOR_MICRO_USDC
+            assert slash.amount_micro_usdc <= most, "more than its exposure"
+
     def _lock(self, execution_id: str, exposures: Exposures) -> bool:
         for node, amount in exposures:
-            if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+            assert amount >= limits.EXPOSURE_FLOOR_MICRO_USDC
+            reserved = self.chain.locked[node] + limits.VALIDATION_RESERVE_MICRO_USDC
+            if reserved + amount > self.by_node[node].stake_micro_usdc:
                 return False
         self.chain.locked.update(dict(exposures))
         self.chain.exposures.setdefault(execution_id, []).append(exposures)
@@ -603,11 +626,10 @@ class Simulation:
         completion = Completion(
             execution_id=execution_id,
             node=node.address,
-            steps=steps,
             tasks=entries,
             takeovers=() if node.forgets_takeovers else takeovers,
             salt="0x" + digest("salt", execution_id, 0),
-            end=None if node.hides_end else self._sign_end(certificate.plan, entries[0].task),
+            end=self._sign_end(certificate.plan, entries[0].task),
         )
         if takeovers:
             told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
@@ -634,7 +656,7 @@ class Simulation:
                 ev.CompletionCommitted(
                     execution_id,
                     node.address,
-                    steps,
+                    completion.steps - node.states_other_steps,
                     completion.root(),
                     f"0x{self.block:064x}",
                     exposure,
@@ -659,8 +681,8 @@ class Simulation:
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=node.address,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
         )
         for place, account in enumerate(self.members):
             told = commitment
@@ -685,12 +707,8 @@ class Simulation:
         sent = digest("in", execution_id)
         said = {"two-faced": digest("in", task), "false": digest("in", "other")}
         inputs = () if self.client == "hasty" else (said.get(self.client, sent),)
-        end = End(
-            execution_id=execution_id,
-            steps=plan.request.steps,
-            inputs=inputs * len(self.manifest.inputs),
-        )
-        return sign_end(CLIENT_IDENTITY, end)
+        inputs *= len(self.manifest.inputs)
+        return make_signed_end(execution_id, plan.request.steps, inputs=inputs)
 
     def _sign_takeovers(self, plan: Plan, tasks: Sequence[int]) -> tuple[SignedTakeover, ...]:
         executors, execution_id = self.find_executors(plan), plan.request.execution_id
@@ -811,7 +829,7 @@ class Simulation:
             error="" if found else "another determinism class",
             missing=missing,
         )
-        if able and command.determinism == "GPU":  # members compare, within a tolerance
+        if able and command.determinism == FOREIGN_CLASS:  # members compare, within a tolerance
             claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
             assert self.manifest.tasks[task].crosses_classes
             ruling = ruling.model_copy(
@@ -899,6 +917,12 @@ def digest(*parts: object) -> str:
     import hashlib
 
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def make_signed_end(
+    execution_id: str, steps: int, client: Identity = CLIENT_IDENTITY, inputs: tuple[str, ...] = ()
+) -> SignedEnd:
+    return sign_end(client, End(execution_id=execution_id, steps=steps, inputs=inputs))
 
 
 def read_result(token: str) -> tuple[VerificationResult, str]:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {Request} from "./IMarket.sol";
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../libraries/Roots.sol";
 
 /// @notice A member's EIP-712 signature over `Snapshot(configuration, sequence, epoch, root)`.
@@ -18,13 +19,17 @@ struct SnapshotVote {
     bytes signature;
 }
 
-/// @notice A member's EIP-712 signature over `Plan(executionId, planRoot, seed, executors)`.
-/// @param executionId Id of the execution. An honest member signs one plan per execution.
+/// @notice A member's EIP-712 signature over `Plan(executionId, requestHash, planRoot, seed, executors)`.
+/// @param executionId Id of the execution.
+/// @param requestHash Hash of all words of the request, as by `IMarket.requestHashOf`. An honest member signs one plan
+/// for the same execution and request hash: a plan follows from these words. A client may word several requests for
+/// one execution; the Market opens one of them.
 /// @param planRoot Root of the plan.
 /// @param tail abi.encode of the fields that follow `planRoot`.
 /// @param signature 65 bytes (r, s, v).
 struct PlanVote {
     bytes32 executionId;
+    bytes32 requestHash;
     bytes32 planRoot;
     bytes tail;
     bytes signature;
@@ -94,14 +99,14 @@ interface IBonds {
     error VoteInvalid();
     /// @notice The two votes are signed by different accounts.
     error VotersDiffer(address first, address second);
-    /// @notice The two votes are for different snapshots or executions, so they do not contradict each other.
+    /// @notice The two votes are for different snapshots or requests, so they do not contradict each other.
     error SlotsDiffer();
     /// @notice The two votes say the same; or the plan agrees with the group's signature.
     error VotesAgree();
     /// @notice `account` has already been punished for this offence.
     error AlreadyPunished(address account);
     /// @notice The stated data does not match the root: 0 plan, 1 task, 2 candidates, 3 snapshot, 4 classes, 5 listed
-    /// node, 6 better node.
+    /// node, 6 better node, 7 request.
     error OpeningInvalid(uint8 part);
     /// @notice The entries do not prove that `node` is absent from the snapshot.
     error StrangerUnproven(address node);
@@ -163,29 +168,25 @@ interface IBonds {
     /// @param second The other vote.
     function reportSnapshots(SnapshotVote calldata first, SnapshotVote calldata second) external;
 
-    /// @notice Reports a member that signed two plans for one execution, with different roots or different further
+    /// @notice Reports a member that signed two plans for one request, with different roots or different further
     /// fields.
     /// @param first One of the votes.
     /// @param second The other vote.
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external;
 
-    /// @notice Reports a member that signed a plan with another seed, snapshot or model than the group signed. The
-    /// group signs one seed message per execution.
+    /// @notice Reports a member that signed a plan with another seed than the group signed for its request, or with
+    /// another snapshot or model than the request names.
     /// @param vote The member's vote.
     /// @param plan Header of the plan.
     /// @param configuration Committee configuration whose group key signed.
-    /// @param modelId Model in the group's message.
-    /// @param snapshotSequence Sequence number of the snapshot in the group's message.
-    /// @param snapshotRoot Root of the snapshot in the group's message.
-    /// @param signature The group's signature over the execution's seed message: 128 bytes, a G1 point in EIP-2537's
+    /// @param request The request whose hash is in the vote.
+    /// @param signature The group's signature over the request's seed message: 128 bytes, a G1 point in EIP-2537's
     /// encoding.
     function reportSeed(
         PlanVote calldata vote,
         PlanHeader calldata plan,
         uint64 configuration,
-        bytes32 modelId,
-        uint64 snapshotSequence,
-        bytes32 snapshotRoot,
+        Request calldata request,
         bytes calldata signature
     ) external;
 

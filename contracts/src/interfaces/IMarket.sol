@@ -9,12 +9,15 @@ pragma solidity ^0.8.28;
 /// committed to their outputs, in seconds.
 /// @param feeBps The committee's fee, in basis points (1/10000) of what an execution pays its nodes.
 /// @param treasuryBps Least share of every slash that goes to the treasury, in basis points. It makes slashing
-/// one's own node a loss, even when the same party is also the validator and the client.
+/// one's own node a loss, even when the same party is also the validator and the client. An execution keeps the share
+/// that it was opened with.
 /// @param rewardMilli R: reward for a task, in 1/1000 of C.
 /// @param slashMilli S: stake lost for a wrong result, in 1/1000 of C.
 /// @param validationBonusMilli B: the most that a wrong result can earn beyond the saved cost C, in 1/1000 of C.
 /// Mostly this is the bonus that a validator gets.
 /// @param samplingBps p: share of tasks that are verified, in basis points.
+/// @param outsideGain G: what one wrong result may earn outside the market, in micro-USDC, so that it still loses in
+/// expectation. It is covered by the floor of exposures, see `INodeRegistry`.
 /// @param collusionBps r: assumed share of colluding nodes, in basis points.
 /// @param tieBreakers k: number of judges that must all be honest to convict a wrong result: the first validator
 /// and the further ones that its accusation calls in. The probability of a conviction is (1-r)^k.
@@ -28,6 +31,7 @@ struct Parameters {
     uint32 rewardMilli;
     uint32 slashMilli;
     uint32 validationBonusMilli;
+    uint64 outsideGain;
     uint16 samplingBps;
     uint16 collusionBps;
     uint8 tieBreakers;
@@ -73,7 +77,7 @@ struct Request {
 /// of executors.
 /// @param planRoot Merkle root of the plan.
 /// @param seedSignature The group's signature (128 bytes, a G1 point in EIP-2537's encoding) over
-/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot). Its
+/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, requestHash). Its
 /// keccak256 is the seed of the plan's node selection.
 /// @param executors Number of nodes that execute tasks of the plan.
 struct PlanSubmission {
@@ -91,6 +95,7 @@ struct PlanSubmission {
 /// the execution are quorums of that configuration.
 /// @param settlementGraceS Settlement grace when the execution was opened, in seconds.
 /// @param feeBps Committee's fee when the execution was opened, in basis points.
+/// @param treasuryBps Treasury's least share of slashes when the execution was opened, in basis points.
 /// @param executorCount Number of executors in the plan; 0 before there is a plan.
 /// @param committed Number of nodes that called `commitCompletions` for this execution.
 /// @param status State of the execution.
@@ -100,7 +105,8 @@ struct PlanSubmission {
 /// @param record Hash chain over the execution's data. It starts as the request hash. Each step replaces it by:
 ///   1. the plan: keccak256(abi.encode(type hash of Plan, record, planRoot, seed));
 ///   2. each `commitCompletions` of a node: keccak256(abi.encode(record, packed)), packed = node << 96 | exposure;
-///   3. `commitExecution`: keccak256(abi.encode(record, root, keccak256 of the concatenated exposures));
+///   3. `commitExecution`: keccak256(abi.encode(record, root, keccak256 of the concatenated exposures)), with the
+///      exposures that were locked;
 ///   4. `settle`: keccak256(abi.encode(record, keccak256 of the concatenated payouts)).
 /// The encodings of steps 1 and 3 differ in length, so that neither can be passed off as the other.
 struct Execution {
@@ -109,8 +115,9 @@ struct Execution {
     uint64 deadline;
     uint96 maxPrice;
     uint32 configuration;
-    uint32 settlementGraceS;
+    uint24 settlementGraceS;
     uint16 feeBps;
+    uint16 treasuryBps;
     uint16 executorCount;
     uint16 committed;
     Status status;
@@ -141,31 +148,24 @@ struct Payment {
     uint96 amount;
 }
 
-/// @notice A stake reduction.
-/// @param node Account of the node.
-/// @param amount Most to take, in micro-USDC. Less is taken from a node whose stake is smaller.
-struct Slash {
-    address node;
-    uint96 amount;
-}
-
 /// @notice The committee's decision about an execution.
 /// @param steps Number of steps that were delivered.
 /// @param evidenceRoot Root over the verification results: which tasks were drawn, and the outcome of each.
 /// @param payouts What nodes earn out of the locked price, by strictly ascending account. Each entry packs an
 /// account and micro-USDC as account << 96 | amount.
 /// @param rewards Payments out of what `slashes` takes.
-/// @param slashes Stake to take from nodes.
+/// @param slashes The most stake to take from nodes, by strictly ascending account; packed like payouts. Less is taken
+/// where exposure or stake is smaller.
 struct Settlement {
     uint32 steps;
     bytes32 evidenceRoot;
     bytes32[] payouts;
     Payment[] rewards;
-    Slash[] slashes;
+    bytes32[] slashes;
 }
 
-/// @notice The data of a settled or refunded execution, which the caller collects from the events. The contract
-/// checks it against the stored `record`. Packed entries are account << 96 | micro-USDC.
+/// @notice The data of an execution, which the caller collects from the events. The contract checks it against the
+/// stored `record`. Packed entries are account << 96 | micro-USDC.
 /// @param executionId Id of the execution.
 /// @param requestHash EIP-712 hashStruct of its request.
 /// @param planRoot Root of its plan.
@@ -224,6 +224,9 @@ interface IMarket {
     /// @notice A wrong result would be profitable with these parameters: the expected loss p (1-r)^k (R+S) must
     /// exceed the gain C+B. Both are stated in 1e-6 of C.
     error ParametersUnsafe(uint256 expectedLossMicro, uint256 gainMicro);
+    /// @notice A wrong result that earns `outsideGain` micro-USDC outside would be profitable: its expected loss
+    /// p (1-r)^k times the floor of exposures is `expectedLoss` micro-USDC.
+    error OutsideGainTooHigh(uint256 expectedLoss, uint256 outsideGain);
     /// @notice An execution can last `longestExecutionS` seconds; the nodes' `unbondingPeriod`, in seconds, must be
     /// longer.
     error UnbondingTooShort(uint256 longestExecutionS, uint256 unbondingPeriod);
@@ -306,13 +309,14 @@ interface IMarket {
     event CompletionCommitted(
         bytes32 indexed executionId, address indexed node, uint32 steps, bytes32 root, uint96 exposure
     );
-    /// @notice The committee certified the commitments that all executors signed, under `root`. The stated exposures
-    /// (packed, node << 96 | micro-USDC) are locked.
+    /// @notice The committee certified the commitments that all executors signed, under `root`. These exposures
+    /// (packed, node << 96 | micro-USDC) are locked: the certified ones, raised for nodes with recent offences.
     event ExecutionCommitted(bytes32 indexed executionId, bytes32 root, bytes32[] exposures);
     /// @notice A settlement credited `amount` micro-USDC of slashed stake to `to`.
     event Rewarded(bytes32 indexed executionId, address indexed to, uint256 amount);
-    /// @notice A settlement took `amount` micro-USDC of the stake of `node`, which can be less than it asked for.
-    event Slashed(bytes32 indexed executionId, address indexed node, uint256 amount);
+    /// @notice A settlement took stake: `taken` by node (packed, node << 96 | micro-USDC), which can be less than it
+    /// asked for.
+    event Slashed(bytes32 indexed executionId, bytes32[] taken);
     /// @notice An execution was settled after `steps` delivered steps. Of its locked price, `paid` micro-USDC go to
     /// `payouts` (packed, account << 96 | micro-USDC), `fee` to the committee, and `refunded` back to the client.
     /// `slashed` is the sum of all stake taken, `evidenceRoot` the root over the verification results.
@@ -384,7 +388,7 @@ interface IMarket {
     /// @dev All quorums of an execution are quorums of the committee configuration at its request.
     /// @param request The request as `RequestNodeSelections` stated it.
     /// @param plan The plan's root, the group's signature that gives its seed, and the number of executors.
-    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)`,
+    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)`,
     /// in the format of `ICommittee.requireQuorum`.
     function submitCompletePlan(Request calldata request, PlanSubmission calldata plan, bytes calldata signatures)
         external;
@@ -403,7 +407,7 @@ interface IMarket {
         bytes calldata signatures
     ) external returns (bytes32 executionId);
 
-    /// @notice Commits all executors to their outputs and locks their exposures, once. Verified tasks are drawn only
+    /// @notice Commits all executors to their outputs and locks their exposures, once; see `INodeRegistry.lock`. Verified tasks are drawn only
     /// afterwards, so nobody is judged before the stake is locked. The call reverts while the free stake of a node
     /// does not cover its exposure, and can be repeated later.
     /// @param executionId Id of a planned execution.
@@ -429,9 +433,15 @@ interface IMarket {
     /// down by the same factor. The treasury gets the rest of the slashed stake.
     /// @param executionId Id of a planned execution.
     /// @param s The decision: at most 2048 payouts, 64 rewards and 64 slashes.
+    /// @param history Data of the execution, of which slashes need the exposures; ignored without slashes.
     /// @param signatures A quorum over `Settlement(bytes32 executionId,bytes32 settlementHash)` with
     /// settlementHash = keccak256(abi.encode(s)).
-    function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external;
+    function settle(
+        bytes32 executionId,
+        Settlement calldata s,
+        ExecutionHistory calldata history,
+        bytes calldata signatures
+    ) external;
 
     /// @notice Releases the exposures of settled or refunded executions and credits the payouts of settled ones.
     /// Anybody can call. One call credits at most 384 payouts of an execution; further calls credit the others. An

@@ -7,6 +7,8 @@ pragma solidity ^0.8.28;
 /// @param vramGb Video memory that the node offers and stakes for, in gigabytes.
 /// @param stake Stake in micro-USDC.
 /// @param locked Sum of the exposures of running executions, in micro-USDC. After a slash it can exceed the stake.
+/// @param offences Number of recent offences: hours in which the node was slashed for more than a validator's silence,
+/// each less than 7 days after the one before; 0 if the latest is longer ago.
 /// @param unbondingAt Block time from which the stake can be withdrawn, in Unix seconds; 0 unless the node is
 /// unbonding.
 /// @param active Whether the node may get work: it is not unbonding, and its stake is at least `minStake`.
@@ -18,6 +20,7 @@ struct NodeView {
     uint32 vramGb;
     uint96 stake;
     uint96 locked;
+    uint8 offences;
     uint64 unbondingAt;
     bool active;
     address operator;
@@ -26,7 +29,9 @@ struct NodeView {
 
 /// @title The nodes and their stakes
 /// @notice A node stakes 1000 USDC plus 100 USDC per gigabyte of video memory. For each running execution the market
-/// locks the node's exposure: what the node would lose if its results in all its tasks were wrong. A stake cannot be
+/// locks the node's exposure: what the node would lose if its results in all its tasks were wrong, and never less than
+/// a floor. It is raised after recent offences. Any node can be drawn as a validator; as such it is exposed with the
+/// floor, out of a reserve that no execution locks. An execution takes no more than that from anybody. A stake cannot be
 /// withdrawn while any part of it is locked. An unbonding node can be slashed until it has withdrawn. Only the
 /// market can lock, release and slash stake.
 interface INodeRegistry {
@@ -53,6 +58,10 @@ interface INodeRegistry {
     error StakeExposed(address account, uint256 locked);
     /// @notice The node's unlocked stake is `free` micro-USDC; the execution must lock `required`.
     error ExposureTooHigh(address account, uint256 free, uint256 required);
+    /// @notice The exposure of `account` in an execution is at least `floor`; `amount` is less. All are in micro-USDC.
+    error ExposureTooLow(address account, uint256 floor, uint256 amount);
+    /// @notice Slashes must be listed by strictly ascending account; `account` follows `previous`.
+    error SlashesNotAscending(address previous, address account);
     /// @notice Exposures must be listed by strictly ascending account; `account` follows `previous`.
     error ExposuresNotAscending(address previous, address account);
     /// @notice `operator` has not allowed the node `account` to name it as its operator.
@@ -159,22 +168,30 @@ interface INodeRegistry {
 
     // ---------------------------------------------------------------------- market functions
 
-    /// @notice Locks stake for an execution. Reverts unless the unlocked stake of every listed node covers its
-    /// exposure.
+    /// @notice Locks stake for an execution. Reverts unless every exposure is at least the floor, and the free stake of
+    /// its node covers it: what neither other executions nor the validators' reserve take. After k recent offences the
+    /// node's exposure is raised to 4^k times the stated one, but by the raise to no more than half of its free stake.
     /// @dev Unbonding nodes are accepted: their stake stays while it is locked, and refusing them would let a node
     /// block an execution by unbonding.
     /// @param exposures Packed entries, account << 96 | micro-USDC, by strictly ascending account.
-    function lock(bytes32[] calldata exposures) external;
+    /// @return raised What was locked, in the same form, if any exposure was raised; otherwise empty.
+    function lock(bytes32[] calldata exposures) external returns (bytes32[] memory raised);
 
     /// @notice Releases stake that `lock` locked.
     /// @param exposures Packed entries, account << 96 | micro-USDC.
     function release(bytes32[] calldata exposures) external;
 
-    /// @notice Takes stake from a node and sends it to the market. Unbonding nodes can be slashed, too.
-    /// @param account The node's account.
-    /// @param amount Most to take, in micro-USDC.
-    /// @return taken Amount taken, in micro-USDC: at most the stake, and 0 for a node that has withdrawn.
-    function slash(address account, uint256 amount) external returns (uint256 taken);
+    /// @notice Takes stake from the nodes of one execution and sends it to the market. From each node at most its
+    /// exposure is taken, and the floor besides, with which it is exposed as a validator; nothing before there are
+    /// exposures, because nobody is drawn before. Unbonding nodes can be slashed, too.
+    /// @param slashes Packed entries, account << 96 | micro-USDC, by strictly ascending account: the most to take.
+    /// @param exposures What the execution locked for all executors, by strictly ascending account.
+    /// @param own What the execution locked for nodes that committed by themselves.
+    /// @return taken What was taken, in the form of `slashes`: at most the stake, and 0 for a node that has withdrawn.
+    /// @return total The sum of it, in micro-USDC.
+    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures, bytes32[] calldata own)
+        external
+        returns (bytes32[] memory taken, uint256 total);
 
     // ----------------------------------------------------------------------- owner functions
 
@@ -191,6 +208,12 @@ interface INodeRegistry {
     /// @notice Returns the stake that a node needs, in micro-USDC.
     /// @param vramGb The node's video memory in gigabytes.
     function minStake(uint32 vramGb) external pure returns (uint96);
+
+    /// @notice Returns the least exposure of a node in an execution, in micro-USDC.
+    function EXPOSURE_FLOOR() external view returns (uint96);
+
+    /// @notice Returns the part of every stake that no execution locks, in micro-USDC: a validator's lies cost it.
+    function VALIDATION_RESERVE() external view returns (uint96);
 
     /// @notice Returns a node; all fields are zero if it is unknown.
     /// @param account The node's account.

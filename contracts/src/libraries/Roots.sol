@@ -59,7 +59,7 @@ struct SnapshotEntry {
 }
 
 /// @notice Header of a plan, which the plan's root binds.
-/// @param requestDigest SHA-256 of the request's canonical encoding.
+/// @param requestHash EIP-712 hash of the request.
 /// @param executionId Id of the execution.
 /// @param modelId Id of the model.
 /// @param snapshotRoot Root of the snapshot that nodes are selected from.
@@ -69,7 +69,7 @@ struct SnapshotEntry {
 /// @param taskCount Number of tasks.
 /// @param tasksRoot Merkle root over the tasks, in the manifest's order.
 struct PlanHeader {
-    bytes32 requestDigest;
+    bytes32 requestHash;
     bytes32 executionId;
     bytes32 modelId;
     bytes32 snapshotRoot;

@@ -10,12 +10,13 @@ variant computes the perturbed tasks (``splitup_deploy.calibration.perturbations
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
+from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.graph.compare import Metrics
@@ -95,7 +96,8 @@ def encode_prompt(compiled: CompiledModel, prompt: str) -> list[int]:
         raise InvalidInput("the model reads no text; leave --prompt out")
     key = get_blob_key(compiled.manifest.text.tokenizer_digest)
     blob = next(blob for blob in compiled.blobs if blob.key == key)
-    return list(Tokenizer.from_str(b"".join(blob.open()).decode()).encode(prompt).ids)
+    with closing(ModelTokenizer(b"".join(blob.open()), "the model")) as tokenizer:
+        return tokenizer.encode(prompt)
 
 
 def _calibrate_task(run: CalibrationRun, index: int, task: Task) -> TaskReport:

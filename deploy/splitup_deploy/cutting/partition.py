@@ -26,8 +26,10 @@ for a larger card.
 
 Every cut of the order of atoms is searched, so the result is optimal among all of them:
 
-*   The legal tasks from atom s are found by growing one: its memory never falls on the way
-    (``splitup.graph.memory``), so after the first task that is too large, no larger one is legal. A
+*   The legal tasks from atom s are found by growing one: neither its memory
+    (``splitup.graph.memory``) nor the time that it takes to compile
+    (``splitup.graph.compile_cost``) falls on the way, so after the first task that is too large, no
+    larger one is legal. A
     part of a legal task need not be legal: a value that it reads is then an input, which takes
     memory during the whole task.
 *   The numbers are found one after another by dynamic programmes over (number of tasks j,
@@ -54,6 +56,7 @@ import numpy as np
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
+from splitup.graph.compile_cost import compute_total_us
 from splitup.graph.ir import Graph
 from splitup.graph.memory import Arena, find_live_ranges, measure_buffer
 from splitup.graph.operations.table import PARAMS
@@ -86,6 +89,8 @@ class _Atom:
     reads: frozenset[int]  # roots of regions outside
     buffers: tuple[tuple[int, ...], ...]  # by region: the values in the shared arena
     time_ps: int
+    kernels: dict[int, int]  # microseconds to compile, by a number that equal kernels share
+    nodes: int
 
 
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
@@ -162,6 +167,12 @@ def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
     edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
     clock = Clock(graph)
     ranges = find_live_ranges(graph)
+    roots = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
+    numbers: dict[Any, int] = {}
+    kernels = {
+        root: (numbers.setdefault(kernel.signature, len(numbers)), kernel.cost_us)
+        for root, kernel in zip(roots, graph.kernels, strict=True)
+    }
     atoms = []
     for start, end in pairwise(edges):
         held: dict[tuple[str, int], int] = {}
@@ -180,7 +191,9 @@ def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
         present = tuple(
             tuple(sorted(region.nodes & ranges.keys())) for region in regions[start:end]
         )
-        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps))
+        costs = dict(kernels[region.root] for region in regions[start:end])
+        nodes = sum(len(region.nodes) + len(region.reads) for region in regions[start:end])
+        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps, costs, nodes))
     return atoms
 
 
@@ -254,8 +267,11 @@ class _Search:
     def grow(self, start: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (end, memory, bytes read, picoseconds) of the tasks from ``start``, growing.
 
-        The last one is the first that is larger than the target; memory never falls on the way.
+        The last one may be larger than the target; memory never falls on the way. None takes longer
+        to compile than is legal, but for a single atom.
         """
+        kernels: dict[int, int] = {}
+        count = kernels_us = 0
         held: set[tuple[str, int]] = set()
         outside: set[int] = set()
         inside: set[int] = set()
@@ -265,6 +281,13 @@ class _Search:
             if position > start and position in self._borders:
                 return
             atom = self.atoms[position]
+            count += atom.nodes
+            kernels_us += sum(atom.kernels[one] for one in atom.kernels.keys() - kernels.keys())
+            kernels |= atom.kernels
+            stored = atom.end - self.atoms[start].start
+            compile_us = compute_total_us(kernels_us, count, stored)
+            if position > start and compile_us > limits.MAX_COMPILE_US:
+                return
             time_ps += atom.time_ps
             for key, space in atom.held.items():
                 if key not in held:

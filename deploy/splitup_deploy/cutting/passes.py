@@ -1,7 +1,7 @@
 """Passes over a whole graph before it is cut. Each returns a new graph that is checked again.
 
-Both insert CONTIGUOUS after reductions, and into chains of arithmetic that are too long for one
-kernel. So the graph states where values are written to memory, and machines that compile parts of
+Both insert CONTIGUOUS after reductions, and into expressions that are too large for one kernel. So
+the graph states where values are written to memory, and machines that compile parts of
 it do not decide that again.
 """
 
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from splitup.graph.compile_cost import measure_kernel, measure_size
 from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.operations.spec import Value
 from splitup.graph.operations.table import PARAMS
-from splitup.graph.rules import check_graph, compute_chain
+from splitup.graph.rules import check_graph, infer_values
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 
-LONG_CHAIN: Final = 32  # such a kernel compiles in half a second; models' own have up to 8
+LARGE_KERNEL_US: Final = 600_000  # to compile, a quarter of what is legal; models' own take less
 
 
 def materialise_reductions(model: TracedModel) -> TracedModel:
@@ -50,22 +52,30 @@ def materialise_shared_reductions(model: TracedModel) -> TracedModel:
 
 
 def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
-    """Insert CONTIGUOUS after the chosen nodes and into long chains, unless it is there already."""
+    """Insert CONTIGUOUS after the chosen nodes and into large kernels, unless it is there already.
+
+    A large kernel ends with the operation that makes it so.
+    """
     graph = model.graph
+    found = infer_values(graph)
     consumers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.nodes):
         for src in node.srcs:
             consumers.setdefault(src, []).append(index)
     nodes: list[Node] = []
-    chains: list[int] = []
+    values: list[Value] = []
+    sizes: list[int] = []
     moved: list[int] = []
     for index, node in enumerate(graph.nodes):
         nodes.append(Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), node.arg))
-        chains.append(compute_chain(nodes[-1], chains))
+        values.append(found[index])
+        sizes.append(measure_size(nodes[-1], sizes))
         users = [graph.nodes[user].op for user in consumers.get(index, [])]
-        if (chosen[index] or chains[-1] >= LONG_CHAIN) and users != ["CONTIGUOUS"]:
+        is_stored = node.op in (*PARAMS, "CONTIGUOUS") or users == ["CONTIGUOUS"]
+        if not is_stored and (chosen[index] or _is_large(nodes, values, sizes)):
             nodes.append(Node("CONTIGUOUS", node.dtype, (len(nodes) - 1,)))
-            chains.append(0)
+            values.append(found[index])
+            sizes.append(measure_size(nodes[-1], sizes))
         moved.append(len(nodes) - 1)
     result = Graph(
         graph.inputs,
@@ -88,3 +98,9 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         for bank in model.banks
     )
     return TracedModel(check_graph(result), labels, model.weights, banks)
+
+
+def _is_large(nodes: Sequence[Node], values: Sequence[Value], sizes: Sequence[int]) -> bool:
+    """Return whether the kernel that writes the last node to memory takes long to compile."""
+    cost = measure_kernel(nodes, values, sizes, len(nodes) - 1, LARGE_KERNEL_US)
+    return cost.cost_us > LARGE_KERNEL_US

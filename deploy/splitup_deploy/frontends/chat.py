@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from splitup.client.chat_template import check_template
+from splitup.client.tokenizer import check_chat_template
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
@@ -21,5 +21,5 @@ def make_chat(template: Any, bos_token: Any, eos_token: Any) -> ChatInfo:
             "the model's chat template, or its BOS or EOS token, is no text, or too long (at most "
             f"{limits.MAX_CHAT_TEMPLATE_CHARS} characters)"
         ) from None
-    check_template(chat.template)
+    check_chat_template(chat.template)
     return chat

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 
 from splitup.core import limits, tuning
@@ -56,6 +56,7 @@ class Presence:
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
+        self._failures: Counter[str] = Counter()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
         self._waiting: set[str] = set()  # tasks that failed to load and are tried again soon
         self._trader = Trader(identity.address)
@@ -145,7 +146,10 @@ class Presence:
         # the task may be what killed the worker
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-            self._unloadable[choice.task_id] = time.monotonic() + tuning.LOAD_RETRY_S
+            self._failures[choice.task_id] += 1  # each try costs seconds of CPU
+            doublings = min(self._failures[choice.task_id] - 1, tuning.LOAD_RETRY_DOUBLINGS)
+            retry_s = tuning.LOAD_RETRY_S * 2**doublings
+            self._unloadable[choice.task_id] = time.monotonic() + retry_s
         else:  # the store, the gateway, the memory or the disk: tried again soon, said once
             level = logging.DEBUG if choice.task_id in self._waiting else logging.WARNING
             _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)

@@ -32,6 +32,10 @@ class ClientLinks:
         """Return whether this node refused an execution."""
         return execution_id in self._refused
 
+    def is_told(self, key: str, execution_id: str) -> bool:
+        """Return whether the client with this key may come to learn that it was refused."""
+        return self._refused.get(execution_id, ("", b""))[0] == key
+
     def refuse(self, certificate: PlanCertificate, reason: str) -> bool:
         """Tell a client why this node does not run its execution, now or when it connects.
 

@@ -52,6 +52,29 @@ class Digests:
         return tuple(digest.hexdigest() for digest in self._outputs)
 
 
+class StepsBefore:
+    """The digest of an output's earlier steps, for every step that is sent to the client.
+
+    Large tensors are hashed on threads, so that a step may have to wait for those before it.
+    """
+
+    def __init__(self) -> None:
+        self._digest = StepsDigest()
+        self._next = 0
+        self._waiting: dict[int, tuple[bytes, asyncio.Future[bytes]]] = {}
+
+    def add(self, step: int, digest: bytes) -> asyncio.Future[bytes]:
+        """Add a step by the SHA-256 of its tensor; the result is the digest of those before it."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[step] = digest, future
+        while self._next in self._waiting:
+            known, ready = self._waiting.pop(self._next)
+            ready.set_result(self._digest.value)
+            self._digest.add(known)
+            self._next += 1
+        return future
+
+
 class Recorder:
     """Adds runs to digests in order; large tensors without a digest are hashed on a thread.
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from splitup.core import tuning
@@ -69,6 +70,7 @@ class Engine:
         self.acceptor = LinkAcceptor(
             identity.address,
             self.step_loop.on_frame,
+            may_open=table.may_open,
             on_opened=table.clients.on_opened,
             on_closed=table.clients.on_closed,
         )
@@ -91,6 +93,10 @@ class Engine:
         return self._table.new_session()
 
     # ---- one execution -------------------------------------------------------------------------
+
+    def expect(self, certificate: PlanCertificate) -> AbstractContextManager[None]:
+        """Let the parties of a checked plan connect while this node prepares to start it."""
+        return self._table.parties.expect(certificate)
 
     def refuse(self, certificate: PlanCertificate, reason: str) -> None:
         """Remember why this node does not run an execution; tell its client when it connects."""
@@ -115,7 +121,7 @@ class Engine:
         for task in mine:
             execution.add_part(task, table.new_session())
         execution.used_at_s = table.now_s()
-        table.by_id[execution.id] = execution
+        table.add(execution)
         if mine:
             table.listener.on_begun(execution)
         self._outputs.open_links(execution)
@@ -132,6 +138,7 @@ class Engine:
     def sweep(self, now_s: float) -> None:
         """Fail what is past its deadline or idle for long, and forget what is over."""
         self._table.sweep(now_s)
+        self._inbox.expire_early()
 
     def flush(self) -> None:
         """Begin to store log entries that are old enough."""

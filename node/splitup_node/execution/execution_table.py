@@ -16,6 +16,7 @@ from splitup.protocol.execution.task_queue import TaskQueue
 from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.device_states import find_stale
 from splitup_node.execution.executions import Execution, get_first_task
+from splitup_node.execution.plan_parties import PlanParties
 from splitup_node.worker.worker_pool import Workers
 
 _log = logging.getLogger("splitup.node.executions")
@@ -59,6 +60,7 @@ class ExecutionTable:
         self.queue = TaskQueue()
         self.chunks = TensorChunks()
         self.clients = ClientLinks(identity, self.by_id)
+        self.parties = PlanParties()
         self.is_leaving = False  # the node takes no new work
 
     def is_known(self, execution_id: str) -> bool:
@@ -68,6 +70,16 @@ class ExecutionTable:
             or execution_id in self._over
             or self.clients.is_refused(execution_id)
         )
+
+    def may_open(self, key: str, execution_id: str) -> bool:
+        """Return whether a key may open a data link; see ``PlanParties.may_open``."""
+        parties, clients = self.parties, self.clients
+        return parties.may_open(key, execution_id) or clients.is_told(key, execution_id)
+
+    def add(self, execution: Execution) -> None:
+        """Begin with an execution, whose parties may connect."""
+        self.by_id[execution.id] = execution
+        self.parties.add(execution.certificate)
 
     def list_used(self) -> set[str]:
         """Return the tasks that executions run here, or may yet ask this node to take over."""
@@ -154,6 +166,7 @@ class ExecutionTable:
 
     def _forget(self, execution: Execution) -> None:
         del self.by_id[execution.id]
+        self.parties.remove(execution.certificate)
         self.chunks.drop(execution.id)
         self._over[execution.id] = None
         while len(self._over) > tuning.MAX_FINISHED:

@@ -21,7 +21,7 @@ from splitup.protocol.execution.routes import Routes, compute_routes
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId, Run
 from splitup.storage.log_store import LogStore, LogWriter
-from splitup_node.execution.digests import Digests, Recorder
+from splitup_node.execution.digests import Digests, Recorder, StepsBefore
 
 # task, step, and four times in nanoseconds; tuples would take six times the memory
 _SPAN: Final = struct.Struct("<HIQQQQ")
@@ -68,6 +68,7 @@ class Execution:
     writer: LogWriter
     recorder: Recorder = field(default_factory=Recorder)
     parts: dict[int, Part] = field(default_factory=dict)  # by task
+    sent: dict[PortId, StepsBefore] = field(default_factory=dict)  # by output for the client
     # readers that took over a task, and may lack steps that the other readers have
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
@@ -132,6 +133,9 @@ class Execution:
         full_bytes = sum(spec.nbytes for spec in specs)
         part = Part(task, session, digests, _find_symbols(specs), full_bytes, send_from)
         self.parts[task] = part
+        for port in range(len(entry.outputs)):
+            if (task, port) in self.routes.to_client:
+                self.sent[task, port] = StepsBefore()
         return part
 
     def reroute(self) -> None:
@@ -194,12 +198,12 @@ class Execution:
         self.outbox_bytes = 0
 
     def make_completion(self, salt: bytes) -> Completion:
-        """Return what this node commits to; ``salt`` are 32 random bytes."""
+        """Return what this node commits to after the end; ``salt`` are 32 random bytes."""
+        assert self.end is not None
         takeovers = self.executor_map.takeovers
         return Completion(
             execution_id=self.id,
             node=self.node,
-            steps=self.steps or 0,
             tasks=tuple(
                 TaskCommitment(
                     task=task,

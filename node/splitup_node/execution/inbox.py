@@ -60,10 +60,7 @@ class Inbox:
             if execution is not None:
                 self._take_frame(execution, frame, seal)
             elif not self._table.is_known(frame.execution_id):
-                try:
-                    self._early.add(link.peer, frame, seal)
-                except Unavailable as error:
-                    raise PeerFault(str(error), peer=link.peer) from None
+                self._early.add(link.peer, frame, seal, time.monotonic())
 
     def take_early(self, execution: Execution) -> None:
         """Take the frames that came before the plan of an execution."""
@@ -72,6 +69,10 @@ class Inbox:
                 self._take_frame(execution, frame, seal)
             except PeerFault as fault:
                 _log.warning("early frame of %s from %s ignored: %s", execution.id, sender, fault)
+
+    def expire_early(self) -> None:
+        """Drop frames that have waited too long for their plan."""
+        self._early.expire(time.monotonic())
 
     def forget_early(self, execution_id: str) -> None:
         """Drop the frames of an execution that this node does not run."""

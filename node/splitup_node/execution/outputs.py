@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
@@ -96,8 +96,14 @@ class Outputs:
         source = (run.task, port)
         entry = LogEntry(run.step, tensor.digest, len(data), data)
         targets = execution.get_targets(source, run.step, zeros)
-        if execution.is_result(source, run.step):
-            self.send_entry(execution, source, entry, targets)
+        before = None
+        if source in execution.sent:
+            before = execution.sent[source].add(run.step, tensor.digest)
+        if before is not None and execution.is_result(source, run.step):
+            if before.done():
+                self.send_entry(execution, source, entry, targets, before.result())
+            else:  # a large tensor of an earlier step is still being hashed
+                self._spawn(self._send_later(execution, source, entry, targets, before))
         elif targets:
             frame = make_entry_frame(execution.id, source, entry)
             self._waiting.append((_find_readers(execution, targets), frame))
@@ -117,15 +123,31 @@ class Outputs:
         for execution, source, entry in unlogged:
             execution.writer.append(*source, entry)
 
+    async def _send_later(
+        self,
+        execution: Execution,
+        source: PortId,
+        entry: LogEntry,
+        targets: Iterable[str],
+        before: Awaitable[bytes],
+    ) -> None:
+        self.send_entry(execution, source, entry, targets, await before)
+
     def send_entry(
-        self, execution: Execution, source: PortId, entry: LogEntry, targets: Iterable[str]
+        self,
+        execution: Execution,
+        source: PortId,
+        entry: LogEntry,
+        targets: Iterable[str],
+        before: bytes,
     ) -> None:
         """Send one step of an output to nodes, and to the client when it waits for it."""
         targets = tuple(targets)
         is_result = execution.is_result(source, entry.step)
         if not targets and not is_result:
             return
-        sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
+        frame = make_entry_frame(execution.id, source, entry, before)
+        sealed = seal_frame(self._identity, frame)
         self.send(execution, targets, sealed)
         if is_result:
             self._clients.send(execution, sealed)
@@ -191,7 +213,10 @@ class Outputs:
             if run.task not in execution.parts:
                 return  # another node runs the task by now
             links = self._find_direct_links(execution, source, run.step, zeros, len(data))
-            digest = await send_direct(self._identity, links, execution.id, source, run.step, data)
+            find = execution.sent[source].add if source in execution.sent else None
+            digest, before = await send_direct(
+                self._identity, links, execution.id, source, run.step, data, find
+            )
             name = LogName(run.task, port, execution.node, run.step, apart=True)
             await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
@@ -204,7 +229,8 @@ class Outputs:
             return
         entry = LogEntry(run.step, digest, len(data), None)
         execution.writer.append(run.task, port, entry)
-        self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
+        targets = execution.get_targets(source, run.step, zeros)
+        self.send_entry(execution, source, entry, targets, before)
         on_stored()
 
     def _find_direct_links(

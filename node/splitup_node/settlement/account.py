@@ -65,7 +65,8 @@ class Account:
     async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
         """Register, or top up a slashed stake; do nothing when the stake is complete.
 
-        ``check`` is called before a new node registers; nothing is staked when it raises.
+        ``check`` is called first; nothing is staked when it raises. A node that was slashed because
+        its device is faulty finds that out here, before another difference costs it more.
         """
         state = await self.fetch()
         if state["unbonding_at_s"]:
@@ -79,7 +80,7 @@ class Account:
         missing = max(0, required - state["stake_micro_usdc"])
         if missing:
             await self._check_funds(missing, state["wallet_micro_usdc"], vram_gb)
-            if check is not None and not registered:
+            if check is not None:
                 await check()
             await self._allow(missing)
             if registered:

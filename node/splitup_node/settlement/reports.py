@@ -164,8 +164,8 @@ class Reporter:
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=completion.node,
-            steps=completion.steps,
             root=completion.root(),
+            end=completion.end,
             takeovers=completion.takeovers,
         )
         give_up_s = report.give_up_s
@@ -175,8 +175,9 @@ class Reporter:
         """Return whether the members have had their time to commit, or the deadline is near."""
         since = self._planned_at.setdefault(report.completion.execution_id, block_number)
         deadline_s = report.give_up_s - limits.GRANT_GRACE_S
+        confirmations = self._chain.deployment.confirmations  # members see the plan so much later
         return (
-            block_number - since >= tuning.COMMIT_PATIENCE_BLOCKS
+            block_number - since >= tuning.COMMIT_PATIENCE_BLOCKS + confirmations
             or self._chain.clock.now_s() > deadline_s - tuning.COMMIT_MARGIN_S
         )
 

@@ -24,7 +24,7 @@ from splitup.messages.verification import (
     VerificationOrder,
     VerificationResult,
 )
-from splitup.protocol.committee.certificates import check_draw
+from splitup.protocol.committee.certificates import check_draw, check_plan
 from splitup.protocol.planning.validators import check_validators
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogStore
@@ -175,12 +175,11 @@ def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int,
     plan, draw = order.certificate.plan, order.draw
     request = plan.request
     where = f"verification of task {order.task} of {request.execution_id}"
+    check_plan(plan)
     if draw.execution_id != request.execution_id:
         raise PeerFault(f"{where}: the draw is for another execution")
     if len(plan.tasks) != len(manifest.tasks) or order.task >= len(plan.tasks):
         raise PeerFault(f"{where}: the model has no such task")
-    if order.steps > request.steps:
-        raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
     if not plan.has_candidates(draw.executors):
         raise PeerFault(f"{where}: the draw does not name a candidate for every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):

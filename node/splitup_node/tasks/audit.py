@@ -27,6 +27,7 @@ from splitup.core.throughput import Rate
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
 from splitup.graph.self_test_vectors import Audit, SelfTestVectors, audit, make_inputs
+from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import Cache
@@ -141,6 +142,7 @@ async def audit_node(
                 )
                 try:
                     device = await supervisor.start()
+                    check_own(device["determinism_class"])
                     trial = _Trial(supervisor, cache, memory_bytes, on_progress)
                     least_bytes = await trial.find_least_bytes(model_ids)
                     found = [
@@ -228,7 +230,7 @@ class _Trial:
         if self._used_bytes + task.vram_bytes > self._memory_bytes:
             await self._renew()
         self._used_bytes += task.vram_bytes
-        loaded = await self._supervisor.load(graph, weights)
+        loaded = await self._supervisor.load(graph, weights, task.vram_bytes, task.gate)
         return await audit_program(self._supervisor, loaded["program"], task, vectors)
 
     async def _renew(self) -> None:

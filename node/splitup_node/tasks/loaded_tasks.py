@@ -16,9 +16,7 @@ from pathlib import Path
 
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.core.throughput import Rate
-from splitup.graph.gates import check_gate
 from splitup.graph.manifest import Task
-from splitup.graph.rules import load_graph
 from splitup.graph.self_test_vectors import SelfTestVectors
 from splitup.storage.task_cache import Cache
 from splitup_node.tasks.audit import AuditFailed, audit_program
@@ -38,6 +36,7 @@ class LoadedTask:
     state_bytes: int
     graph: Path
     weights: Path | None
+    gate: int | None
 
 
 class LoadedTasks:
@@ -120,8 +119,7 @@ class LoadedTasks:
         task = (await self._cache.fetch_manifest(model_id)).tasks[index]
         if task.task_id in self._failed:
             raise AuditFailed(self._failed[task.task_id])
-        graph, _ = await self._cache.fetch_task(model_id, index)
-        await asyncio.to_thread(_check_gate, graph, task)
+        await self._cache.fetch_task(model_id, index)
         await self._cache.fetch_vectors(model_id, index)
 
     async def unload(self, task_id: str, is_idle: Callable[[], bool]) -> bool:
@@ -164,10 +162,15 @@ class LoadedTasks:
             )
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
-                await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
                 loading = LoadedTask(
-                    task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
+                    task.task_id,
+                    task.label,
+                    task.vram_bytes,
+                    task.state_bytes,
+                    graph,
+                    weights,
+                    task.gate,
                 )
                 program = await self._load(loading)
                 if vectors is not None:
@@ -231,11 +234,19 @@ class LoadedTasks:
         worker = free.index(max(free))
         if task.vram_bytes > free[worker]:
             raise Unavailable(f"no device has {task.vram_bytes} free bytes for {task.label}")
-        loaded = await self._workers.load(worker, task.graph, task.weights)
+        loaded = await self._workers.load(
+            worker, task.graph, task.weights, task.vram_bytes, task.gate
+        )
         if loaded["task_id"] != task.task_id:
             raise InvalidModel(f"{task.graph} is not task {task.task_id}; delete the file")
-        self._tasks[task.task_id] = task
         program: int = loaded["program"]
+        if loaded["state_bytes"] > task.state_bytes:
+            await self._workers.unload(program)
+            raise InvalidModel(
+                f"task {task.task_id[:12]} ({task.label}) keeps {loaded['state_bytes']} bytes of "
+                f"state for an execution; {task.state_bytes} are declared for it"
+            )
+        self._tasks[task.task_id] = task
         self._places[task.task_id] = (worker, program)
         return program
 
@@ -245,9 +256,3 @@ class LoadedTasks:
         place = self._places.pop(task_id, None)
         if place is not None:  # None: its worker died, which freed the memory
             await self._workers.unload(place[1])
-
-
-def _check_gate(path: Path, task: Task) -> None:
-    """Raise InvalidModel when the outputs are not all zero although the gate is."""
-    if task.gate is not None:
-        check_gate(load_graph(path.read_bytes()), task.gate)

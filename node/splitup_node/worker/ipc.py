@@ -5,6 +5,8 @@ from strangers, so the worker checks them like any stranger's input. A run carri
 the path of every token.
 
     message   u64 body bytes | u8 kind | u64 request id | body
+    LOAD      u8 1 if weights follow, as an open file over the second socket |
+              u64 memory bytes | i32 gate, -1 for none | u64 graph bytes | the graph | its kernels
     RUN       u64 session | u16 program | u16 inputs | per input: u64 bytes | the inputs
     answer    u64 started ns | u64 ended ns | u16 outputs | per output: u64 bytes | the outputs
     RUNS      u16 runs | per run: u64 bytes | the runs
@@ -23,6 +25,7 @@ from splitup.core import limits
 from splitup.core.errors import SplitUpError
 
 HEADER: Final = struct.Struct("<QBQ")
+_LOAD: Final = struct.Struct("<BQiQ")
 _RUN: Final = struct.Struct("<QHH")
 _ANSWER: Final = struct.Struct("<QQH")
 _KIND: Final = struct.Struct("<B")
@@ -32,13 +35,23 @@ class Kind(IntEnum):
     """What a message asks for; the answer to a request repeats its kind, or is FAILED."""
 
     DESCRIBE = 1  # -> JSON of a DeviceReport
-    LOAD = 2  # JSON {"task": path, "weights": path or ""} -> JSON of what was loaded
+    LOAD = 2  # -> JSON of what was loaded
     RUN = 3
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
     RUNS = 7  # of one program in several sessions
     UNLOAD = 8  # u64 program -> nothing; its memory is freed
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """A task, its machine code, and its memory and its gate as the manifest says."""
+
+    graph: bytes
+    kernels: bytes
+    memory_bytes: int
+    gate: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,22 @@ def encode_message(
 ) -> list[bytes | memoryview]:
     """Return the buffers of one message, for a scattered write."""
     return [HEADER.pack(sum(map(len, parts)), kind, request_id), *parts]
+
+
+def encode_load(request: LoadRequest, *, has_weights: bool) -> list[bytes]:
+    """Return the body of a LOAD request."""
+    gate = -1 if request.gate is None else request.gate
+    head = _LOAD.pack(has_weights, request.memory_bytes, gate, len(request.graph))
+    return [head, request.graph, request.kernels]
+
+
+def decode_load(body: memoryview) -> tuple[LoadRequest, bool]:
+    """Parse a LOAD request, and whether weights follow."""
+    has_weights, memory_bytes, gate, length = _LOAD.unpack_from(body)
+    end = _LOAD.size + length
+    graph, kernels = bytes(body[_LOAD.size : end]), bytes(body[end:])
+    request = LoadRequest(graph, kernels, memory_bytes, None if gate < 0 else gate)
+    return request, bool(has_weights)
 
 
 def encode_run(request: RunRequest) -> list[bytes | memoryview]:

@@ -1,31 +1,40 @@
 """The process that owns the device: loads tasks, keeps them and their states in memory, runs steps.
 
-It has no network, no keys, and no configuration except its arguments. It answers one request after
-the other over the socket that it inherited, and ends when that closes. Whatever a task makes
-tinygrad do, at worst this process dies, and the daemon survives that.
+It is confined (``splitup.sandbox``): no network, no keys, no files except libraries, the device's
+and the weights that it is handed open. It answers one request after the other over the socket that
+it inherited, and ends when that closes. A task comes compiled (``splitup.backend.compile_server``)
+and is loaded on a thread, so that steps run meanwhile. Whatever a task does, at worst this process
+dies, and the daemon survives that.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
+import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, BinaryIO, Final, NoReturn
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
+from splitup.sandbox.confinement import confine
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
+    LoadRequest,
     RunAnswer,
     RunRequest,
+    decode_load,
     decode_run,
     decode_runs,
     describe_failure,
@@ -33,6 +42,8 @@ from splitup_node.worker.ipc import (
     encode_answers,
     encode_message,
 )
+
+_SWITCH_S: Final = 0.001  # a step waits this long for the thread that loads a task
 
 
 class Worker:
@@ -46,17 +57,14 @@ class Worker:
         *,
         device_index: int = 0,
         threads: int = 1,
-        cache_directory: Path | None = None,
+        lacks: Sequence[str] = (),
     ) -> None:
+        """``lacks`` are the sentences of ``confine``."""
         from splitup.backend import runtime  # imports tinygrad, which takes a second
-        from splitup.backend.kernel_cache import KernelCache
 
         self._runtime = runtime
-        self._options: dict[str, Any] = {
-            "device_index": device_index,
-            "threads": threads,
-            "cache": None if cache_directory is None else KernelCache(cache_directory),
-        }
+        self._options: dict[str, Any] = {"device_index": device_index, "threads": threads}
+        self._lacks = lacks
         self._memory_bytes = memory_bytes
         self._programs: dict[int, Any] = {}
         self._next_program = 0
@@ -64,15 +72,28 @@ class Worker:
         self._state_bytes = 0
 
     def describe(self) -> dict[str, str]:
-        """Return a report of the device."""
+        """Return a report of the device, and in "sandbox" what this process's lacks."""
         report: dict[str, str] = self._runtime.describe_device(
             self._options["device_index"]
         ).to_dict()
-        return report
+        return {**report, "sandbox": "; ".join(self._lacks)}
 
-    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load, compile and warm up one task; the daemon has checked the digests of both files."""
-        program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+        """Return the program of a task, run once; other threads may use the worker.
+
+        The daemon has checked the digests of graph and weights, and has the graph compiled.
+        """
+        return self._runtime.TaskProgram(
+            wanted.graph,
+            weights,
+            kernels=wanted.kernels,
+            memory_bytes=min(wanted.memory_bytes, self._memory_bytes),
+            gate=wanted.gate,
+            **self._options,
+        )
+
+    def add(self, program: Any) -> dict[str, Any]:
+        """Give a loaded program its number; return what the daemon needs to know of it."""
         number = self._next_program
         self._next_program += 1
         self._programs[number] = program
@@ -81,7 +102,6 @@ class Worker:
             "task_id": program.task_id,
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
-            "is_from_cache": program.is_from_cache,
             "width": program.width if self.runs_together else 1,
         }
 
@@ -202,9 +222,19 @@ class Worker:
         self._state_bytes += state_bytes
 
 
-def serve(worker: Worker, stream: socket.socket) -> None:
-    """Answer requests until the daemon closes its end."""
+def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
+    """Answer requests until the daemon closes its end, those of steps while a task is loading.
+
+    Open files arrive over ``files``.
+    """
+    loader = _Loader(worker)
+    sources: list[socket.socket | _Loader] = [stream, loader]
     while True:
+        ready = select.select(sources, [], [])[0]
+        if loader in ready:
+            _reply_to_load(worker, stream, *loader.pop())
+        if stream not in ready:
+            continue
         head = _receive(stream, HEADER.size)
         if head is None:
             return
@@ -212,34 +242,103 @@ def serve(worker: Worker, stream: socket.socket) -> None:
         body = _receive(stream, length)
         if body is None:
             return
+        if kind == Kind.LOAD:
+            wanted, has_weights = decode_load(body)
+            loader.start(request_id, wanted, _receive_file(files) if has_weights else None)
+        else:
+            _reply(stream, kind, request_id, functools.partial(_answer, worker, kind, body))
+
+
+def _reply(
+    stream: socket.socket,
+    kind: int,
+    request_id: int,
+    answer: Callable[[], Sequence[bytes | memoryview]],
+) -> None:
+    """Send an answer, or why there is none."""
+    try:
+        parts = answer()
+    except SplitUpError as error:
+        kind, parts = Kind.FAILED, [str(error).encode()]
+    except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        kind, parts = Kind.FAILED, [describe_failure(error).encode()]
+    _send(stream, encode_message(Kind(kind), request_id, parts))
+
+
+_GetProgram = Callable[[], Any]  # returns a program, or raises why there is none
+
+
+class _Loader:
+    """Loads tasks one after the other on a thread, while steps run."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._wanted: SimpleQueue[tuple[int, LoadRequest, BinaryIO | None]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, _GetProgram]] = SimpleQueue()
+        self._reader, self._writer = os.pipe()
+        # nobody waits for it when the worker ends
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when there is something to ``pop``."""
+        return self._reader
+
+    def start(self, request_id: int, wanted: LoadRequest, weights: BinaryIO | None) -> None:
+        """Load a task, after those that were started before."""
+        self._wanted.put((request_id, wanted, weights))
+
+    def pop(self) -> tuple[int, _GetProgram]:
+        """Return a request that is done."""
+        os.read(self._reader, 1)
+        return self._done.get()
+
+    def _load_all(self) -> None:
+        while True:
+            request_id, wanted, weights = self._wanted.get()
+            self._done.put((request_id, self._load(wanted, weights)))
+            os.write(self._writer, b"\0")
+
+    def _load(self, wanted: LoadRequest, weights: BinaryIO | None) -> _GetProgram:
         try:
-            parts = _answer(worker, Kind(kind), body)
-        except SplitUpError as error:
-            kind, parts = Kind.FAILED, [str(error).encode()]
-        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            kind, parts = Kind.FAILED, [describe_failure(error).encode()]
-        _send(stream, encode_message(Kind(kind), request_id, parts))
+            program = self._worker.load(wanted, weights)
+        except Exception as error:
+            return functools.partial(_raise, error)
+        return lambda: program
 
 
-def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
-    if kind is Kind.RUN:
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _reply_to_load(
+    worker: Worker, stream: socket.socket, request_id: int, get_program: _GetProgram
+) -> None:
+    def answer() -> Sequence[bytes]:
+        return [json.dumps(worker.add(get_program())).encode()]
+
+    _reply(stream, Kind.LOAD, request_id, answer)
+
+
+def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:
+    if kind == Kind.RUN:
         return encode_answer(worker.run(decode_run(body)))
-    if kind is Kind.RUNS:
+    if kind == Kind.RUNS:
         return encode_answers(worker.run_all(decode_runs(body)))
-    if kind is Kind.DROP:
+    if kind == Kind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []
-    if kind is Kind.STATE:
+    if kind == Kind.STATE:
         return [worker.digest_state(struct.unpack("<Q", body)[0])]
-    if kind is Kind.UNLOAD:
+    if kind == Kind.UNLOAD:
         worker.unload(struct.unpack("<Q", body)[0])
         return []
-    if kind is Kind.LOAD:
-        paths = json.loads(bytes(body))
-        weights = Path(paths["weights"]) if paths["weights"] else None
-        return [json.dumps(worker.load(Path(paths["task"]), weights)).encode()]
     return [json.dumps(worker.describe()).encode()]
+
+
+def _receive_file(files: socket.socket) -> BinaryIO:
+    _, (file,), _, _ = socket.recv_fds(files, 1, 1)
+    return os.fdopen(file, "rb")
 
 
 def _receive(stream: socket.socket, length: int) -> memoryview | None:
@@ -265,23 +364,31 @@ def _send(stream: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker) -> None:
-    """Run a worker on an inherited socket (``--fd``) within ``--memory`` bytes."""
+    """Run a worker on two inherited sockets within ``--memory`` bytes.
+
+    Requests come over ``--fd``, open files over ``--files``.
+    """
     parser = argparse.ArgumentParser(prog="splitup-node-worker")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--files", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
+    lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
-    with socket.socket(fileno=arguments.fd) as stream:
+    sys.setswitchinterval(_SWITCH_S)
+    with (
+        socket.socket(fileno=arguments.fd) as stream,
+        socket.socket(fileno=arguments.files) as files,
+    ):
         worker = worker_class(
             arguments.memory,
             device_index=arguments.device_index,
             threads=arguments.threads,
-            cache_directory=arguments.cache,
+            lacks=lacks,
         )
-        serve(worker, stream)
+        serve(worker, stream, files)
 
 
 if __name__ == "__main__":

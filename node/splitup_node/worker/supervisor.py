@@ -10,48 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import socket
 import struct
-import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
+from splitup.backend.compile_server import CompileServer
+from splitup.backend.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
-from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
+from splitup.sandbox.child import make_command, make_environment
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
+    LoadRequest,
     RunAnswer,
     RunRequest,
     decode_answer,
     decode_answers,
+    encode_load,
     encode_message,
     encode_run,
     encode_runs,
 )
 
-WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker.process")
+WORKER_ARGV: Final = make_command("splitup_node.worker.process")
 
 _log = logging.getLogger("splitup.node.worker")
-_PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "CC",
-    "LLVM_PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "VIRTUAL_ENV",
-    "PYTHONPATH",
-)
 
 
 class WorkerLost(Unavailable):
@@ -83,7 +73,7 @@ class _Pending:
 
 
 class Supervisor:
-    """One worker process. Requests are answered in order; one run is in flight at a time."""
+    """One worker process. Requests are answered in order, but for loads; one run is in flight."""
 
     def __init__(
         self,
@@ -102,12 +92,16 @@ class Supervisor:
         self._device, self._device_index = parse_device(device)
         self._threads = threads
         self._name = name  # of the log file
-        self._cache_directory = cache_directory or directory / "kernels"
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
+        cache = KernelCache(cache_directory or directory / "kernels")
+        self._compiler = CompileServer(self._device, self._device_index, cache)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
+        self._files: socket.socket | None = None  # hands open files to the worker
+        self._resources = contextlib.ExitStack()  # of the present worker
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
+        self._loads: dict[int, _Pending] = {}  # answered when they are done
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when the timer fires
         self._due_s = 0.0  # when the oldest request must have been answered
@@ -155,10 +149,37 @@ class Supervisor:
             self.kill(f"it cannot use its device: {error}")
             raise WorkerLost(str(error)) from None
 
-    async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
-        body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
-        answer = await self._ask(Kind.LOAD, [body.encode()], tuning.LOAD_TIMEOUT_S)
+    async def load(
+        self,
+        task: Path,
+        weights: Path | None,
+        memory_bytes: int | None = None,
+        gate: int | None = None,
+    ) -> dict[str, Any]:
+        """Load a task; returns program, task_id, vram_bytes, state_bytes and width.
+
+        Raises TaskFailed for a task that needs more than ``memory_bytes``, or than the worker has,
+        and for one that ``gate`` does not shut. Raises WorkerLost.
+        """
+        memory_bytes = min(memory_bytes or self.memory_bytes, self.memory_bytes)
+        graph = await asyncio.to_thread(task.read_bytes)
+        if self._connection is None:
+            raise WorkerLost("the worker is not running")
+        try:
+            kernels = await self._compiler.find(graph, self.report, memory_bytes, gate)
+        except InvalidModel as error:
+            raise TaskFailed(str(error)) from None
+        if weights is not None and self._files is not None:
+            with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone
+                socket.send_fds(self._files, [b"\0"], [file.fileno()])
+        request = LoadRequest(graph, kernels, memory_bytes, gate)
+        body = encode_load(request, has_weights=weights is not None)
+        try:
+            async with asyncio.timeout(tuning.LOAD_TIMEOUT_S):
+                answer = await self._ask(Kind.LOAD, body, 0.0)
+        except TimeoutError:
+            self.kill(f"no answer to LOAD within {tuning.LOAD_TIMEOUT_S:g} s")
+            raise WorkerLost(f"the worker was killed while it loaded {task}") from None
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
@@ -227,40 +248,48 @@ class Supervisor:
         if self._connection is not None:
             self._connection.abort()
         await self._reap()
+        self._compiler.close()
+        self._resources.close()
 
     async def _spawn(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._files, files = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._resources.close()
+        self._resources.enter_context(self._files)
+        scratch = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="splitup-"))
         with contextlib.ExitStack() as stack:
             stack.callback(ours.close)
-            await self._connect(ours, theirs)
+            with theirs, files:
+                await self._connect(ours, theirs, files, Path(scratch))
             stack.pop_all()  # the transport closes it from now on
 
-    async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
+    async def _connect(
+        self, ours: socket.socket, theirs: socket.socket, files: socket.socket, scratch: Path
+    ) -> None:
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, option, tuning.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
-        with theirs, (self._directory / f"{self._name}.log").open("ab") as output:
+        with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
                 "--fd",
                 str(theirs.fileno()),
+                "--files",
+                str(files.fileno()),
                 "--memory",
                 str(self.memory_bytes),
                 "--device-index",
                 str(self._device_index),
                 "--threads",
                 str(self._threads),
-                "--cache",
-                str(self._cache_directory),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), files.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self._make_environment(),
+                env=make_environment(scratch, self._device),
                 start_new_session=True,  # keeps a terminal's Ctrl-C from it
             )
         loop = asyncio.get_running_loop()
@@ -268,12 +297,11 @@ class Supervisor:
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
 
-    def _make_environment(self) -> dict[str, str]:
-        environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
-        environment["CACHEDB"] = str(self._cache_directory / "kernels.db")
-        if device := (self._device or os.environ.get("DEV", "")):
-            environment["DEV"] = device
-        return environment
+    def _open_log(self) -> BinaryIO:
+        """Open the worker's log, from its end; one that has grown long begins again."""
+        path = self._directory / f"{self._name}.log"
+        is_long = path.exists() and path.stat().st_size > tuning.MAX_WORKER_LOG_BYTES
+        return path.open("wb" if is_long else "ab")
 
     async def _ask(
         self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
@@ -302,9 +330,13 @@ class Supervisor:
             asyncio.get_running_loop().call_soon(handler, WorkerLost("the worker is not running"))
             return
         self._next_id += 1
-        self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
-        if len(self._pending) == 1:
-            self._start_timer()
+        pending = _Pending(kind, handler, timeout_s)
+        if kind is Kind.LOAD:
+            self._loads[self._next_id] = pending
+        else:
+            self._pending[self._next_id] = pending
+            if len(self._pending) == 1:
+                self._start_timer()
         self._connection.write(encode_message(kind, self._next_id, parts))
 
     def _start_timer(self) -> None:
@@ -342,10 +374,12 @@ class Supervisor:
             self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
-        pending = self._pending.pop(request_id, None)
+        pending = self._loads.pop(request_id, None)
+        if pending is None:
+            pending = self._pending.pop(request_id, None)
+            self._start_timer()
         if pending is None:
             return
-        self._start_timer()
         if kind == Kind.FAILED:
             pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
         else:
@@ -357,9 +391,10 @@ class Supervisor:
         self._connection = None
         if not self._closing:
             _log.warning("the worker died: %s", reason)
-        pending, self._pending = self._pending, {}
+        pending = [*self._pending.values(), *self._loads.values()]
+        self._pending, self._loads = {}, {}
         self._stop_timer()
-        for entry in pending.values():
+        for entry in pending:
             entry.handler(WorkerLost(f"the worker process died: {reason}"))
         self._lost.set()
 

@@ -97,9 +97,16 @@ class Workers:
         worker, own = self._programs[program]
         return self._supervisors[worker].get_width(own)
 
-    async def load(self, worker: int, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load a task into a worker; returns program, task_id, vram_bytes and state_bytes."""
-        loaded = await self._supervisors[worker].load(task, weights)
+    async def load(
+        self,
+        worker: int,
+        task: Path,
+        weights: Path | None,
+        memory_bytes: int | None = None,
+        gate: int | None = None,
+    ) -> dict[str, Any]:
+        """Load a task into a worker, as ``Supervisor.load``."""
+        loaded = await self._supervisors[worker].load(task, weights, memory_bytes, gate)
         self._next_program += 1
         self._programs[self._next_program] = (worker, loaded["program"])
         return {**loaded, "program": self._next_program}

@@ -55,7 +55,7 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
 
     Required settings: rpc_url, deployment (file with the contracts' addresses), keystore,
     passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
-    listen_host (127.0.0.1), confirmations (0 blocks), allow_loopback (false).
+    listen_host (127.0.0.1), allow_loopback (false).
     """
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
 

@@ -37,7 +37,16 @@ from splitup.messages.storage import (
     UploadRequest,
     VerificationRequest,
 )
-from splitup.net.http import M, Server, SignedClient, add_routes, make_app, read_signed, serve_app
+from splitup.net.http import (
+    M,
+    Server,
+    SignedClient,
+    add_routes,
+    get_admission,
+    make_app,
+    read_signed,
+    serve_app,
+)
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import recover_account
@@ -155,19 +164,16 @@ class Gateway:
         """Return the handler of a route; ``what`` is its name in the audit log."""
 
         async def handle(request: web.Request) -> web.Response:
-            claims, _ = await read_signed(
-                request,
-                route,
-                audience=self.audience or "",
-                now_s=int(self._now_s()),
-                replays=self._replays,
-            )
+            now_s = int(self._now_s())
+            claims, _ = await read_signed(request, route, audience=self.audience or "", now_s=now_s)
             line = {"at_s": round(self._now_s(), 3), "what": what, "key": claims.issuer}
             try:
-                answer = await grant(route.parse(claims.body), claims.issuer)
+                with self._replays.once(claims, now_s):
+                    answer = await grant(route.parse(claims.body), claims.issuer)
             except SplitUpError as error:
                 self._audit.append(line | {"refused": str(error)[: tuning.MAX_ERROR_CHARS]})
                 raise
+            get_admission(request).vouch(request, claims.issuer)
             self._audit.append(line | {"subject": answer.subject, **answer.count()})
             return web.Response(body=answer.body.canonical_bytes(), content_type="application/json")
 

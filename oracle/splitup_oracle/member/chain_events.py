@@ -7,6 +7,7 @@ from typing import Any
 
 from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
+from splitup.crypto.quorum import unpack_word
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import CommitteeMember
 from splitup.protocol.committee.events import (
@@ -69,7 +70,12 @@ def make_event(
                 exposure_micro_usdc=args["exposure"],
             )
         case "ExecutionCommitted":
-            return ExecutionCommitted(args["executionId"], args["root"], event.block_hash)
+            return ExecutionCommitted(
+                execution_id=args["executionId"],
+                root=args["root"],
+                block_hash=event.block_hash,
+                exposures=tuple(unpack_word(word) for word in args["exposures"]),
+            )
         case "Settled" | "Refunded":
             return ExecutionEnded(args["executionId"])
         case "SnapshotAccepted":

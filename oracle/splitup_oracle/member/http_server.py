@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any
 
 from aiohttp import web
 
 from splitup.chain.committee_reader import fetch_node_key
-from splitup.core.errors import BadSignature, InvalidInput, Unavailable
-from splitup.crypto.jws import ReplayCache
+from splitup.core import tuning
+from splitup.core.errors import BadSignature, InvalidInput
+from splitup.core.places import Places
+from splitup.crypto.jws import Claims, ReplayCache
 from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.net.http import (
     M,
     add_routes,
     error_reply,
+    get_admission,
     make_app,
     read_message,
     read_signed,
     read_unsigned,
 )
 from splitup.net.relay import Relay
+from splitup.protocol.committee.certificates import CommitteeMember
 from splitup.protocol.committee.events import (
     CompletionReceived,
     Event,
@@ -39,16 +44,17 @@ from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
 from splitup_oracle.member.shell import Member
 
-_MAX_WAITERS: Final = 1_024  # long-polls at once; each costs a connection and a task
-
 
 class MemberServer:
     """The routes of one member."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._waiters = 0
         self._replays = ReplayCache()
+        self._plan_waits: Places[asyncio.Task[Any]] = Places(tuning.PLAN_WAITS)
+        self._reach_checks: Places[asyncio.Task[Any]] = Places(tuning.REACH_CHECKS)
+        self._signed_requests: Places[asyncio.Task[Any]] = Places(tuning.SIGNED_REQUESTS)
+        self._encoded: tuple[str, bytes] = "", b""  # the snapshot that was asked for last
         self.relay = Relay(lambda: member.endpoint, functools.partial(fetch_node_key, member.chain))
 
     def make_app(self) -> web.Application:
@@ -90,10 +96,13 @@ class MemberServer:
         return web.json_response(self._member.get_status())
 
     async def _snapshot(self, request: web.Request) -> web.Response:
-        snapshot = self._member.machine.find_snapshot(request.match_info["root"])
+        root = request.match_info["root"]
+        snapshot = self._member.machine.find_snapshot(root)
         if snapshot is None:
             return error_reply(404, "this member has no snapshot with that root")
-        return _json(snapshot.canonical_bytes())
+        if self._encoded[0] != root:
+            self._encoded = root, snapshot.canonical_bytes()
+        return _json(self._encoded[1])  # many replies share these bytes
 
     async def _message_chunk(self, request: web.Request) -> web.Response:
         digest, index = request.match_info["digest"], request.match_info["index"]
@@ -108,13 +117,8 @@ class MemberServer:
         """Reply with the certificate, waiting for it up to ``wait_s`` seconds."""
         execution_id = request.match_info["execution_id"]
         wait_s = _parse_wait(request.query.get("wait_s", "0"))
-        if self._waiters >= _MAX_WAITERS:
-            raise Unavailable("too many clients wait for plans here; ask another member")
-        self._waiters += 1
-        try:
+        with get_admission(request).hold(request, self._plan_waits):
             certificate, refusal = await self._member.wait_for_plan(execution_id, wait_s)
-        finally:
-            self._waiters -= 1
         if certificate is not None:
             return _json(certificate.canonical_bytes())
         if refusal:
@@ -135,26 +139,33 @@ class MemberServer:
             # no error: a node that just started learns by this answer which block to name
             return web.json_response({"block": machine.get_head()})
         self._member.feed_peer(HeartbeatReceived(heartbeat, received.issuer))
+        get_admission(request).vouch(request, received.issuer)
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())
 
     async def _reach(self, request: web.Request) -> web.Response:
         """Tell a node whether this member can connect to its endpoint."""
-        received = await read_message(
-            request, api.REACH_REQUEST, audience=self._member.audience, replays=self._replays
-        )
-        problem = await self._member.nodes.try_reach(received.message, received.issuer)
+        received = await read_message(request, api.REACH_REQUEST, audience=self._member.audience)
+        admission = get_admission(request)
+        with (
+            admission.hold(request, self._reach_checks),
+            self._replays.once(received.claims, int(time.time())),
+        ):
+            problem = await self._member.nodes.try_reach(received.message, received.issuer)
         return web.json_response({"problem": problem})
 
     async def _signed_request(self, request: web.Request) -> web.Response:
-        await self._member.open_signed(await read_unsigned(request, api.SIGNED_REQUEST))
+        signed = await read_unsigned(request, api.SIGNED_REQUEST)
+        with get_admission(request).hold(request, self._signed_requests):
+            await self._member.open_signed(signed)
         return web.json_response({})
 
     async def _gossip(self, request: web.Request) -> web.Response:
-        claims, _ = await read_signed(request, api.GOSSIP, audience=self._member.account)
-        sender = self._member.machine.find_member(claims.issuer)
-        if sender is None:
-            raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
+        claims, _ = await read_signed(
+            request, api.GOSSIP, audience=self._member.account, check=self._find_sender
+        )
+        sender = self._find_sender(claims)
+        get_admission(request).vouch(request, claims.issuer)
         if claims.body.get("kind") == CHUNKED_MESSAGE_KIND:
             chunked_message = ChunkedMessage.from_value(claims.body.get("message"))
             self._member.gossip.receive_chunked_message(sender.account, chunked_message)
@@ -162,6 +173,12 @@ class MemberServer:
         message, configuration = parse_gossip(claims.body)
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})
+
+    def _find_sender(self, claims: Claims) -> CommitteeMember:
+        sender = self._member.machine.find_member(claims.issuer)
+        if sender is None:
+            raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
+        return sender
 
     async def _attestation(self, request: web.Request) -> web.Response:
         execution_id = request.match_info["execution_id"]

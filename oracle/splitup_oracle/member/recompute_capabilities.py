@@ -1,38 +1,39 @@
-"""The determinism classes in which this member can recompute tasks, tested once per class."""
+"""The determinism classes in which this member can recompute tasks, tested once per device."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from splitup.core import tuning
 from splitup.core.errors import SplitUpError
-from splitup_oracle.member import sandbox
+from splitup.messages.determinism import find_device
+from splitup_oracle.member import recomputation
 
 _log = logging.getLogger("splitup.oracle.recompute_capabilities")
 
 
 class RecomputeCapabilities:
-    """Tests the classes that nodes name, one after the other, each in a process of its own."""
+    """Tests the devices of the classes that nodes name, one at a time, each in its own process.
+
+    A machine computes in one class per device, so nodes that invent classes cause no further tests.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, bool | None] = {}  # None: not tested yet
+        self._found: dict[str, str | None] = {}  # device -> our class on it; None: not tested yet
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def can_recompute(self, determinism: str) -> bool:
-        """Return whether this machine computes in a class; True while the test is not over.
-
-        Classes beyond ``tuning.MAX_CLASSES`` are not tested and give False.
-        """
-        if determinism not in self._known:
-            if len(self._known) >= tuning.MAX_CLASSES:
-                return False
-            self._known[determinism] = None
-            task = asyncio.get_running_loop().create_task(self._try(determinism))
+        """Return whether this machine computes in a class; True while the test is not over."""
+        device = find_device(determinism)
+        if not device:
+            return False
+        if device not in self._found:
+            self._found[device] = None
+            task = asyncio.get_running_loop().create_task(self._try(device, determinism))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return self._known[determinism] is not False
+        return self._found[device] in (None, determinism)
 
     async def close(self) -> None:
         """Cancel all tests."""
@@ -40,13 +41,13 @@ class RecomputeCapabilities:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _try(self, determinism: str) -> None:
+    async def _try(self, device: str, determinism: str) -> None:
         async with self._turn:
             try:
-                found = await sandbox.find_class(determinism)
+                found = await recomputation.find_class(determinism)
             except (SplitUpError, OSError) as error:
-                _log.warning("nothing can be recomputed as '%s' here: %s", determinism, error)
+                _log.warning("nothing can be recomputed on %s here: %s", device, error)
                 found = ""
-            self._known[determinism] = found == determinism
+            self._found[device] = found
             if found and found != determinism:
                 _log.warning("this machine computes as '%s', not as '%s'", found, determinism)

@@ -1,38 +1,36 @@
-"""A process that recomputes one task from stored inputs and zero state, and prints the digests.
+"""A confined process that recomputes one task from stored inputs and zero state.
 
-``python -m splitup_oracle.member.recompute_process JOB`` reads a JSON file:
+It answers ``{}`` with the class it computes in, ``{"determinism": …}``, and a job with the digests
+``{"inputs": […], "outputs": […], "state": …}``, and ``accepted`` if something is claimed. A job:
 
-    task, weights    paths; weights "" for a task without any inputs           per input port the
-    path of its tensors of all steps, each preceded by its length steps            the number of
-    steps gate             the input that shuts the task when it is zero (splitup.graph.gates), or
-    null determinism      the class to compute in; in another class the process ends with an error
-    claimed          per output port a path like an input's, to be compared with the result; or []
-    tolerances       the task's tolerances, for this comparison logits           the index of the
-    output that holds logits, or null memory_bytes     limit of the address space; 0 for none (a GPU
-    maps far more than it uses) cpu_s            limit of the processor time
+    task, weights    descriptors of open files; weights null for a task without any
+    inputs           per input port the tensors of all steps, each preceded by its length
+    steps            the number of steps
+    gate             the input that shuts the task when it is zero (splitup.graph.gates), or null
+    determinism      the class to compute in; another class is an error
+    claimed          per output port a file like an input's, to be compared with the result; or []
+    tolerances       the task's tolerances, for this comparison
+    logits           the index of the output that holds logits, or null
+    vram_bytes       the memory that the manifest says the task needs
+    memory_bytes     limit of the address space; 0 for none (a GPU maps far more than it uses)
+    cpu_s            limit of the processor time
 
-It prints ``{"inputs": […], "outputs": […], "state": …}``, and ``accepted`` if ``claimed`` is not
-empty, or ends with status 1 and a sentence on stderr. The caller gives it a minimal environment and
-a time limit (``splitup_oracle.member.sandbox``).
-
-``python -m splitup_oracle.member.recompute_process`` without JOB prints ``{"determinism": …}``, the
-class it computes in.
+``splitup_oracle.member.recomputation`` starts it and limits its time.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import resource
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Final
 
-from splitup.core.codec import parse_json
-from splitup.core.errors import InvalidInput, SplitUpError
+from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
 from splitup.messages.completions import EMPTY_DIGEST
+from splitup.sandbox.child import Answer, serve
+from splitup.sandbox.confinement import confine
 
 _LENGTH_BYTES: Final = 8
 
@@ -48,7 +46,7 @@ def read_tensor(file: BinaryIO) -> bytes:
     return file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
 
 
-def recompute(job: dict[str, Any]) -> dict[str, Any]:
+def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the digests of a job; raise InvalidInput, InvalidModel, or tinygrad's errors."""
     from splitup.backend import runtime  # after the limits: it opens the device
     from splitup.graph import gates
@@ -56,14 +54,15 @@ def recompute(job: dict[str, Any]) -> dict[str, Any]:
     found = runtime.describe_device().determinism_class
     if found != job["determinism"]:
         raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
-    weights = Path(job["weights"]) if job["weights"] else None
-    program = runtime.TaskProgram(Path(job["task"]).read_bytes(), weights)
+    weights = None if job["weights"] is None else os.fdopen(job["weights"], "rb")
+    with os.fdopen(job["task"], "rb") as task:
+        program = runtime.TaskProgram(task.read(), weights, memory_bytes=job["vram_bytes"])
     if len(job["inputs"]) != len(program.inputs):
         raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
     state = program.new_state()
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
-    files = [Path(path).open("rb") for path in job["inputs"]]
+    files = [os.fdopen(file, "rb") for file in job["inputs"]]
     comparison = _ClaimComparison(job, program.outputs)
     for _ in range(job["steps"]):
         tensors = [read_tensor(file) for file in files]
@@ -89,9 +88,9 @@ def recompute(job: dict[str, Any]) -> dict[str, Any]:
 class _ClaimComparison:
     """Compares the outputs that a node of another class claims with our own, step by step."""
 
-    def __init__(self, job: dict[str, Any], ports: Sequence[TensorSpec]) -> None:
+    def __init__(self, job: Mapping[str, Any], ports: Sequence[TensorSpec]) -> None:
         self._ports = ports
-        self._files = [Path(path).open("rb") for path in job["claimed"]]
+        self._files = [os.fdopen(file, "rb") for file in job["claimed"]]
         if len(self._files) not in (0, len(ports)):
             raise InvalidInput(f"the task has {len(ports)} outputs, not {len(self._files)}")
         self._tolerances = [Tolerance.model_validate(value) for value in job["tolerances"]]
@@ -113,30 +112,25 @@ class _ClaimComparison:
         return {"accepted": self._accepted} if self._files else {}
 
 
-def main() -> int:
-    if len(sys.argv) == 1:
+def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
+    """Answer one question of ``recomputation``."""
+    if not question:
         from splitup.backend.runtime import describe_device
 
-        print(json.dumps({"determinism": describe_device().determinism_class}))
-        return 0
-    job = parse_json(Path(sys.argv[1]).read_bytes())
+        return {"determinism": describe_device().determinism_class}, ()
     bounds = {
-        resource.RLIMIT_CPU: job["cpu_s"],
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_AS: job["memory_bytes"] or resource.RLIM_INFINITY,
+        resource.RLIMIT_CPU: question["cpu_s"],
+        resource.RLIMIT_AS: question["memory_bytes"] or resource.RLIM_INFINITY,
     }
     for bound, value in bounds.items():
         resource.setrlimit(bound, (value, value))
-    try:
-        print(json.dumps(recompute(job)))
-    except SplitUpError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Exception as error:  # tinygrad raises anything
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return recompute(question), ()
+
+
+def main() -> None:
+    confine(os.environ.get("DEV", ""), forks=True)
+    serve(answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,7 +26,7 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 
 _LOGITS: Final = "logits"  # the name of the output whose argmax counts
@@ -75,7 +75,7 @@ class Rulings:
             logs, missing = await self._store_logs(command, sources, specs, directory, "input")
             if missing:
                 return _miss(order.task, missing)
-            job = sandbox.Replay(
+            job = recomputation.Replay(
                 directory=directory,
                 task=graph,
                 weights=weights,
@@ -87,33 +87,22 @@ class Rulings:
             )
             if task.crosses_classes and not await self._computes_as(command.determinism):
                 return await self._compare(command, manifest, job)
-            found = await sandbox.replay(job)
-        return Ruling.from_value({"task": order.task, "error": "", **found})
+            stored = None
+            if task.crosses_classes:
+                stored = await self._store_claimed(command, manifest, job)
+            found = await recomputation.replay(stored or job)
+            close = found.pop("accepted", False)
+        return Ruling.from_value({"task": order.task, "error": "", "close": close, **found})
 
     async def _compare(
-        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
     ) -> Ruling:
         """Compare the outputs that the executor stored with this machine's, of another class."""
         order, claim = command.order, command.claim
-        task = manifest.tasks[order.task]
-        outputs = [(order.task, port) for port in range(len(task.outputs))]
-        specs = [port.spec for port in task.outputs]
-        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
-        if missing or tuple(digest for _, digest in logs) != claim.outputs:
-            return _miss(order.task, (order.task,))  # its stored outputs are not the committed ones
-        logits = [
-            port.port
-            for port in manifest.outputs
-            if port.task == order.task and port.name == _LOGITS
-        ]
-        own = replace(
-            job,
-            determinism=await self._find_class(""),
-            claimed=[path for path, _ in logs],
-            tolerances=task.tolerances,
-            logits=logits[0] if logits else None,
-        )
-        found = await sandbox.replay(own)
+        stored = await self._store_claimed(command, manifest, job)
+        if stored is None:
+            return _miss(order.task, (order.task,))
+        found = await recomputation.replay(replace(stored, determinism=await self._find_class("")))
         return Ruling.from_value(
             {
                 "task": order.task,
@@ -123,6 +112,32 @@ class Rulings:
                 "error": "",
                 "compared": True,
             }
+        )
+
+    async def _store_claimed(
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
+    ) -> recomputation.Replay | None:
+        """Return the job with the executor's stored outputs, to be compared with the result.
+
+        None when the stored outputs are not the committed ones.
+        """
+        order, claim = command.order, command.claim
+        task = manifest.tasks[order.task]
+        outputs = [(order.task, port) for port in range(len(task.outputs))]
+        specs = [port.spec for port in task.outputs]
+        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+        if missing or tuple(digest for _, digest in logs) != claim.outputs:
+            return None
+        logits = [
+            port.port
+            for port in manifest.outputs
+            if port.task == order.task and port.name == _LOGITS
+        ]
+        return replace(
+            job,
+            claimed=[path for path, _ in logs],
+            tolerances=task.tolerances,
+            logits=logits[0] if logits else None,
         )
 
     async def _computes_as(self, determinism: str) -> bool:
@@ -136,7 +151,7 @@ class Rulings:
         if determinism not in self._classes:
             if len(self._classes) >= tuning.MAX_CLASSES:
                 self._classes.clear()
-            self._classes[determinism] = await sandbox.find_class(determinism)
+            self._classes[determinism] = await recomputation.find_class(determinism)
         return self._classes[determinism]
 
     async def _store(

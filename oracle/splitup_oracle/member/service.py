@@ -52,12 +52,24 @@ _RETIRED: Final = "retired"  # journal kind: retired models, and where on the ch
 log = logging.getLogger("splitup.oracle")
 
 
+class BoardReverted(ChainUnavailable):
+    """A reorganisation took back what members posted, or a configuration of the committee."""
+
+
 async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
     """Serve as a committee member until ``stop`` is set.
 
     Raises ConfigurationError for keys, files, ports and accounts that do not fit, ChainUnavailable
     when the chain cannot be reached at start or was reorganised too deeply.
     """
+    while True:
+        try:
+            return await _serve(config, stop)
+        except BoardReverted as error:  # what was signed is in the journal, all else on the chain
+            log.warning("%s; reading the chain again", error)
+
+
+async def _serve(config: OracleConfig, stop: asyncio.Event) -> None:
     identity = load_identity(config.keystore, config.passphrase_file)
     deployment = Deployment.load(config.deployment)
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +96,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             grace_s=parameters["settlementGraceS"],
         )
         stack.push_async_callback(member.close)
-        source = EventSource(member, config)
+        source = EventSource(member)
         await source.start()
         interface = MemberServer(member)
         server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
@@ -98,9 +110,8 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
 class EventSource:
     """The loops that give a member its events: chain, clock, key generation, probes."""
 
-    def __init__(self, member: Member, config: OracleConfig) -> None:
+    def __init__(self, member: Member) -> None:
         self._member = member
-        self._config = config
         self._chain = member.chain
         self._journal = member.journal
         self._changes: list[tuple[int, int, int]] = []  # (block, log index, configuration)
@@ -153,11 +164,10 @@ class EventSource:
 
     async def _follow_events(self) -> None:
         cursor = self._journal.get(_CURSOR, "") or {"block": 0}
-        confirmations = self._config.confirmations
         async for event in self._chain.events(
             from_block=cursor["block"],
             poll_s=_POLL_S,
-            confirmations=confirmations,
+            confirmations=self._chain.deployment.confirmations,
             wake=self._member.behind,
         ):
             self._feed_event(event)
@@ -180,6 +190,9 @@ class EventSource:
                 event.name,
                 event.block_number,
             )
+            if event.block_number < self._board_block and make_board_event(event) is not None:
+                self._seen_block = max(0, event.block_number - tuning.REORG_BLOCKS)
+                raise BoardReverted(f"{event.name} in block {event.block_number} is reverted")
             if translated is not None:
                 self._member.feed(EventReverted(translated))
             return
@@ -216,7 +229,9 @@ class EventSource:
 
     def _note_change(self, event: ChainEvent) -> None:
         change = (event.block_number, event.log_index, event.args["configuration"])
-        if change not in self._changes:
+        if event.removed:
+            self._changes = [known for known in self._changes if known != change]
+        elif change not in self._changes:
             self._changes.append(change)
             del self._changes[: -tuning.MAX_CHANGES]
 
@@ -328,7 +343,7 @@ class EventSource:
     async def _read_board(self) -> None:
         # read the head first, so that the events fetched after include all up to it
         head = await self._chain.fetch_head()
-        last = head.number - self._config.confirmations
+        last = head.number - self._chain.deployment.confirmations
         if last < self._board_block:
             self._member.feed(BoardRead(last))
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ from splitup.protocol.committee.commands import (
     PushVerification,
     RecomputeTask,
 )
-from splitup.protocol.committee.context import SIGNED, SNAPSHOT
+from splitup.protocol.committee.context import SIGNED, SNAPSHOT, SigningGuard
 from splitup.protocol.committee.equivocation import EVIDENCE
 from splitup.protocol.committee.events import (
     ConfigurationSeen,
@@ -133,16 +134,19 @@ class Member:
         self._request_checks = asyncio.Semaphore(_REQUEST_CHECKS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
 
-        def make_member(view: CommitteeView) -> CommitteeMember:
+        def make_member(view: CommitteeView, signing_guard: SigningGuard) -> CommitteeMember:
             return CommitteeMember(
                 identity,
                 view,
                 economics,
                 self.read_result,
                 grace_s=grace_s,
-                signed={key: value["digest"] for key, value in journal.items(SIGNED)},
+                signing_guard=signing_guard,
+                confirmations=chain.deployment.confirmations,
                 signed_requests=[
-                    SignedRequest.from_value(value) for _, value in journal.items(SIGNED_REQUEST)
+                    SignedRequest.from_value(value)
+                    for key, value in journal.items(SIGNED_REQUEST)
+                    if key.startswith(f"{view.configuration}/")
                 ],
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
                 can_recompute=self._recompute_capabilities.can_recompute,
@@ -150,7 +154,14 @@ class Member:
             )
 
         domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())
-        self.machine = Membership(identity, domain, bytes.fromhex(secret["secret"]), make_member)
+        self.machine = Membership(
+            identity,
+            domain,
+            bytes.fromhex(secret["secret"]),
+            make_member,
+            SigningGuard(dict(journal.items(SIGNED))),
+            chain.deployment.confirmations,
+        )
 
     async def close(self) -> None:
         """Cancel all tasks; after a restart the machine repeats what is needed."""
@@ -239,7 +250,11 @@ class Member:
             call("models", "isRetired", request.model_id),
         )
         left_s = request.deadline - head.timestamp
-        least_s = parameters["minDeadlineS"] + limits.SIGNED_REQUEST_MARGIN_S
+        margin_s = max(
+            limits.SIGNED_REQUEST_MARGIN_S,
+            math.ceil(limits.SIGNED_REQUEST_MARGIN_BLOCKS * self.chain.clock.block_time_s),
+        )
+        least_s = parameters["minDeadlineS"] + margin_s
         if not least_s <= left_s <= parameters["maxDeadlineS"]:
             raise PeerFault(
                 f"the deadline is {left_s} s away, and signed requests need {least_s} to "

@@ -13,6 +13,8 @@ from splitup.chain.client import Chain
 from splitup.chain.market import exposures_to_abi, terms_to_abi
 from splitup.core.errors import ChainRejected, Unavailable
 from splitup.crypto import bls
+from splitup.crypto.quorum import ExecutionHistory
+from splitup.messages.plans import request_to_abi
 from splitup.protocol.committee.commands import (
     ChainCommand,
     ConfirmGroupKey,
@@ -25,7 +27,6 @@ from splitup.protocol.committee.commands import (
     SubmitSnapshot,
 )
 from splitup.protocol.committee.peer_messages import Equivocation
-from splitup.protocol.planning.signed_requests import request_to_abi
 
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
 
@@ -69,6 +70,7 @@ class TransactionSender:
                     "settle",
                     command.execution_id,
                     command.settlement.to_abi(),
+                    (command.history or ExecutionHistory(command.execution_id)).to_abi(),
                     command.signatures,
                 )
             case SubmitEvidence():

@@ -65,7 +65,8 @@ class LargeInputs:
         await self._wait_ready(readers)
         links = [link for link in readers if has_room(link, len(data), self._direct_bytes)]
         execution_id = self._request.execution_id
-        digest = await send_direct(self._identity, links, execution_id, (CLIENT, port), step, data)
+        source = (CLIENT, port)
+        digest, _ = await send_direct(self._identity, links, execution_id, source, step, data)
         name = LogName(CLIENT, port, self._request.client, step, apart=True)
         return LogObject(name, data, digest, len(data))
 

@@ -2,6 +2,8 @@
 
 A frame counts only when it is signed by the node that currently runs its task. Duplicates and late
 frames of replaced nodes are ignored; two different tensors for one output are the producer's fault.
+So is a frame that misstates the steps before it: the last frame of every output then proves all
+that its producer sent (``splitup.messages.frames.Delivery``), and the client shows it at the end.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from splitup.core.errors import BadSignature, PeerFault
-from splitup.core.tensors import TensorSpec
+from splitup.core.tensors import NO_STEPS, TensorSpec, extend_steps
 from splitup.graph.manifest import Manifest
-from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk
+from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk, make_delivery
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.protocol.execution.takeovers import ExecutorMap
@@ -55,9 +57,25 @@ Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived | Progress
 
 
 @dataclass(slots=True)
-class _Slot:
-    digest: bytes
-    data: bytes | memoryview | None  # None while a stored tensor is being fetched
+class _Received:
+    """The steps of one output that its executor sent, in order."""
+
+    next_step: int = 0
+    total: bytes | None = NO_STEPS  # up to ``next_step``; None before a successor's first frame
+    ahead: dict[int, tuple[bytes, bytes, Seal]] = field(default_factory=dict)
+    latest: Seal | None = None  # of the step before ``next_step``
+
+    def add(self, frame: Frame, seal: Seal) -> bool:
+        """Take a frame; return False if one misstates the steps before it."""
+        if frame.step >= self.next_step:
+            self.ahead.setdefault(frame.step, (frame.before, frame.digest, seal))
+        while self.next_step in self.ahead:
+            before, digest, self.latest = self.ahead.pop(self.next_step)
+            if self.total not in (None, before):
+                return False
+            self.total = extend_steps(before, digest)
+            self.next_step += 1
+        return True
 
 
 @dataclass(slots=True)
@@ -69,14 +87,18 @@ class OutputCollector:
     verify: Verify
     executor_map: ExecutorMap
     take_chunks: TakeChunks
-    _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
+    # outputs of unfinished steps by (task, port, step), None while a stored one is being fetched
+    _slots: dict[tuple[int, int, int], bytes | memoryview | None] = field(default_factory=dict)
+    _digests: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # of all announced
     _first_missing: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing
     _specs: dict[PortId, TensorSpec] = field(init=False)
+    _received: dict[PortId, _Received] = field(init=False)
     _keys: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._specs = {(port.task, port.port): port.spec for port in self.manifest.outputs}
+        self._received = {port: _Received() for port in self._specs}
         self._keys = {entry.node: entry.signing_key for entry in self.plan.nodes}
 
     def receive(self, frame: Frame, seal: Seal) -> list[Fact]:
@@ -125,14 +147,28 @@ class OutputCollector:
 
     def renew(self, task: int) -> None:
         """Expect the outputs of ``task`` from another node; forget those of unfinished steps."""
-        self._slots = {key: slot for key, slot in self._slots.items() if key[0] != task}
+        for known in (self._slots, self._digests):
+            for key in [key for key in known if key[0] == task]:
+                del known[key]
+        for port in self._received:
+            if port[0] == task:
+                self._received[port] = _Received(self._first_missing, None)
+
+    def make_deliveries(self, steps: int) -> tuple[str, ...]:
+        """Return the deliveries for all steps, by output; "" where a step is missing."""
+        received = [self._received[port.task, port.port] for port in self.manifest.outputs]
+        return tuple(
+            make_delivery(one.latest) if one.latest and one.next_step == steps else ""
+            for one in received
+        )
 
     def receive_stored(self, need: FetchNeeded, data: bytes | memoryview) -> list[Fact]:
         """Take a tensor fetched from the store, whose digest the caller has checked."""
-        slot = self._slots.get((need.task, need.port, need.step))
-        if slot is None or slot.data is not None or slot.digest != need.digest:
+        key = (need.task, need.port, need.step)
+        is_expected = key in self._slots and self._slots[key] is None
+        if not is_expected or self._digests.get(key) != need.digest:
             return []
-        slot.data = data
+        self._slots[key] = data
         return self._complete(need.step)
 
     def _receive_tensor(self, frame: Frame, seal: Seal) -> list[Fact]:
@@ -142,6 +178,7 @@ class OutputCollector:
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
                 "which is no output of this execution"
             )
+        key = (frame.task, frame.port, frame.step)
         executor = self.executor_map.get_author(frame.task)
         if not spec.accepts(frame.length):
             raise PeerFault(
@@ -154,45 +191,54 @@ class OutputCollector:
             if self.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return []
             raise
-        key = (frame.task, frame.port, frame.step)
+        is_done = self._is_done(frame.step)
+        if not is_done and self._digests.setdefault(key, frame.digest) != frame.digest:
+            raise PeerFault(
+                f"node {executor} sent two different outputs for task {frame.task}, "
+                f"step {frame.step}",
+                peer=executor,
+                evidence=seal.signed + seal.signature,
+            )
+        if seal.signed != frame.signed_bytes() or not self._received[key[:2]].add(frame, seal):
+            raise PeerFault(
+                f"node {executor} did not sign what it sent before step {frame.step} of "
+                f"task {frame.task}",
+                peer=executor,
+                evidence=seal.signed + seal.signature,
+            )
         data: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
             port = (frame.task, frame.port)
             data = self.take_chunks(frame.execution_id, port, frame.step, frame.digest)
-        if self._is_known(*key):
-            known = self._slots.get(key)
-            if known is not None and known.digest != frame.digest:
-                raise PeerFault(
-                    f"node {executor} sent two different outputs for task {frame.task}, "
-                    f"step {frame.step}",
-                    peer=executor,
-                    evidence=seal.signed + seal.signature,
-                )
+        if is_done or key in self._slots:
             return []
         if data is not None:
-            self._slots[key] = _Slot(frame.digest, data)
+            self._slots[key] = data
             return self._complete(frame.step)
         if frame.direct:
             return []  # incomplete: it will come from the store
-        self._slots[key] = _Slot(frame.digest, None)
+        self._slots[key] = None
         return [
             FetchNeeded(frame.task, frame.port, executor, frame.step, frame.digest, frame.length)
         ]
 
+    def _is_done(self, step: int) -> bool:
+        return step < self._first_missing or step in self._done
+
     def _is_known(self, task: int, port: int, step: int) -> bool:
         """Return whether an output has arrived or is being fetched."""
-        is_done = step < self._first_missing or step in self._done
-        return is_done or (task, port, step) in self._slots
+        return self._is_done(step) or (task, port, step) in self._slots
 
     def _complete(self, step: int) -> list[Fact]:
         outputs: list[bytes | memoryview] = []
         for port in self.manifest.outputs:
-            slot = self._slots.get((port.task, port.port, step))
-            if slot is None or slot.data is None:
+            data = self._slots.get((port.task, port.port, step))
+            if data is None:
                 return []
-            outputs.append(slot.data)
+            outputs.append(data)
         for port in self.manifest.outputs:
             self._slots.pop((port.task, port.port, step), None)
+            self._digests.pop((port.task, port.port, step), None)
         self._done.add(step)
         while self._first_missing in self._done:
             self._done.discard(self._first_missing)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from splitup.client.execution.private_tasks import Begun, ClientPrograms, ClientRun, Tensors
+from splitup.client.execution.private_tasks import Begun, ClientPrograms, Tensors
 from splitup.client.execution.session import Failure, Session
 from splitup.client.outcome import Array
 from splitup.core.errors import InvalidInput, SplitUpError
@@ -20,7 +19,6 @@ from splitup.messages.progress import Trace
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 
-_T = TypeVar("_T")
 _Future = asyncio.Future[dict[str, Array]]
 
 
@@ -34,10 +32,7 @@ class _Flying:
 
 
 class PrivateSession(Session):
-    """A session whose inputs and outputs are the model's own; nodes see only what lies between.
-
-    ``thread`` runs the client's tasks, one at a time.
-    """
+    """A session whose inputs and outputs are the model's own; nodes see only what lies between."""
 
     def __init__(
         self,
@@ -50,7 +45,6 @@ class PrivateSession(Session):
         deadline: float,
         allow_loopback: bool,
         programs: ClientPrograms,
-        thread: Executor,
     ) -> None:
         super().__init__(
             certificate,
@@ -61,8 +55,7 @@ class PrivateSession(Session):
             deadline=deadline,
             allow_loopback=allow_loopback,
         )
-        self._programs = programs
-        self._thread = thread
+        self._run = programs.new_run()
         self._given_specs = tuple(port.spec for port in manifest.user_inputs)
         self._result_specs = tuple(port.spec for port in manifest.user_outputs)
         self._given: asyncio.Queue[tuple[Tensors, _Future]] = asyncio.Queue()
@@ -73,7 +66,8 @@ class PrivateSession(Session):
     def open(self) -> None:
         """Connect to every executor and start the client's tasks."""
         super().open()
-        self._start(self._work())
+        self._start(self._begin())
+        self._start(self._complete())
 
     def submit(self, inputs: Mapping[str, Array]) -> _Future:
         """Take one step of the model; like ``Session.submit``."""
@@ -97,17 +91,18 @@ class PrivateSession(Session):
             await asyncio.wait(list(self._results))
         return await super().finish()
 
-    async def _work(self) -> None:
-        run = await self._compute(self._programs.new_run)
-        self._start(self._begin(run))
-        self._start(self._complete(run))
+    async def close(self) -> None:
+        """Close the session and free the states of the client's tasks."""
+        await super().close()
+        with contextlib.suppress(SplitUpError):  # the process has died
+            await self._run.end()
 
-    async def _begin(self, run: ClientRun) -> None:
+    async def _begin(self) -> None:
         """Run the first tasks of every step and submit their outputs to the nodes."""
         while True:
             tensors, result = await self._given.get()
             try:
-                begun = await self._compute(run.begin, tensors)
+                begun = await self._run.begin(tensors)
                 sends = zip(self._specs, begun.sends, strict=True)
                 network = super().submit({s.name: bytes_to_array(s, data) for s, data in sends})
             except Exception as error:  # tinygrad raises anything
@@ -115,23 +110,20 @@ class PrivateSession(Session):
                 continue
             self._flying.put_nowait(_Flying(begun, network, result))
 
-    async def _complete(self, run: ClientRun) -> None:
+    async def _complete(self) -> None:
         """Run the last tasks of every step on the outputs of the nodes."""
         while True:
             step = await self._flying.get()
             try:
                 arrays = await step.network
                 tensors = [array_to_bytes(spec, arrays[spec.name]) for spec in self._output_specs]
-                results = await self._compute(run.complete, step.begun, tensors)
+                results = await self._run.complete(step.begun, tensors)
             except Exception as error:
                 self._give_up(error)
                 continue
             if not step.result.done():
                 pairs = zip(self._result_specs, results, strict=True)
                 step.result.set_result({s.name: bytes_to_array(s, data) for s, data in pairs})
-
-    async def _compute(self, function: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _give_up(self, error: Exception) -> None:
         text = str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"

@@ -216,8 +216,12 @@ class Session:
         self._timer.cancel()
         self._failover.process_end()
         self._schedule()
-        inputs = self._inputs.compute_digests()
-        end = End(execution_id=self.execution_id, steps=self._steps, inputs=inputs)
+        end = End(
+            execution_id=self.execution_id,
+            steps=self._steps,
+            inputs=self._inputs.compute_digests(),
+            outputs=self._collector.make_deliveries(self._steps),
+        )
         signed = sign_end(self._identity, end)
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, signed)
         self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))

@@ -140,7 +140,7 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
             *(Payment(to, amount, False) for to, amount in payouts),
             *(Payment(to, amount, True) for to, amount in rewards),
         ),
-        slashes=tuple((e.args["node"], e.args["amount"]) for e in own if e.name == "Slashed"),
+        slashes=tuple(unpack_word(w) for e in own if e.name == "Slashed" for w in e.args["taken"]),
         paid_micro_usdc=args["paid"] if is_settled else 0,
         fee_micro_usdc=args["fee"] if is_settled else 0,
         refunded_micro_usdc=args["refunded"] if is_settled else args["amount"],

@@ -22,6 +22,8 @@ def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeVie
     """Raise PeerFault unless the evidence has the root that the receipt took from the chain."""
     if evidence.draw.execution_id != receipt.execution_id:
         raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
+    if evidence.draw.steps != receipt.steps:
+        raise PeerFault(f"{receipt.execution_id} was settled for other steps than were drawn")
     verdicts = [
         Verdict(entry.task, Outcome(entry.outcome), entry.validators, entry.liars, entry.silent)
         for entry in evidence.verdicts

@@ -98,8 +98,10 @@ def bound_cast(
     if node.dtype == "bool":
         return np.where((bound > 0) & (np.abs(source.astype(np.float64)) <= bound), 1.0, 0.0)
     if node.dtype in INTEGERS and source.dtype.kind == "f":
-        inside = np.isfinite(source) & (np.abs(source.astype(np.float64)) < 2.0**31)
         # beyond its range, and for NaN, kernels convert as their processor does
+        info, number = np.iinfo(node.dtype), source.astype(np.float64)
+        low, high = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
+        inside = (number - bound > low - 1) & (number + bound < high + 1)
         return np.where(inside, np.where(bound > 0, np.ceil(bound) + 1, 0.0), math.inf)
     return bound + _bound_rounding(node, np.abs(value.astype(np.float64)) + bound, BASIC_UNITS)
 

@@ -118,16 +118,16 @@ def compute_stack(node: Node, operands: Sequence[Array]) -> Array:
 
 
 def compute_contiguous(node: Node, operands: Sequence[Array]) -> Array:
-    return np.ascontiguousarray(operands[0])
+    return np.asarray(operands[0], order="C")  # ascontiguousarray would add an axis to a scalar
 
 
 def compute_lookup(node: Node, operands: Sequence[Array]) -> Array:
     table, index = operands
     check_size(index.shape + table.shape[1:])
     inside = (index >= 0) & (index < len(table))
-    result = table[np.where(inside, index, 0)]
-    result[~inside] = 0
-    return result
+    found = table[np.where(inside, index, 0)]
+    is_found = inside.reshape(inside.shape + (1,) * (table.ndim - 1))
+    return np.where(is_found, found, table.dtype.type(0))
 
 
 # ---- reduction, conversions --------------------------------------------------------------------

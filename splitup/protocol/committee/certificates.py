@@ -27,7 +27,7 @@ from splitup.messages.verification import Draw
 
 RANDOMNESS_DOMAIN: Final = b"splitup/randomness/v1"  # of every threshold-BLS signature
 _PLAN_TAG: Final = keccak(b"splitup/plan-seed/v1")
-_DRAW_TAG: Final = b"splitup/draw-seed/v1"
+_DRAW_TAG: Final = b"splitup/draw-seed/v2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +64,25 @@ class CommitteeView:
 def plan_alpha(request: Request) -> bytes:
     """Return what the committee signs to make the seed of a plan, encoded as by the Market.
 
-    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot). These determine
-    the nodes that a plan can name; client and nonce determine the id. A member signs one request
-    per id.
+    abi.encode(tag, executionId, requestHash): every word of the request decides the seed, so no
+    seed of one wording serves another.
     """
-    return b"".join(
-        (
-            _PLAN_TAG,
-            bytes.fromhex(request.execution_id[2:]),
-            bytes.fromhex(request.model_id[2:]),
-            request.snapshot_sequence.to_bytes(32, "big"),
-            bytes.fromhex(request.snapshot_root[2:]),
-        )
-    )
+    words = (request.execution_id, request.hash())
+    return _PLAN_TAG + b"".join(bytes.fromhex(word[2:]) for word in words)
 
 
 def draw_alpha(
     execution_id: str,
     block_hash: str,
     commitments: Sequence[tuple[str, str]],
-    executors: Sequence[str] = (),
+    executors: Sequence[str],
+    steps: int,
 ) -> bytes:
     """Return what the committee signs to draw verifications.
 
     ``commitments`` are (node, root) sorted by node; ``block_hash`` is of the block with the last
-    one. ``executors`` answer for the tasks; empty when they are the plan's.
+    one. ``executors`` answer for the tasks; empty when they are the plan's. ``steps`` is the
+    client's number of steps: the signature is what proves it to validators.
     """
     return _DRAW_TAG + encode_canonical(
         {
@@ -96,14 +90,15 @@ def draw_alpha(
             "commitments": [list(entry) for entry in commitments],
             "execution_id": execution_id,
             "executors": list(executors),
+            "steps": steps,
         }
     )
 
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    executors = len(set(plan.executors()))
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+    request, executors = plan.request, len(set(plan.executors()))
+    return plan_struct_hash(request.execution_id, request.hash(), plan.root(), plan.seed, executors)
 
 
 def check_certificate(
@@ -120,7 +115,7 @@ def check_certificate(
             f"plan of {plan.request.execution_id} is for chain {plan.request.chain_id}, "
             f"not {committee.domain.chain_id}"
         )
-    _check_plan(plan)
+    check_plan(plan)
     _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)
     _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee, scheme)
 
@@ -135,17 +130,22 @@ def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> N
         raise PeerFault(f"draw of {draw.execution_id} does not list its commitments sorted by node")
     if draw.executors and sorted(set(draw.executors)) != nodes:
         raise PeerFault(f"draw of {draw.execution_id} is not over its executors' commitments")
-    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments, draw.executors)
+    alpha = draw_alpha(
+        draw.execution_id, draw.block_hash, draw.commitments, draw.executors, draw.steps
+    )
     _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raise PeerFault unless a plan's lists fit each other; only then it can be asked or hashed."""
     where = f"plan of {plan.request.execution_id}"
     if not plan.tasks:
         raise PeerFault(f"{where} assigns no task")
     for index, candidates in enumerate(plan.tasks):
         if not candidates or len(set(candidates)) != len(candidates):
             raise PeerFault(f"{where} names no node, or one twice, for task {index}")
+    if plan.terms and len(plan.terms) != len(plan.tasks):
+        raise PeerFault(f"{where} does not state the terms of every task")
     if plan.places and (
         len(plan.places) != len(plan.tasks)
         or any(place >= len(nodes) for place, nodes in zip(plan.places, plan.tasks, strict=True))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitup.crypto.quorum import Settlement
+from splitup.crypto.quorum import ExecutionHistory, Settlement
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.plans import PlanCertificate, PlanNode, Request
 from splitup.messages.verification import VerificationOrder
@@ -73,6 +73,7 @@ class SubmitCommitments:
 class SubmitSettlement:
     execution_id: str
     settlement: Settlement
+    history: ExecutionHistory | None  # what the chain recorded of the execution; only for slashes
     signatures: bytes
 
 

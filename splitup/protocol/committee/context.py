@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature
@@ -18,6 +18,7 @@ from splitup.crypto.dkg import GroupKey
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Request
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
 from splitup.protocol.committee.commands import (
@@ -28,7 +29,7 @@ from splitup.protocol.committee.commands import (
     Persist,
 )
 
-SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it
+SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it, end of slot
 SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
 
 
@@ -42,6 +43,8 @@ class MemberContext:
     share: bytes = field(default=b"", repr=False)
     scheme: Scheme = REAL
     can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
+    grace_s: int = 0  # from an execution's deadline to its end, as by the Market
+    timestamp_s: int = 0  # of the latest block
     is_active: bool = True  # our configuration is the current one
     heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
 
@@ -77,6 +80,10 @@ class MemberContext:
         if signer != account:
             raise BadSignature("the quorum signature is another account's", peer=account)
 
+    def get_end_s(self, request: Request) -> int:
+        """Return the block time from which the chain takes nothing more about an execution."""
+        return request.deadline + self.grace_s
+
     def note_heard(self, account: str, now: float) -> None:
         self.heard[account] = now
 
@@ -105,28 +112,60 @@ class MemberContext:
 
 
 class SigningGuard:
-    """At most one signature per slot, across restarts: a slot is bound to the first digest."""
+    """At most one signature per slot, across restarts: a slot is bound to the first digest.
 
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        self._entries = dict(entries)
+    An account has one guard for all its configurations, because a request may move from one to
+    another, and evidence against a member names no configuration. ``entries`` are what earlier
+    claims persisted, by slot.
 
-    def claim(self, slot: str, digest: str) -> list[Command] | None:
-        """Return what to persist before signing, or None if another digest was signed."""
+    A slot of an execution is kept for ``tuning.SIGNED_MARGIN_S`` after the chain's time has closed
+    it, whatever became of the execution: only then no event can make us sign for it again.
+    """
+
+    def __init__(self, entries: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._entries = {slot: dict(entry) for slot, entry in (entries or {}).items()}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def claim(self, slot: str, digest: str, until_s: int = 0) -> list[Command] | None:
+        """Return what to persist before signing, or None if another digest was signed.
+
+        ``until_s`` is the block time from which the chain takes nothing more for this slot; 0 for
+        a slot that ``forget`` drops.
+        """
         known = self._entries.get(slot)
         if known is None:
-            self._entries[slot] = digest
-            return [Persist(SIGNED, slot, {"digest": digest})]
-        return [] if known == digest else None
+            self._entries[slot] = {"digest": digest, "until_s": until_s}
+            return [Persist(SIGNED, slot, dict(self._entries[slot]))]
+        return [] if known["digest"] == digest else None
+
+    def knows(self, slot: str) -> bool:
+        return slot in self._entries
+
+    def shorten(self, slot: str, until_s: int) -> list[Command]:
+        """State that the chain closed a slot earlier than its claim said."""
+        entry = self._entries.get(slot)
+        if entry is None or entry["until_s"] <= until_s:
+            return []
+        entry["until_s"] = until_s
+        return [Persist(SIGNED, slot, dict(entry))]
 
     def slots(self) -> list[str]:
         return list(self._entries)
 
-    def forget(self, prefix: str) -> list[Command]:
-        """Drop the slots of something that can never be signed again."""
-        slots = [slot for slot in self._entries if slot.startswith(prefix)]
-        for slot in slots:
-            del self._entries[slot]
-        return [Forget(SIGNED, slot) for slot in slots]
+    def forget(self, slot: str) -> list[Command]:
+        """Drop a slot that can never be signed again."""
+        return [] if self._entries.pop(slot, None) is None else [Forget(SIGNED, slot)]
+
+    def forget_closed(self, timestamp_s: int) -> list[Command]:
+        """Drop the slots that were closed so long ago that no reorganisation opens them again."""
+        closed = [
+            slot
+            for slot, entry in self._entries.items()
+            if entry["until_s"] and entry["until_s"] + tuning.SIGNED_MARGIN_S < timestamp_s
+        ]
+        return [command for slot in closed for command in self.forget(slot)]
 
 
 class ContentStore:

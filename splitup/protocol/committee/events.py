@@ -89,6 +89,7 @@ class ExecutionCommitted:
     execution_id: str
     root: str
     block_hash: str
+    exposures: tuple[tuple[str, int], ...] = ()  # (executor, micro-USDC) as locked, sorted
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,19 @@ class Predecessor:
     share: bytes = field(default=b"", repr=False)
 
 
-def make_ceremony(view: CommitteeView, previous: dkg.GroupKey | None = None) -> dkg.Ceremony:
-    """Return the ceremony of a configuration; its id binds the chain and the contract."""
+def make_ceremony(
+    view: CommitteeView, previous: dkg.GroupKey | None = None, confirmations: int = 0
+) -> dkg.Ceremony:
+    """Return the ceremony of a configuration; its id binds the chain and the contract.
+
+    It binds ``confirmations``, too: members that read at other depths have other windows, would
+    decide differently, and must find that out by refusing each other's dealings.
+    """
     value = {
         "chain_id": view.domain.chain_id,
         "committee": view.domain.committee,
         "configuration": view.configuration,
+        "confirmations": confirmations,
     }
     ceremony_id = "0x" + compute_digest(b"splitup/ceremony/v1\0" + encode_canonical(value))
     keys = tuple(member.signing_key for member in view.members)
@@ -72,10 +79,18 @@ class KeyGeneration:
         view: CommitteeView,
         entropy: bytes,
         predecessor: Predecessor | None = None,
+        confirmations: int = 0,
     ) -> None:
+        """``confirmations``: how deep the blocks are that this machine is told."""
         self._identity = identity
         self._predecessor = predecessor
-        self._ceremony = make_ceremony(view, predecessor.group if predecessor else None)
+        previous = predecessor.group if predecessor else None
+        self._ceremony = make_ceremony(view, previous, confirmations)
+        # A dealing is seen ``confirmations`` blocks after its own, and so is the end of dealings.
+        # The margins for getting into a block grow alike: deeper chains are slower and more busy.
+        self._timeout_blocks = limits.DKG_TIMEOUT_BLOCKS + 2 * confirmations
+        self._complaint_blocks = limits.DKG_COMPLAINT_BLOCKS * (confirmations + 1)
+        self._wait_blocks = confirmations + 1  # until what we post at once can be seen
         self._dealers = _list_accounts(predecessor.view if predecessor else view)
         self._place = _find(identity.address, _list_accounts(view))
         self._dealer = _find(identity.address, self._dealers)
@@ -85,6 +100,8 @@ class KeyGeneration:
         self._block = 0
         self._shares: dict[int, bytes] = {}
         self._complaints: dict[int, int] = {}  # dealer -> block of the first valid complaint
+        # dealer -> (block from which to post it again, our complaint), until the chain has one
+        self._unposted: dict[int, tuple[int, PostComplaint]] = {}
         self._done = False
         self._group: dkg.GroupKey | None = None
 
@@ -98,8 +115,18 @@ class KeyGeneration:
         return self._done
 
     def process_start(self) -> list[Command]:
-        """Post our dealing unless the chain holds it already."""
-        if self._dealer is None or self._dealer in self._dealt or self._done:
+        """Post our dealing and our complaints unless the chain holds them already."""
+        if self._done:
+            return []
+        return [*self._deal(), *self._complain_again()]
+
+    def _complain_again(self) -> list[Command]:
+        due = {d: post for d, (block, post) in self._unposted.items() if block <= self._block}
+        self._unposted |= {dealer: (self._block + self._wait_blocks, due[dealer]) for dealer in due}
+        return list(due.values())
+
+    def _deal(self) -> list[Command]:
+        if self._dealer is None or self._dealer in self._dealt:
             return []
         if self._predecessor is None:
             dealing = dkg.make_dealing(self._ceremony, self._dealer, self._entropy)
@@ -135,10 +162,9 @@ class KeyGeneration:
             )
         except PeerFault as error:
             complaint = dkg.make_complaint(self._ceremony, dealing, self._place, self._identity)
-            return [
-                Fault(event.dealer, f"dealt us a bad share: {error}"),
-                PostComplaint(event.dealer, complaint.to_bytes()),
-            ]
+            post = PostComplaint(event.dealer, complaint.to_bytes())
+            self._unposted[dealer] = (event.block_number + self._wait_blocks, post)
+            return [Fault(event.dealer, f"dealt us a bad share: {error}"), post]
         return []
 
     def process_complaint(self, event: ComplaintPosted) -> list[Command]:
@@ -156,6 +182,7 @@ class KeyGeneration:
         if not dkg.is_complaint_valid(self._ceremony, dealt.dealing, complaint):
             return [Fault(event.complainer, f"complained falsely about dealer {event.dealer}")]
         self._complaints.setdefault(dealer, event.block_number)
+        self._unposted.pop(dealer, None)
         return [Log(f"dealer {event.dealer} is excluded from key generation by a complaint")]
 
     def process_block(self, number: int) -> list[Command | KeyReady]:
@@ -164,7 +191,7 @@ class KeyGeneration:
         closed_at = self._get_closing_block()
         if self._done or closed_at is None:
             return []
-        if self._block < closed_at + limits.DKG_COMPLAINT_BLOCKS:
+        if self._block < closed_at + self._complaint_blocks:
             return []
         qualified = {
             dealer: dealt.dealing
@@ -188,13 +215,13 @@ class KeyGeneration:
 
     def _is_excluded(self, dealer: int, closed_at: int) -> bool:
         block = self._complaints.get(dealer)
-        return block is not None and block <= closed_at + limits.DKG_COMPLAINT_BLOCKS
+        return block is not None and block <= closed_at + self._complaint_blocks
 
     def _get_closing_block(self) -> int | None:
         """Return the block after which no dealing counts, or None while that is open."""
         if self._first_block is None:
             return None
-        timeout = self._first_block + limits.DKG_TIMEOUT_BLOCKS
+        timeout = self._first_block + self._timeout_blocks
         blocks = sorted(dealt.block for dealt in self._dealt.values())
         in_time = [block for block in blocks if block <= timeout]
         needed = self._ceremony.dealings_needed

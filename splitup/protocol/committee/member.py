@@ -8,10 +8,11 @@ later becomes a ``Fault`` command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
-from splitup.core.errors import InvalidInput, PeerFault
+from splitup.core import tuning
+from splitup.core.errors import InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
@@ -21,7 +22,7 @@ from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import AnnouncePlan, Command, Log
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.equivocation import EquivocationDetector
+from splitup.protocol.committee.equivocation import EquivocationDetector, make_plan_slot
 from splitup.protocol.committee.events import (
     BlockSeen,
     ChainFact,
@@ -68,10 +69,12 @@ from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
 
 class CommitteeMember:
-    """One member. ``signed``, ``snapshots``, ``evidence``, ``signed_requests``: from its journal.
+    """One member. ``snapshots``, ``evidence`` and ``signed_requests`` are from its journal.
 
     ``read_result`` verifies a validator's token of any age as evidence and returns result and key.
     ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    ``signing_guard`` is the account's one guard, for all its configurations. An unopened signed
+    request has expired when ``confirmations`` blocks are on top of the first one past its deadline.
     """
 
     def __init__(
@@ -82,7 +85,8 @@ class CommitteeMember:
         read_result: ResultReader,
         *,
         grace_s: int,
-        signed: Mapping[str, str] | None = None,
+        signing_guard: SigningGuard,
+        confirmations: int = 0,
         snapshots: Sequence[Snapshot] = (),
         evidence: Sequence[Equivocation] = (),
         signed_requests: Sequence[SignedRequest] = (),
@@ -94,12 +98,12 @@ class CommitteeMember:
                 f"account {identity.address} is no member of committee configuration "
                 f"{view.configuration}; use a member's keystore"
             )
-        self.context = MemberContext(identity, view, scheme=scheme, can_recompute=can_recompute)
-        self._grace_s = grace_s
-        self._timestamp_s = 0
+        self.context = MemberContext(
+            identity, view, scheme=scheme, can_recompute=can_recompute, grace_s=grace_s
+        )
+        self._signing_guard = signing_guard
         self._block_number = 0
         self._content_store = ContentStore(snapshots)
-        signing_guard = SigningGuard(signed or {})
         self._detector = EquivocationDetector(self.context, evidence)
         self._snapshots = SnapshotAgreement(
             self.context, signing_guard, self._content_store, self._detector
@@ -110,7 +114,7 @@ class CommitteeMember:
         self._settlements = SettlementAgreement(
             self.context, signing_guard, self._content_store, economics, read_result
         )
-        self._signed_requests = SignedRequests(signed_requests)
+        self._signed_requests = SignedRequests(view.configuration, signed_requests, confirmations)
         for kept in signed_requests:  # these return no commands: the threshold key is not known yet
             self._settlements.process_request(kept.request)
             self._plans.process_request(kept.request, 0.0, kept.signature)
@@ -315,7 +319,7 @@ class CommitteeMember:
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
-        if self._timestamp_s > request.deadline + self._grace_s:
+        if self.context.timestamp_s > self.context.get_end_s(request):
             return []  # an old event, read again at start
         commands: list[Command] = []
         signed = self._signed_requests.find(request.execution_id)
@@ -323,7 +327,7 @@ class CommitteeMember:
             commands += self._signed_requests.process_closed(request.execution_id)
             if is_same(signed.request, request):
                 return commands
-            commands += self._end(request.execution_id)
+            commands += self._end_unopened(signed.request)
         return commands + self._begin(request, now, refusal=event.refusal)
 
     def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
@@ -334,7 +338,9 @@ class CommitteeMember:
             if is_same(known, signed.request):
                 return []
             raise PeerFault(f"the nonce of request {execution_id} is used by another request")
-        commands = self._signed_requests.process_signed(event, self._timestamp_s)
+        if len(self._signing_guard) >= tuning.MAX_SIGNED // 2:  # these cost the client no gas
+            raise Unavailable("too many requests were signed here of late; ask the chain instead")
+        commands = self._signed_requests.process_signed(event, self.context.timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
     def _begin(
@@ -349,15 +355,18 @@ class CommitteeMember:
     def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
         self._snapshots.nodes.heads.process_head(event.block_hash, now)
         self._block_number = max(self._block_number, event.number)
-        self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
-        commands: list[Command] = []
-        for execution_id in self._signed_requests.list_expired(self._timestamp_s):
+        self.context.timestamp_s = max(self.context.timestamp_s, event.timestamp_s)
+        commands = self._signing_guard.forget_closed(self.context.timestamp_s)
+        for request in self._signed_requests.list_expired(
+            self.context.timestamp_s, self._block_number
+        ):
+            execution_id = request.execution_id
             commands.append(
                 Log(f"the signed request {execution_id} was not opened before its deadline")
             )
             commands += self._signed_requests.process_closed(execution_id)
-            commands += self._end(execution_id)
-        for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
+            commands += self._end_unopened(request)
+        for execution_id in self._plans.list_expired(self.context.timestamp_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
         return commands
@@ -391,6 +400,13 @@ class CommitteeMember:
                 assert_never(never)
 
     def _end(self, execution_id: str) -> list[Command]:
-        commands = self._settlements.process_end(execution_id)
+        self._settlements.process_end(execution_id)
         self._snapshots.nodes.process_end(execution_id)
-        return commands + self._plans.process_end(execution_id)
+        return self._plans.process_end(execution_id)
+
+    def _end_unopened(self, request: Request) -> list[Command]:
+        """Drop a signed request that the chain can open no more; its plan's slot ends sooner."""
+        return [
+            *self._signing_guard.shorten(make_plan_slot(request), request.deadline),
+            *self._end(request.execution_id),
+        ]

@@ -23,6 +23,7 @@ from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeMember as MemberView
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (
     BlockSeen,
     BoardRead,
@@ -51,7 +52,9 @@ _ENTROPY = b"splitup/dkg/entropy/v1"
 class Membership:
     """The machines of one account. ``secret`` (32 bytes) must be in the journal already.
 
-    ``make_member`` makes the machine of a configuration from what the journal holds by then.
+    ``make_member`` makes the machine of a configuration from what the journal holds by then. All
+    machines share ``signing_guard``: a reorganisation that crosses a handover moves a request from
+    one machine to another, and what the first signed for it binds the second.
     """
 
     def __init__(
@@ -59,12 +62,16 @@ class Membership:
         identity: Identity,
         domain: quorum.Domain,
         secret: bytes,
-        make_member: Callable[[CommitteeView], CommitteeMember],
+        make_member: Callable[[CommitteeView, SigningGuard], CommitteeMember],
+        signing_guard: SigningGuard,
+        confirmations: int = 0,
     ) -> None:
         self._identity = identity
         self._domain = domain
         self._secret = secret
         self._make_member = make_member
+        self._signing_guard = signing_guard
+        self._confirmations = confirmations
         self._views: dict[int, CommitteeView] = {}
         self._generations: dict[int, KeyGeneration] = {}
         self._keys: dict[int, KeyReady] = {}  # with our share, where we have one
@@ -176,8 +183,7 @@ class Membership:
                 return self._tag(event.configuration, machine.handle(event, now))
             case RequestSeen():
                 number = event.configuration or self.current
-                machine = self._machines.get(number)
-                return self._tag(number, machine.handle(event, now)) if machine else []
+                return self._process_request(number, event, now)
             case SignedRequestReceived():
                 machine = self._machines.get(self.current)
                 if machine is None:
@@ -247,19 +253,40 @@ class Membership:
             domain=self._domain,
         )
         entropy = derive_key(self._secret, _ENTROPY + number.to_bytes(8, "big"))
-        self._generations[number] = KeyGeneration(self._identity, view, entropy, predecessor)
+        self._generations[number] = KeyGeneration(
+            self._identity, view, entropy, predecessor, self._confirmations
+        )
         self._post_at = 0.0
-        if self._identity.address not in {member.account for member in members}:
+        if not self._is_ours(number):
             return []
-        machine = self._machines[number] = self._make_member(view)
-        machine.context.is_active = False
-        commands: list[Command] = []
-        for known in self._latest.values():
-            commands += self._tag(number, machine.handle(known, now))
-        for other in self._machines.values():
-            for manifest in other.list_manifests():
-                commands += self._tag(number, machine.handle(ManifestFetched(manifest), now))
+        commands = self._start_machine(number, now)
         return [Log(f"we are a member of committee configuration {number}"), *commands]
+
+    def _is_ours(self, number: int) -> bool:
+        view = self._views.get(number)
+        return view is not None and self._identity.address in {m.account for m in view.members}
+
+    def _start_machine(self, number: int, now: float) -> list[Command]:
+        machine = self._make_member(self._views[number], self._signing_guard)
+        machine.context.is_active = number == self.current
+        key = self._keys.get(number)
+        events: list[MemberEvent] = [*self._latest.values()]
+        events += [ManifestFetched(m) for o in self._machines.values() for m in o.list_manifests()]
+        events += [key] if key is not None else []
+        self._machines[number] = machine
+        return [c for event in events for c in self._tag(number, machine.handle(event, now))]
+
+    def _process_request(self, number: int, event: RequestSeen, now: float) -> list[Command]:
+        """Give a request to the machine of its configuration.
+
+        The machine of an earlier one is started again: after a restart the chain's configurations
+        are read before its requests, and a reorganisation may bring requests back.
+        """
+        commands: list[Command] = []
+        if number not in self._machines and self._is_ours(number):
+            commands += self._start_machine(number, now)
+        machine = self._machines.get(number)
+        return commands + self._tag(number, machine.handle(event, now)) if machine else []
 
     def _change_over(self, number: int) -> list[Command]:
         """The chain changed to this configuration: new requests belong to its machine."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import AddressField, Bytes32Field, Count, Message
-from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
+from splitup.messages.completions import Completion, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
 from splitup.protocol.snapshots.observations import (
@@ -55,9 +55,10 @@ class SnapshotVote(Message):
 
 
 class PlanPartial(Message):
-    """A share of an execution's seed."""
+    """A share of the seed of a request's plan."""
 
     execution_id: Bytes32Field
+    request_hash: Bytes32Field
     partial: PartialField
 
 
@@ -65,6 +66,7 @@ class PlanVote(Message):
     """A member's signature under a plan; sent to all members, proves itself."""
 
     execution_id: Bytes32Field
+    request_hash: Bytes32Field
     root: Bytes32Field
     seed: Bytes32Field
     executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # the number of distinct executors
@@ -116,12 +118,14 @@ class CommitmentsRequest(Message):
 class CommitmentsReply(Message):
     """The content of an agreed root, for a member that lacks it; the root on chain proves it.
 
-    ``executors`` answer for the tasks, by task; empty for the plan's.
+    ``commitments`` are (node, root), sorted by node. ``executors`` answer for the tasks, by task;
+    empty for the plan's. ``steps`` is the client's number of steps.
     """
 
     execution_id: Bytes32Field
-    commitments: tuple[ExecutorCommitment, ...] = Field(max_length=limits.MAX_TASKS)
+    commitments: tuple[tuple[AddressField, Bytes32Field], ...] = Field(max_length=limits.MAX_TASKS)
     executors: tuple[AddressField, ...] = Field(max_length=limits.MAX_TASKS)
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
 
 
 class DrawPartial(Message):

@@ -13,13 +13,13 @@ other executions may be batched with the run that is due first (``take_with``) w
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
+from splitup.core.places import Places
 from splitup.core.tensors import is_zero
 from splitup.messages.frames import Frame, Seal
 
@@ -356,35 +356,65 @@ class TaskQueue:
 
 @dataclass(slots=True)
 class _Early:
-    frames: list[tuple[str, Frame, Seal]] = field(default_factory=list)
+    begun_s: float
+    frames: list[tuple[Frame, Seal]] = field(default_factory=list)
     size: int = 0
+    is_full: bool = False  # what was sent is dropped
 
 
 class EarlyFrames:
-    """Frames that came before their plan; when full, the oldest execution is dropped."""
+    """Frames of known peers that came before their plan, bounded for each peer and execution.
 
-    def __init__(self, max_executions: int = tuning.MAX_EARLY_EXECUTIONS) -> None:
-        self._max_executions = max_executions
-        self._executions: OrderedDict[str, _Early] = OrderedDict()
+    What a peer sends takes nothing from what another one sends, of the same execution or not. What
+    has no room is dropped, and the connection stays: a node that was restarted gets what its peers
+    sent last, also of executions that have ended. If the plan comes after all, the node misses
+    inputs, and the client replaces it.
+    """
 
-    def add(self, sender: str, frame: Frame, seal: Seal) -> None:
-        """Keep a frame; raise Unavailable when its execution has too many."""
-        early = self._executions.get(frame.execution_id)
+    def __init__(self, max_streams: int = tuning.EARLY_STREAMS) -> None:
+        self._places: Places[str] = Places(max_streams)  # executions, by sender
+        self._executions: dict[str, dict[str, _Early]] = {}  # by sender
+
+    def add(self, sender: str, frame: Frame, seal: Seal, now_s: float) -> None:
+        """Keep a frame, or drop all of this peer's for the execution when it has too many."""
+        execution_id = frame.execution_id
+        early = self._executions.get(execution_id, {}).get(sender)
         if early is None:
-            while len(self._executions) >= self._max_executions:
-                self._executions.popitem(last=False)
-            early = self._executions[frame.execution_id] = _Early()
+            shed = self._places.take(sender, execution_id)
+            if shed == (sender, execution_id):
+                return
+            if shed is not None:
+                self._drop(*shed)
+            early = self._executions.setdefault(execution_id, {})[sender] = _Early(now_s)
         size = len(frame.payload) + len(seal.signed)
         too_many = len(early.frames) >= tuning.MAX_EARLY_FRAMES
-        if too_many or early.size + size > tuning.MAX_EARLY_BYTES:
-            raise Unavailable(f"too many frames of {frame.execution_id} came before its plan")
+        if early.is_full or too_many or early.size + size > tuning.MAX_EARLY_BYTES:
+            early.is_full = True
+            early.frames.clear()
+            return
         alone = replace(
             frame, payload=bytes(frame.payload)
         )  # a copy, so that the received buffer is freed
-        early.frames.append((sender, alone, seal))
+        early.frames.append((alone, seal))
         early.size += size
 
     def take(self, execution_id: str) -> list[tuple[str, Frame, Seal]]:
-        """Remove and return the frames of an execution with their senders, in order of arrival."""
-        early = self._executions.pop(execution_id, None)
-        return [] if early is None else early.frames
+        """Remove and return an execution's frames with their senders, each sender's in order."""
+        senders = self._executions.pop(execution_id, {})
+        for sender in senders:
+            self._places.leave(sender, execution_id)
+        return [(sender, *kept) for sender, early in senders.items() for kept in early.frames]
+
+    def expire(self, now_s: float) -> None:
+        """Drop the frames whose plan has not come for ``tuning.EARLY_S``."""
+        for execution_id, senders in list(self._executions.items()):
+            for sender, early in list(senders.items()):
+                if now_s > early.begun_s + tuning.EARLY_S:
+                    self._places.leave(sender, execution_id)
+                    self._drop(sender, execution_id)
+
+    def _drop(self, sender: str, execution_id: str) -> None:
+        senders = self._executions[execution_id]
+        del senders[sender]
+        if not senders:
+            del self._executions[execution_id]

@@ -101,7 +101,7 @@ def open_plan(plan: Plan) -> dict[str, Any]:
     """Return the header of a plan, ``PlanHeader``."""
     words = make_plan_header(plan)
     return {
-        "requestDigest": words[0],
+        "requestHash": words[0],
         "executionId": words[1],
         "modelId": words[2],
         "snapshotRoot": words[3],

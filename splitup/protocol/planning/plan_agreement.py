@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from splitup.core import limits, tuning
-from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.quorum import pack_signatures
 from splitup.graph.manifest import Manifest
@@ -36,7 +35,11 @@ from splitup.protocol.committee.context import (
     SigningGuard,
     ThresholdSignatureCollector,
 )
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
+from splitup.protocol.committee.equivocation import (
+    EquivocationDetector,
+    compute_vote_hash,
+    make_plan_slot,
+)
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
@@ -116,12 +119,12 @@ class PlanAgreement:
             return None
         return SignedRequest(request=known.request, signature=known.client_signature)
 
-    def list_expired(self, timestamp_s: int, grace_s: int) -> list[str]:
+    def list_expired(self, timestamp_s: int) -> list[str]:
         """Return the executions whose price can be refunded at this time."""
         return [
             execution_id
             for execution_id, known in self._rounds.items()
-            if timestamp_s > known.request.deadline + grace_s
+            if timestamp_s > self._context.get_end_s(known.request)
         ]
 
     def __len__(self) -> int:
@@ -132,7 +135,7 @@ class PlanAgreement:
     def process_request(
         self, request: Request, now: float, client_signature: str = "", refusal: str = ""
     ) -> list[Command]:
-        """Begin: persist the request that we sign for, and send all our share of its seed.
+        """Begin: send all our share of the request's seed.
 
         With a ``refusal`` the request is only remembered, and a client that asks for its plan is
         told the reason.
@@ -142,6 +145,8 @@ class PlanAgreement:
             return []
         if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} will be refunded")]
+        if len(self._signing_guard) >= tuning.MAX_SIGNED:
+            return [Log(f"too many signatures to remember; {execution_id} will be refunded")]
         known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
         if refusal:
@@ -278,13 +283,16 @@ class PlanAgreement:
         known = self._rounds.get(message.execution_id)
         if known is None:
             finished = self._finished.get(message.execution_id)
-            if finished and isinstance(message, PlanPartial):
+            is_same_request = finished and finished.plan.request.hash() == message.request_hash
+            if finished and is_same_request and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertified(certificate=finished))]
             waiting = self._early.setdefault(sender, OrderedDict())
             waiting[message.execution_id, type(message)] = message
             while len(waiting) > tuning.MAX_EARLY_MESSAGES:
                 waiting.popitem(last=False)
             return []
+        if message.request_hash != known.request.hash():
+            return []  # the client showed this member other words
         if known.certificate:
             # a share right after the certificate only crossed it; later its sender lacks the plan
             late = now - known.certified_at > tuning.GOSSIP_RETRY_S / 2
@@ -317,16 +325,9 @@ class PlanAgreement:
     def _begin(self, known: _Round, now: float) -> list[Command]:
         if self._context.group is None or known.partial or known.refusal:
             return []
-        commands = self._signing_guard.claim(
-            f"request/{known.request.execution_id}/", compute_digest(known.collector.alpha)
-        )
-        if commands is None:
-            execution_id = known.request.execution_id
-            known.refusal = f"execution {execution_id} was changed by a chain reorganisation"
-            return [Log(known.refusal), AnnouncePlan(execution_id)]
         known.partial = known.collector.sign(self._context)
         known.resend_at = now + tuning.GOSSIP_RETRY_S
-        return [*commands, *self._repeat(known), *self._advance(known, now)]
+        return [*self._repeat(known), *self._advance(known, now)]
 
     def _advance(self, known: _Round, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -354,6 +355,9 @@ class PlanAgreement:
         manifest = self._content_store.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
             return self._content_store.ask(request.model_id, request.snapshot_root, now)
+        slot = make_plan_slot(request)
+        if self._context.timestamp_s > request.deadline and not self._signing_guard.knows(slot):
+            return []  # the chain takes no plan any more; who has the certificate sends it
         try:
             _check_price(request, manifest)
             plan = compute_plan(request, known.collector.seed, snapshot, manifest)
@@ -365,13 +369,14 @@ class PlanAgreement:
                 AnnouncePlan(request.execution_id),
             ]
         root = plan.root()
-        commands = self._signing_guard.claim(f"plan/{request.execution_id}/", root)
+        commands = self._signing_guard.claim(slot, root, self._context.get_end_s(request))
         if commands is None:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
         known.plan, known.root = plan, root
         unsigned = PlanVote(
             execution_id=request.execution_id,
+            request_hash=request.hash(),
             root=root,
             seed=plan.seed,
             executors=len(set(plan.executors())),
@@ -428,7 +433,11 @@ class PlanAgreement:
     def _repeat(self, known: _Round) -> list[Command]:
         commands: list[Command] = []
         if known.partial:
-            message = PlanPartial(execution_id=known.request.execution_id, partial=known.partial)
+            message = PlanPartial(
+                execution_id=known.request.execution_id,
+                request_hash=known.request.hash(),
+                partial=known.partial,
+            )
             commands.append(Gossip(None, message))
         if known.own:
             commands.append(Gossip(None, known.own))

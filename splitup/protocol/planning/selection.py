@@ -213,6 +213,25 @@ def rank_validators(
     return list(first.values())
 
 
+def is_pool_small(executor: str, task_id: str, snapshot: Snapshot) -> bool:
+    """Return whether those who may check an executor's task could all belong to one coalition.
+
+    They hold less than ``limits.SMALL_POOL_BPS`` of all stake, counted as for weights. Operators
+    are declared, and cost a stake each; only the stake bounds how many of them are one party.
+    """
+    index = snapshot.once(Index)
+    row = index.place.get(executor)
+    if row is None:
+        return False
+    judges = [
+        other
+        for other in index.holders.get(task_id, ())
+        if may_check(index.entries[other], index.entries[row])
+    ]
+    held, total = int(index.stake_milli[judges].sum()), int(index.stake_milli.sum())
+    return held * 10_000 < total * limits.SMALL_POOL_BPS
+
+
 def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
     """Return whether a node that holds a task may recompute it to check its executor."""
     return (

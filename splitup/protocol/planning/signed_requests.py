@@ -12,7 +12,7 @@ a restart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
@@ -21,15 +21,14 @@ from splitup.crypto.quorum import (
     Domain,
     compute_execution_id,
     recover_signer,
-    request_struct_hash,
     sign_quorum,
 )
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.plans import Request, SignedRequest
+from splitup.messages.plans import Request, SignedRequest, hash_request
 from splitup.protocol.committee.commands import Command, Forget, Persist
 from splitup.protocol.committee.events import SignedRequestReceived
 
-SIGNED_REQUEST: Final = "opening"  # journal kind: client -> its signed request that we support
+SIGNED_REQUEST: Final = "opening"  # journal kind: configuration/client -> request we support
 
 
 def check_signed(signed: SignedRequest) -> None:
@@ -56,37 +55,21 @@ def sign_request(identity: Identity, request: Request) -> SignedRequest:
     return SignedRequest(request=request, signature="0x" + signature.hex())
 
 
-def hash_request(request: Request) -> bytes:
-    """Return what a client signs, in the domain of the Market."""
-    return request_struct_hash(*request_to_abi(request))
-
-
-def request_to_abi(request: Request) -> tuple[Any, ...]:
-    """Return a request as the Market contract takes it, and as it is signed."""
-    return (
-        request.client,
-        request.model_id,
-        request.steps,
-        request.inputs_digest,
-        request.client_key,
-        request.max_price_micro_usdc,
-        request.deadline,
-        request.nonce,
-        request.snapshot_sequence,
-        request.snapshot_root,
-    )
-
-
 def is_same(first: Request, second: Request) -> bool:
     """Return whether two requests are equal except for the block that holds them."""
     return first.model_copy(update={"block_hash": second.block_hash}) == second
 
 
 class SignedRequests:
-    """The signed requests that one member supports."""
+    """The signed requests that one member supports in one configuration."""
 
-    def __init__(self, kept: Sequence[SignedRequest]) -> None:
+    def __init__(
+        self, configuration: int, kept: Sequence[SignedRequest], confirmations: int = 0
+    ) -> None:
+        self._configuration = configuration
         self._live = {signed.request.client: signed for signed in kept}
+        self._confirmations = confirmations
+        self._passed: dict[str, int] = {}  # execution -> first block seen past its deadline
 
     def find(self, execution_id: str) -> SignedRequest | None:
         """Return the signed request of an execution that is not on chain yet."""
@@ -127,7 +110,7 @@ class SignedRequests:
         client = signed.request.client
         if self._live.setdefault(client, signed) != signed:
             return []
-        return [Persist(SIGNED_REQUEST, client, signed.model_dump(mode="json"))]
+        return [Persist(SIGNED_REQUEST, self._key(client), signed.model_dump(mode="json"))]
 
     def process_closed(self, execution_id: str) -> list[Command]:
         """Stop supporting a request that is on chain or can no longer be opened."""
@@ -135,9 +118,22 @@ class SignedRequests:
         if signed is None:
             return []
         del self._live[signed.request.client]
-        return [Forget(SIGNED_REQUEST, signed.request.client)]
+        self._passed.pop(execution_id, None)
+        return [Forget(SIGNED_REQUEST, self._key(signed.request.client))]
 
-    def list_expired(self, timestamp_s: int) -> list[str]:
-        """Return the executions that the chain refuses to open from now on."""
+    def _key(self, client: str) -> str:
+        return f"{self._configuration}/{client}"
+
+    def list_expired(self, timestamp_s: int, block_number: int) -> list[Request]:
+        """Return the requests that the chain did not open and opens no more.
+
+        An opening in the last block before the deadline is seen ``confirmations`` blocks later.
+        """
         live = [signed.request for signed in self._live.values()]
-        return [request.execution_id for request in live if request.deadline < timestamp_s]
+        passed = [request for request in live if request.deadline < timestamp_s]
+        return [
+            request
+            for request in passed
+            if block_number
+            >= self._passed.setdefault(request.execution_id, block_number) + self._confirmations
+        ]

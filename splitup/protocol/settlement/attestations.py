@@ -49,6 +49,7 @@ class Attestations:
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[Silence] = set()
         self._rulings: dict[int, Ruling] = {}
+        self._own: dict[tuple[int, str], Ruling] = {}  # (task, member) -> what it got
 
     def renew(self) -> Attestations:
         """Return an empty collection for the same committee."""
@@ -74,9 +75,16 @@ class Attestations:
         return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
+        if isinstance(statement, Ruling):
+            known = self._own.get((statement.task, member))
+            if known is None or known.error or known.missing:
+                self._own[statement.task, member] = statement
         if isinstance(statement, Ruling) and statement.error:
             self._unable.setdefault(statement.task, set()).add(member)
             return
+        if isinstance(statement, Ruling) and statement.close:
+            # members that found no stored outputs to compare with must not stop the ruling
+            self._count(statement.model_copy(update={"close": False}), member)
         members = self._statements.get(statement, set())
         if member in members or self._made[member] >= 3 * limits.MAX_STATEMENTS:
             return
@@ -91,7 +99,7 @@ class Attestations:
                 self._silent.add(statement)
             case Ruling(task=task):
                 known = self._rulings.get(task)
-                if known is None or (known.missing and not statement.missing):
+                if known is None or (known.missing and not statement.missing) or statement.close:
                     self._rulings[task] = statement  # a result outweighs missing inputs
             case _ as never:
                 assert_never(never)
@@ -117,6 +125,10 @@ class Attestations:
         It may state that they all lacked the same inputs.
         """
         return self._rulings.get(task)
+
+    def find_statement(self, task: int, member: str) -> Ruling | None:
+        """Return what one member says that it got when it recomputed a task, or None."""
+        return self._own.get((task, member))
 
     def count_unable(self, task: int) -> int:
         """Return how many members stated that they cannot recompute the task."""

@@ -13,7 +13,7 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest, encode_canonical
 from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import Completion, ExecutorCommitment
+from splitup.messages.completions import Completion
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
@@ -21,18 +21,26 @@ from splitup.protocol.settlement.proof_of_sampling import check_completion
 
 
 class DrawBasis(NamedTuple):
-    """What a draw is computed over. ``executors`` is empty when they are the plan's."""
+    """What a draw is computed over.
+
+    ``executors`` is empty when they are the plan's; ``steps`` is the client's number of steps.
+    """
 
     block_hash: str
     commitments: tuple[tuple[str, str], ...]
     executors: tuple[str, ...]
+    steps: int
 
 
 class AgreedCommitments(NamedTuple):
-    """The content of one agreed root. ``executors`` is empty when they are the plan's."""
+    """The content of one agreed root.
 
-    commitments: tuple[ExecutorCommitment, ...]  # sorted by node
+    ``executors`` is empty when they are the plan's; ``steps`` is the client's number of steps.
+    """
+
+    commitments: tuple[tuple[str, str], ...]  # (node, root), sorted by node
     executors: tuple[str, ...]
+    steps: int
 
 
 @dataclass(slots=True)
@@ -52,6 +60,16 @@ class ChainCommitments:
         self.own[event.node] = event
         return True
 
+    def get_locked(self) -> dict[str, int]:
+        """Return what the chain locked of every node's stake, in micro-USDC.
+
+        Who committed by itself before the agreed root is locked twice; the larger lock counts.
+        """
+        locked = {node: event.exposure_micro_usdc for node, event in self.own.items()}
+        for node, amount in self.agreed.exposures if self.agreed is not None else ():
+            locked[node] = max(amount, locked.get(node, 0))
+        return locked
+
     def bind(self, agreement: AgreedCommitments | None) -> bool:
         """Take the content of the agreed root if it matches; return whether it is known now."""
         agreed = self.agreed
@@ -61,14 +79,10 @@ class ChainCommitments:
             return False
         self.agreement = agreement
         self.bound = {
-            commitment.node: CompletionCommitted(
-                agreed.execution_id,
-                commitment.node,
-                commitment.steps,
-                commitment.root,
-                agreed.block_hash,
+            node: CompletionCommitted(
+                agreed.execution_id, node, agreement.steps, root, agreed.block_hash
             )
-            for commitment in agreement.commitments
+            for node, root in agreement.commitments
         }
         return True
 
@@ -82,16 +96,19 @@ def make_basis(
     planned: tuple[str, ...],
     executors: tuple[str, ...],
     commitments: Mapping[str, CompletionCommitted],
+    steps: int,
 ) -> DrawBasis:
     """Return what a draw over these executors' commitments is computed over.
 
-    ``planned`` are the plan's executors. The block hash is that of the last commitment on chain.
+    ``planned`` are the plan's executors; ``steps`` is the client's number of steps. The block hash
+    is that of the last commitment on chain.
     """
     found = list_events(executors, commitments)
     return DrawBasis(
         found[-1].block_hash,
         tuple(sorted((event.node, event.root) for event in found)),
         () if executors == planned else executors,
+        steps,
     )
 
 
@@ -116,16 +133,14 @@ def list_events(
 
 
 def compute_commitments_root(execution_id: str, agreement: AgreedCommitments) -> str:
-    """Return the root over the commitments of all executors of an execution, and who they are."""
+    """Return the root over all executors' commitments, who they are, and the number of steps."""
     value = {
+        "commitments": [list(entry) for entry in agreement.commitments],
         "execution_id": execution_id,
         "executors": list(agreement.executors),
-        "pledges": [
-            [commitment.node, commitment.steps, commitment.root]
-            for commitment in agreement.commitments
-        ],
+        "steps": agreement.steps,
     }
-    return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
+    return "0x" + compute_digest(b"splitup/commitments/v2\0" + encode_canonical(value))
 
 
 def check_revealed(

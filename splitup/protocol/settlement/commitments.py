@@ -1,9 +1,10 @@
 """One transaction commits all executors: members agree on a root over the nodes' commitments.
 
-At the end of an execution every executor sends the members the salted root of its completion. A
-member that holds a commitment of every executor sends all members its vote for the root over all of
-them. With 2f+1 equal votes the root goes to the chain; the draw needs it there. If the members do
-not agree in time, the executors commit on chain themselves, and nothing else changes.
+At the end of an execution every executor sends the members the salted root of its completion, and
+the client's end message. A member that holds a commitment of every executor sends all members its
+vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
+goes to the chain; the draw needs it there. If the members do not agree in time, the executors
+commit on chain themselves, and nothing else changes.
 
 A member may vote for different roots, so it records no vote in its journal. A node that commits to
 different things splits the votes and gains nothing: the chain takes one root, and members draw
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 
 from splitup.core import tuning
-from splitup.core.errors import BadSignature, PeerFault
+from splitup.core.errors import BadSignature
 from splitup.crypto import quorum
 from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitCommitments
@@ -42,20 +43,19 @@ class CommitmentAgreement:
     def process_commitment(
         self, state: SettlementState, commitment: ExecutorCommitment, signing_key: str
     ) -> None:
-        """Keep a node's first commitment; raise PeerFault if it is not the node's own."""
+        """Keep a node's first commitment, and the number of steps that the client signed for it.
+
+        Raises PeerFault, BadSignature if the one is not the node's own or the other not the
+        client's.
+        """
         plan = state.require_certificate().plan
         if plan.node_of(commitment.node).signing_key != signing_key:
             raise BadSignature(
                 f"a commitment of {commitment.node} is signed by another key", peer=commitment.node
             )
-        if commitment.steps > state.request.steps:
-            raise PeerFault(
-                f"{commitment.node} commits to {commitment.steps} steps, but "
-                f"{state.request.steps} are paid for",
-                peer=commitment.node,
-            )
+        state.add_end(commitment.end)
         state.add_takeovers(commitment.takeovers)
-        state.collected.by_node.setdefault(commitment.node, commitment)
+        state.collected.by_node.setdefault(commitment.node, commitment.root)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:
         """Keep a member's latest vote; raise BadSignature for what the chain would refuse."""
@@ -78,7 +78,8 @@ class CommitmentAgreement:
 
     def process_reply(self, state: SettlementState, reply: CommitmentsReply) -> None:
         """Take the content of the agreed root; 2f+1 members signed it, so the root proves it."""
-        state.chain.bind(AgreedCommitments(reply.commitments, reply.executors))
+        agreement = AgreedCommitments(reply.commitments, reply.executors, reply.steps)
+        state.chain.bind(agreement)
 
     def advance(self, state: SettlementState, context: PlanContext, now: float) -> list[Command]:
         """Before the draw: vote once all executors committed, submit or fetch the agreed root."""

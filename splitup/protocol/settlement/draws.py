@@ -81,6 +81,7 @@ class DrawAgreement:
                 block_hash=drawing.basis.block_hash,
                 commitments=drawing.basis.commitments,
                 executors=drawing.basis.executors,
+                steps=drawing.basis.steps,
                 signature=drawing.collector.signature,
                 seed=drawing.collector.seed,
             )
@@ -92,7 +93,9 @@ class DrawAgreement:
         drawing, execution_id = state.phase, state.request.execution_id
         assert isinstance(drawing, Drawing)
         digest = compute_digest(drawing.collector.alpha)
-        claim = self._signing_guard.claim(f"draw/{execution_id}/", digest)
+        claim = self._signing_guard.claim(
+            f"draw/{execution_id}", digest, self._context.get_end_s(state.request)
+        )
         if claim is None:
             return [Log(f"the commitments of {execution_id} changed after we signed; no new share")]
         drawing.partial = drawing.collector.sign(self._context)

@@ -6,11 +6,15 @@ store holds is known for the tasks that members recomputed. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from splitup.core.errors import BadSignature
+from splitup.crypto.keys import verify_raw
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, TaskCommitment
+from splitup.messages.frames import read_delivery
+from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import Outcome
@@ -63,27 +67,60 @@ def find_edge_faults(
 def find_input_faults(
     manifest: Manifest,
     claims: Mapping[int, TaskCommitment | None],
-    ends: Mapping[int, End | None],
+    ends: Collection[End],
 ) -> set[int]:
     """Return the tasks whose executors commit to other inputs than the client says it sent.
 
-    ``ends`` are the client's signed end messages as the executors reveal them, by task. An executor
-    that reads the client's inputs and reveals no end message hides it, because without one nobody
-    knows the number of steps. If there are two different end messages, the client signed both, and
-    one without digests states nothing: then no executor is blamed. As in ``find_edge_faults``, a
-    gated task is compared at its gate only. Takeovers make no difference: the last executor of a
-    task has read its inputs from the first step on.
+    ``ends`` are the client's signed end messages as the executors reveal them. If two of them say
+    different inputs, the client signed both, and one without digests states nothing: then no
+    executor is blamed. As in ``find_edge_faults``, a gated task is compared at its gate only.
+    Takeovers make no difference: the last executor of a task has read its inputs from the first
+    step on.
     """
-    if len({end for end in ends.values() if end is not None}) > 1:
+    said = {end.inputs for end in ends}
+    if len(said) != 1 or not (sent := said.pop()):
         return set()
     found = set()
     for task, claim in claims.items():
         if claim is None:
             continue
-        end, gate = ends.get(task), manifest.tasks[task].gate
+        gate = manifest.tasks[task].gate
         for place, (source, port) in enumerate(get_sources(manifest, task)):
             if source != CLIENT or (gate is not None and place != gate):
                 continue
-            if end is None or (end.inputs and end.inputs[port] != claim.inputs[place]):
+            if sent[port] != claim.inputs[place]:
                 found.add(task)
+    return found
+
+
+def find_output_faults(
+    plan: Plan,
+    claims: Mapping[int, TaskCommitment | None],
+    executors: Sequence[str],
+    ends: Iterable[End],
+    steps: int,
+) -> set[int]:
+    """Return the tasks whose executors sent the client other outputs than they commit to.
+
+    The proof is the executor's own signature: its delivery of all ``steps``, which the client shows
+    in its end message. A client cannot make one, and blames nobody if it shows none. A successor
+    signs for all steps from the first one, as it commits to them; what the client received of
+    nodes that were replaced is nobody's fault.
+    """
+    found = set()
+    for text in {delivery for end in ends for delivery in end.outputs if delivery}:
+        delivery = read_delivery(text)
+        if delivery is None or delivery.execution_id != plan.request.execution_id:
+            continue
+        claim = claims.get(delivery.task)
+        if claim is None or delivery.port >= len(claim.outputs) or delivery.step != steps - 1:
+            continue
+        if delivery.total.hex() == claim.outputs[delivery.port]:
+            continue
+        signing_key = plan.node_of(executors[delivery.task]).signing_key
+        try:
+            verify_raw(signing_key, delivery.seal.signed, delivery.seal.signature)
+        except BadSignature:
+            continue
+        found.add(delivery.task)
     return found

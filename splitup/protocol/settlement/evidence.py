@@ -16,6 +16,7 @@ def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
         "draw": draw.signature,
         "verdicts": [
             {
+                "close": verdict.close,
                 "liars": list(verdict.liars),
                 "outcome": verdict.outcome.value,
                 "silent": list(verdict.silent),
@@ -25,7 +26,7 @@ def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
             for verdict in verdicts
         ],
     }
-    return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
+    return "0x" + compute_digest(b"splitup/evidence/v3\0" + encode_canonical(value))
 
 
 def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
@@ -39,6 +40,7 @@ def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
                 validators=verdict.validators,
                 liars=verdict.liars,
                 silent=verdict.silent,
+                close=verdict.close,
             )
             for verdict in verdicts
         ),

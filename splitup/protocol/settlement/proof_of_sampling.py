@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import Completion, TaskCommitment
@@ -26,6 +27,7 @@ from splitup.protocol.execution.ends import check_end
 from splitup.protocol.execution.takeovers import get_candidate
 
 MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
+BIT_FLIP_SHARE: Final = 10  # a difference that a bit flip explains costs 1/10 of F
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,15 @@ class Economics:
 
     ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
     and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
-    1/10,000 are the treasury's.
+    1/10,000 are the treasury's. ``floor_micro_usdc`` is F, what an execution exposes of an executor
+    besides S for each of its tasks.
     """
 
     sampling_bps: int
     reward_milli: int
     slash_milli: int
     treasury_bps: int = 2_000
+    floor_micro_usdc: int = limits.EXPOSURE_FLOOR_MICRO_USDC
 
     def compute_rewards(self, slashed_micro_usdc: int) -> int:
         """Return a slash without the treasury's share, rounded as by the contract."""
@@ -54,6 +58,17 @@ class Economics:
         """
         return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
 
+    @property
+    def outsider_bps(self) -> int:
+        """The share, in 1/10,000, of the drawn tasks of small pools that a member recomputes, too.
+
+        If all validators repeat the executor's lie, it is found with probability p q 2/3, as two
+        thirds of the members are honest. A lie saves C and then costs R + S, so it loses when
+        q > 3/2 C / (p (R + S)). A third is added: q = 2 C / (p (R + S)).
+        """
+        stake_milli = max(1, self.sampling_bps * (self.reward_milli + self.slash_milli))
+        return min(10_000, -(-2 * 1000 * 10_000 * 10_000 // stake_milli))
+
 
 class Outcome(Enum):
     HONEST = "honest"
@@ -64,18 +79,24 @@ class Outcome(Enum):
     UNRESOLVED = "unresolved"  # it cannot be decided: paid, and nobody is punished
 
 
+OFFENCES: Final = frozenset({Outcome.LIED, Outcome.WITHHELD})  # of the executor
 UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one task's verification; ``liars`` may be validators that accused falsely."""
+    """The result of one task's verification; ``liars`` may be validators that accused falsely.
+
+    ``close``: the executor's wrong outputs are within the task's tolerance, so that they would pass
+    as right if its class were another.
+    """
 
     task: int
     outcome: Outcome
     validators: tuple[str, ...]  # to be paid
     liars: tuple[str, ...]
     silent: tuple[str, ...] = ()  # validators that committed and never revealed
+    close: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +130,9 @@ def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
 def compute_exposure(
     tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
 ) -> int:
-    """Return what lies in all these tasks would cost their executor, in micro-USDC."""
+    """Return what an executor of these tasks is exposed with: F, and S for each, in micro-USDC."""
     prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
-    return sum(compute_penalty(price, economics) for price in prices)
+    return economics.floor_micro_usdc + sum(compute_penalty(price, economics) for price in prices)
 
 
 def compute_exposures(
@@ -132,7 +153,7 @@ def compute_exposures(
 
 
 def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
-    """Return the plan with the exposure of every executor: S for each of its tasks.
+    """Return the plan with the exposure of every executor: F, and S for each of its tasks.
 
     A node whose free stake does not cover its exposure is passed over, because the chain would
     refuse its commitment. Raises InvalidInput when no candidate is left for a task.
@@ -140,9 +161,10 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
     free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
     exposures: dict[str, int] = {}
     places: list[int] = []
+    floor = economics.floor_micro_usdc
     for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
         penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
-        able = [p for p, n in enumerate(listed) if exposures.get(n, 0) + penalty <= free[n]]
+        able = [p for p, n in enumerate(listed) if exposures.get(n, floor) + penalty <= free[n]]
         if not able:
             raise InvalidInput(
                 f"no node's free stake covers task {number} ({task.label}) over "
@@ -150,7 +172,7 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
             )
         places.append(able[0])
         executor = listed[able[0]]
-        exposures[executor] = exposures.get(executor, 0) + penalty
+        exposures[executor] = exposures.get(executor, floor) + penalty
     nodes = tuple(
         entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
         for entry in plan.nodes
@@ -160,9 +182,18 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
 
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
     """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
-    data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
+    return _is_picked(b"splitup/sample/v1", seed, task, sampling_bps)
+
+
+def is_for_outsider(seed: str, task: int, economics: Economics) -> bool:
+    """Return whether a member, too, recomputes a drawn task, if its validators are few."""
+    return _is_picked(b"splitup/outsider/v1", seed, task, economics.outsider_bps)
+
+
+def _is_picked(tag: bytes, seed: str, task: int, share_bps: int) -> bool:
+    data = tag + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
     value = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
-    return value * 10_000 < sampling_bps * 2**64
+    return value * 10_000 < share_bps * 2**64
 
 
 def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[int, ...]:
@@ -188,15 +219,7 @@ def check_completion(
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
-    if completion.steps > plan.request.steps:
-        raise PeerFault(f"completion of {node} claims more steps than were paid for", peer=node)
-    if completion.end is not None:
-        check_end(completion.end, plan, manifest)
-        if completion.end.end.steps != completion.steps:
-            raise PeerFault(
-                f"completion of {node} has another number of steps than the client's end message",
-                peer=node,
-            )
+    check_end(completion.end, plan, manifest)
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
@@ -248,9 +271,9 @@ def judge(
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
-    if usable and not contradicting:
-        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
-    if ruling is not None and ruling.compared and ruling.inputs == commitment.inputs:
+    if ruling is not None and ruling.inputs != commitment.inputs:
+        ruling = None
+    if ruling is not None and ruling.compared:
         if not ruling.outputs:
             return Verdict(
                 task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
@@ -258,7 +281,9 @@ def judge(
         if not usable:
             return Verdict(task, Outcome.HONEST, (), ())
         ruling = None  # it cannot tell which validators computed the right bytes
-    if ruling is None or ruling.inputs != commitment.inputs:
+    if usable and not contradicting and ruling is None:
+        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
+    if ruling is None:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)
@@ -266,7 +291,7 @@ def judge(
     wrong = tuple(r.validator for r in usable if (r.outputs, r.state) != truth)
     if agrees(commitment, ruling):
         return Verdict(task, Outcome.HONEST, right, wrong)
-    return Verdict(task, Outcome.LIED, right, (executor, *wrong))
+    return Verdict(task, Outcome.LIED, right, (executor, *wrong), close=ruling.close)
 
 
 def compute_settlement(
@@ -277,34 +302,46 @@ def compute_settlement(
     verdicts: Sequence[Verdict],
     economics: Economics,
     executors: Sequence[str] = (),
+    locked: Mapping[str, int] | None = None,
 ) -> SettlementTerms:
     """Return who is paid and who is slashed for an execution that every executor committed to.
 
-    ``executors`` are the nodes that ran the tasks; by default the plan's.
+    ``executors`` are the nodes that ran the tasks; by default the plan's. ``locked`` is what the
+    chain locked of each one's stake, which after recent offences is more than F and S for its
+    tasks; by default no more.
 
     Executors earn the price of their tasks for every step. They earn nothing for tasks they lied
     about, and nothing at all if they never revealed their completion (``withheld``). Validators
     earn the price of the task they recomputed.
 
-    A liar pays S for each lie. An executor that withholds its completion pays less for each of its
-    drawn tasks (``Economics.silence_milli``). A validator that withholds its result pays twice the
-    price that it would have earned. Of each slash the treasury gets its share first. The rest pays
-    the validators of that task, then refunds the client up to the price of the whole execution, and
-    what remains is the treasury's, too, so nobody profits from slashing itself. The contract would
-    scale down larger payments, which these rules never produce.
+    An executor pays S for each lie, and less for each drawn task of a completion that it withholds
+    (``Economics.silence_milli``). In both cases it also pays what is locked besides S for its
+    tasks, F or more, once: wherever the lie earns something outside, hiding it must not be cheaper.
+    Only a tenth of F is due for a single difference within the tolerance, by a node without recent
+    offences: a bit that flipped explains it. A validator pays S and a tenth of F for each lie, and
+    twice the price that it would have earned for a result that it withholds.
+
+    Of each slash the treasury gets its share first. The rest pays the validators of that task, then
+    refunds the client up to the price of the whole execution, and what remains is the treasury's,
+    too, so nobody profits from slashing itself. The contract would scale down larger payments,
+    which these rules never produce.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
+    executors = executors or plan.executors()
+    floors = _compute_floors(plan, manifest, executors, verdicts, economics, locked or {})
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
     earned: Counter[str] = Counter()
     from_slash: Counter[str] = Counter()
     slashed: Counter[str] = Counter()
-    for index, executor in enumerate(executors or plan.executors()):
+    for index, executor in enumerate(executors):
         verdict = by_task.get(index)
         if executor not in withheld and (verdict is None or verdict.outcome not in UNPAID):
             earned[executor] += price[index]
         if verdict is None:
             continue
         penalties = _compute_penalties(verdict, executor, price[index], economics)
+        if verdict.outcome in OFFENCES:
+            penalties[executor] += floors.pop(executor, 0)
         slashed.update(penalties)
         funds = economics.compute_rewards(penalties.total())
         pot = from_slash if penalties else earned
@@ -327,13 +364,38 @@ def compute_settlement(
     )
 
 
+def _compute_floors(
+    plan: Plan,
+    manifest: Manifest,
+    executors: Sequence[str],
+    verdicts: Sequence[Verdict],
+    economics: Economics,
+    locked: Mapping[str, int],
+) -> dict[str, int]:
+    """Return what each executor pays once, if it lied or withheld anything."""
+    offences: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.outcome in OFFENCES:
+            offences.setdefault(executors[verdict.task], []).append(verdict)
+    least = economics.floor_micro_usdc
+    floors = {}
+    for node, exposed in compute_exposures(plan, manifest, executors, economics):
+        floors[node] = least + max(0, locked.get(node, exposed) - exposed)
+        found = offences.get(node, [])
+        if floors[node] == least and len(found) == 1 and found[0].close:
+            floors[node] = least // BIT_FLIP_SHARE
+    return floors
+
+
 def _compute_penalties(
     verdict: Verdict, executor: str, price: int, economics: Economics
 ) -> Counter[str]:
-    """Return the stake that each node loses for one task."""
+    """Return the stake that each node loses for one task, without what an executor pays once."""
     penalties: Counter[str] = Counter()
     for liar in verdict.liars:
         penalties[liar] += compute_penalty(price, economics)
+        if liar != executor:
+            penalties[liar] += economics.floor_micro_usdc // BIT_FLIP_SHARE
     if verdict.outcome is Outcome.WITHHELD:
         penalties[executor] += price * economics.silence_milli // economics.reward_milli
     for validator in verdict.silent:

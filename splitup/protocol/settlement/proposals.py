@@ -94,7 +94,9 @@ class Proposals:
         """Sign one settlement per proposer and round; the chain takes only the first."""
         execution_id = state.request.execution_id
         commands = self._signing_guard.claim(
-            f"settlement/{execution_id}/{proposer}/{round_}", settlement_hash
+            f"settlement/{execution_id}/{proposer}/{round_}",
+            settlement_hash,
+            self._context.get_end_s(state.request),
         )
         if commands is None:
             return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]
@@ -114,15 +116,16 @@ class Proposals:
 
     def _compute(self, state: SettlementState, verification: Verification) -> quorum.Settlement:
         verdicts = verification.list_verdicts()
-        executors, commitments = verification.executors, state.get_commitments()
+        executors = verification.executors
         terms = compute_settlement(
             verification.context.plan,
             verification.context.manifest,
-            min(commitments[node].steps for node in executors),
+            verification.draw.steps,
             set(executors) - verification.completions.keys(),
             verdicts,
             self._economics,
             executors,
+            state.chain.get_locked(),
         )
         return make_settlement(terms, compute_evidence_root(verification.draw, verdicts))
 
@@ -151,4 +154,7 @@ def _get_own(state: SettlementState) -> OwnProposal | None:
 
 def _make_submission(state: SettlementState, own: OwnProposal) -> SubmitSettlement:
     packed = quorum.pack_signatures(own.signatures.items())
-    return SubmitSettlement(state.request.execution_id, own.settlement, packed)
+    execution_id, history = state.request.execution_id, None
+    if own.settlement.slashes:
+        history = state.make_history()
+    return SubmitSettlement(execution_id, own.settlement, history, packed)

@@ -67,7 +67,6 @@ class SettlementAgreement:
         read_result: ResultReader,
     ) -> None:
         self._context = context
-        self._signing_guard = signing_guard
         self._content_store = content_store
         self._economics = economics
         self._read_result = read_result
@@ -163,12 +162,12 @@ class SettlementAgreement:
         if rested:
             transitions.move(state, transitions.CommitmentsReverted())
 
-    def process_end(self, execution_id: str) -> list[Command]:
-        """Drop an execution that is settled, refunded or expired, and what we signed for it."""
+    def process_end(self, execution_id: str) -> None:
+        """Drop an execution that is settled, refunded or expired; what we signed stays recorded."""
         state = self._states.pop(execution_id, None)
         self._reverted.pop(execution_id, None)
         if state is None:
-            return []
+            return
         self._ended[execution_id] = None
         while len(self._ended) > tuning.MAX_OPEN_EXECUTIONS:
             self._ended.popitem(last=False)
@@ -178,10 +177,6 @@ class SettlementAgreement:
             self._evidence[execution_id] = evidence
             while len(self._evidence) > tuning.MAX_KEPT_EVIDENCE:
                 self._evidence.pop(next(iter(self._evidence)))
-        commands: list[Command] = []
-        for kind in ("request", "plan", "draw", "settlement"):
-            commands += self._signing_guard.forget(f"{kind}/{execution_id}/")
-        return commands
 
     def process_key(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -256,7 +251,7 @@ class SettlementAgreement:
     def process_result(
         self, result: VerificationResult, signing_key: str, token: str, now: float
     ) -> list[Command]:
-        """Keep a validator's first answer about a task; raise PeerFault if it is not its own."""
+        """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
         if state is None:
             return []
@@ -399,6 +394,7 @@ class SettlementAgreement:
             return
         state.add_takeovers(before.collected.takeovers.values())
         state.collected.by_node |= before.collected.by_node
+        state.collected.steps |= before.collected.steps
         state.early.completions |= before.early.completions
         if before.verification is not None:
             state.early.completions |= before.verification.completions

@@ -15,13 +15,15 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
+from splitup.protocol.execution.ends import check_end
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
@@ -116,7 +118,9 @@ class EarlyEvidence:
 class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
-    by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
+    by_node: dict[str, str] = field(default_factory=dict)  # roots
+    end: SignedEnd | None = None  # the first of the client's that was checked
+    steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
@@ -225,19 +229,35 @@ class SettlementState:
             return ()
         return compute_exposures(context.plan, context.manifest, executors, self.economics)
 
+    def make_history(self) -> quorum.ExecutionHistory:
+        """Return what the chain's record of the execution binds."""
+        plan, chain = self.require_certificate().plan, self.chain
+        agreed = chain.agreed
+        own = ((event.node, event.exposure_micro_usdc) for event in chain.own.values())
+        return quorum.ExecutionHistory(
+            execution_id=self.request.execution_id,
+            request_hash=plan.request.hash(),
+            plan_root=plan.root(),
+            seed=plan.seed,
+            own=quorum.pack_words(own),
+            commitments=agreed.root if agreed is not None else ZERO_BYTES32,
+            exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
+        )
+
     def find_agreement(self) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.
 
         Of several candidates of a task that committed, the highest one counts.
         """
-        if self.certificate is None:
+        steps = self.find_steps()
+        if self.certificate is None or steps is None:
             return None
         plan, commitments = self.certificate.plan, self.collected.by_node
         executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
         if executors is None:
             return None
-        ordered = tuple(commitments[node] for node in sorted(set(executors)))
-        return AgreedCommitments(ordered, () if executors == plan.executors() else executors)
+        ordered = tuple((node, commitments[node]) for node in sorted(set(executors)))
+        return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
 
     def find_basis(self) -> DrawBasis | None:
         """Return what the draw is over, once commitments on chain cover every task, or None.
@@ -248,27 +268,56 @@ class SettlementState:
             return None
         planned, executors = self.certificate.plan.executors(), self._find_own_executors()
         if executors is not None:
-            return make_basis(planned, executors, self.chain.own)
-        if self.chain.agreement is not None:
-            executors = self.chain.agreement.executors or planned
-            return make_basis(planned, executors, self.chain.bound)
+            steps = self.find_steps()
+            return None if steps is None else make_basis(planned, executors, self.chain.own, steps)
+        agreement = self.chain.agreement
+        if agreement is not None:
+            executors = agreement.executors or planned
+            return make_basis(planned, executors, self.chain.bound, agreement.steps)
         return None
 
     def _find_own_executors(self) -> tuple[str, ...] | None:
         """Return who answers for the tasks by the nodes' own commitments, if they cover all.
 
-        A commitment counts only if it locks the stake that its node can lose by the draw.
+        A commitment counts only if it locks the stake that its node can lose by the draw: one of a
+        node that was replaced in some of its tasks does not, as long as it answers for all of them.
         """
         own = self.chain.own
-        if self.certificate is None or not own:
+        if self.certificate is None:
             return None
-        places = {node: place for place, node in enumerate(own)}
-        executors = find_executors(self.certificate.plan, self.collected.takeovers, places)
-        if executors is None:
+        plan, takeovers = self.certificate.plan, self.collected.takeovers
+        if find_executors(plan, takeovers, dict.fromkeys(own, 0)) is None:
             return None
-        exposures = self.get_exposures(executors)
-        covered = all(own[node].exposure_micro_usdc >= amount for node, amount in exposures)
-        return executors if exposures and covered else None
+        present: dict[str, int] = {}
+        for node in own:  # the first ones that cover everything count: later ones change nothing
+            present[node] = 0
+            executors = find_executors(plan, takeovers, present)
+            exposures = () if executors is None else self.get_exposures(executors)
+            if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):
+                return executors
+        return None
+
+    def add_end(self, signed: SignedEnd) -> None:
+        """Keep the client's number of steps; ignored once there is a draw, which fixes it.
+
+        Raises PeerFault, BadSignature for what the client did not sign, or without any step.
+        """
+        collected = self.collected
+        if self.certificate is None or self.verification is not None or signed == collected.end:
+            return
+        check_end(signed, self.certificate.plan)
+        if not signed.end.steps:
+            raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
+        collected.end = collected.end or signed
+        collected.steps.add(signed.end.steps)
+
+    def find_steps(self) -> int | None:
+        """Return the client's number of steps; None while it is unknown, or if it signed several.
+
+        A client that signs several gets no draw, as if it had signed none: nobody else can choose
+        between them without taking somebody's pay (ADR 25).
+        """
+        return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Keep who may answer for tasks; ignored once there is a draw.

@@ -21,9 +21,13 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import draw_alpha
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.planning.selection import rank_validators
+from splitup.protocol.planning.selection import is_pool_small, rank_validators
 from splitup.protocol.settlement.chain_commitments import DrawBasis
-from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
+from splitup.protocol.settlement.proof_of_sampling import (
+    Economics,
+    get_sampled_tasks,
+    is_for_outsider,
+)
 from splitup.protocol.settlement.settlement_state import (
     Committing,
     Drawing,
@@ -126,7 +130,7 @@ def _start_verifying(
         event.place,
         late_from=event.now + tuning.GOSSIP_RETRY_S / 2,
         attestations=state.attestations,
-        checks=_make_checks(state, context, draw, executors),
+        checks=_make_checks(context, draw, executors, state.economics),
     )
     for commitment in state.early.validator_commitments.values():
         verification.add_validator_commitment(commitment)
@@ -138,17 +142,19 @@ def _start_verifying(
 
 
 def _make_checks(
-    state: SettlementState, context: PlanContext, draw: Draw, executors: tuple[str, ...]
+    context: PlanContext, draw: Draw, executors: tuple[str, ...], economics: Economics
 ) -> dict[int, TaskCheck]:
-    commitments = state.find_bound_by(draw, context.certificate)
     checks = {}
     tasks = len(context.manifest.tasks)
-    for task in get_sampled_tasks(draw, tasks, state.economics.sampling_bps):
+    for task in get_sampled_tasks(draw, tasks, economics.sampling_bps):
         ranked = rank_validators(
             draw.seed, task, context.plan, context.snapshot, context.manifest, executors
         )
         asked = tuple(ranked[: limits.MAX_ASKED])
-        checks[task] = TaskCheck(task, asked, commitments[executors[task]].steps)
+        needs_outsider = is_for_outsider(draw.seed, task, economics) and is_pool_small(
+            executors[task], context.manifest.tasks[task].task_id, context.snapshot
+        )
+        checks[task] = TaskCheck(task, asked, draw.steps, needs_outsider)
     return checks
 
 

@@ -30,6 +30,8 @@ class TaskCheck:
     task: int
     validators: tuple[str, ...]  # in order
     steps: int
+    needs_outsider: bool = False  # a member recomputes it, too
+    outsider_at: float | None = None  # when the validators' answers were here
     asked_at: dict[str, float] = field(default_factory=dict)  # of the first ``validators``
     order_at: dict[str, float] = field(default_factory=dict)  # validator -> when to send its order
     held: dict[str, str] = field(default_factory=dict)  # validator -> root
@@ -47,10 +49,18 @@ class TaskCheck:
         if validator in self.validators:
             self.held.setdefault(validator, root)
 
-    def add(self, answer: ValidatorAnswer) -> bool:
-        """Keep a validator's first answer; return whether it was kept."""
+    def add(self, answer: ValidatorAnswer, attestations: Attestations) -> bool:
+        """Keep a validator's latest answer until it is the fixed one; return whether it was kept.
+
+        A validator may tell members different things. Those that hold what it did not commit to
+        take the right answer from another member's proposal.
+        """
         validator = answer.result.validator
-        if validator not in self.validators or validator in self.answers:
+        if validator not in self.validators:
+            return False
+        known = self.answers.get(validator)
+        fixed = attestations.find_fixed(self.task, validator)
+        if known is not None and (fixed == known.result.root() or known.result == answer.result):
             return False
         self.answers[validator] = answer
         return True

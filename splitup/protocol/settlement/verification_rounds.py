@@ -8,6 +8,8 @@ mismatch, what each of them got when it recomputed the task itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from splitup.core import limits, tuning
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.snapshots import UNRULED
@@ -25,11 +27,17 @@ from splitup.protocol.committee.commands import (
     PushVerification,
     RecomputeTask,
 )
-from splitup.protocol.committee.context import MemberContext
+from splitup.protocol.committee.context import MemberContext, compute_member_order
 from splitup.protocol.committee.peer_messages import Attested
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.attestations import Attestations, sign_attestation
-from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict, is_disputed, judge
+from splitup.protocol.settlement.proof_of_sampling import (
+    Outcome,
+    Verdict,
+    agrees,
+    is_disputed,
+    judge,
+)
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck
 from splitup.protocol.settlement.verification_state import Verification
@@ -128,12 +136,14 @@ class VerificationRounds:
         attestations = verification.attestations
         commands: list[Command] = []
         if commitment is None:
-            if executor not in verification.list_withheld():
+            if verification.has_other_steps(check.task):
+                outcome = Outcome.CONTRADICTED
+            elif executor in verification.list_withheld():
+                outcome = Outcome.WITHHELD
+            else:
                 return []
             heard = check.get_heard(attestations)
-            verdict = Verdict(
-                check.task, Outcome.WITHHELD, tuple(r.validator for r in heard[:1]), ()
-            )
+            verdict = Verdict(check.task, outcome, tuple(r.validator for r in heard[:1]), ())
         else:
             if not check.is_heard(attestations, commitment):
                 return []
@@ -141,20 +151,58 @@ class VerificationRounds:
             ruling = None
             task = verification.context.manifest.tasks[check.task]
             is_judged = check.validators or task.crosses_classes
-            if is_disputed(commitment, usable) or (is_judged and not usable):
+            disputed = is_disputed(commitment, usable) or bool(is_judged and not usable)
+            if not disputed and check.needs_outsider:
+                doubts, is_our_turn = self._ask_outsider(verification, check, commitment, now)
+                if is_our_turn:
+                    return self._ask_for_ruling(execution_id, verification, check, commitment, now)
+                if doubts is None:
+                    return commands
+                disputed = doubts
+            if disputed:
                 commands += self._ask_for_ruling(execution_id, verification, check, commitment, now)
                 ruling = attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(attestations, check, now):
                     return commands
             verdict = judge(commitment, executor, usable, ruling)
         withheld = check.get_withheld(attestations)
-        verdict = Verdict(
-            verdict.task, verdict.outcome, verdict.validators, verdict.liars, withheld
-        )
+        verdict = replace(verdict, silent=withheld)
         if verification.verdicts.get(check.task) != verdict:
             verification.verdicts[check.task] = verdict
             commands.append(_describe(execution_id, verdict))
         return commands
+
+    def _ask_outsider(
+        self, verification: Verification, check: TaskCheck, claim: TaskCommitment, now: float
+    ) -> tuple[bool | None, bool]:
+        """Return whether a member contradicts the validators, and whether it is our turn to look.
+
+        The first is None while that is open. Members are asked one after the other; one that is
+        silent too long or cannot recompute the task is passed over. If more than f contradict, one
+        of them is honest, and was told another thing than we were.
+        """
+        order = compute_member_order(verification.draw.seed, self._context.accounts())
+        first = check.task % len(order)  # the tasks of one execution are shared out
+        order = sorted(
+            order[first:] + order[:first], key=lambda member: self._context.is_silent(member, now)
+        )
+        said = [verification.attestations.find_statement(check.task, member) for member in order]
+        doubts = [found is not None and _contradicts(found, claim) for found in said]
+        if sum(doubts) > self._context.tolerated:
+            return True, False
+        if check.outsider_at is None:
+            check.outsider_at = now
+        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        late = int((now - check.outsider_at) / patience_s)
+        for member, found, doubt in zip(order, said, doubts, strict=True):
+            if found is not None and not found.error:
+                return doubt, False
+            if found is None and member == self._context.account:
+                return None, True
+            late -= found is None
+            if late < 0:
+                return None, False
+        return False, False  # nobody can tell
 
     def _ask_for_ruling(
         self,
@@ -184,7 +232,7 @@ class VerificationRounds:
         entry = order.snapshot.find(order.executors[check.task])
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
-            Log(f"task {check.task} of {execution_id} is disputed; recomputing it"),
+            Log(f"recomputing task {check.task} of {execution_id}"),
             RecomputeTask(order, determinism, claim),
         ]
 
@@ -195,6 +243,10 @@ class VerificationRounds:
             return True
         patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
         return check.disputed_at is not None and now - check.disputed_at >= patience_s
+
+
+def _contradicts(found: Ruling, claim: TaskCommitment) -> bool:
+    return not found.error and (found.inputs != claim.inputs or not agrees(claim, found))
 
 
 def _order(verification: Verification, check: TaskCheck, now: float) -> list[Command]:
@@ -221,7 +273,6 @@ def _make_order(
         draw=verification.draw,
         snapshot=open_snapshot(verification.context.snapshot, (executors[check.task], *validators)),
         task=check.task,
-        steps=check.steps,
     )
 
 

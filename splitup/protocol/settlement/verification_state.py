@@ -15,7 +15,11 @@ from splitup.messages.verification import (
     ValidatorCommitment,
 )
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.edge_faults import find_edge_faults, find_input_faults
+from splitup.protocol.settlement.edge_faults import (
+    find_edge_faults,
+    find_input_faults,
+    find_output_faults,
+)
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 
@@ -52,10 +56,10 @@ class Verification:
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task
 
     def add_answer(self, answer: ValidatorAnswer) -> None:
-        """Keep a validator's first answer about a drawn task."""
+        """Keep a validator's answer about a drawn task."""
         check = self.checks.get(answer.result.task)
         if check is not None:
-            check.add(answer)
+            check.add(answer, self.attestations)
 
     def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
         """Keep a validator's first commitment about a drawn task."""
@@ -75,9 +79,17 @@ class Verification:
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
         completion = self.completions.get(self.executors[task])
-        if completion is None:
+        if completion is None or self.has_other_steps(task):
             return None
         return next(entry for entry in completion.tasks if entry.task == task)
+
+    def has_other_steps(self, task: int) -> bool:
+        """Return whether the client signed another number of steps for this task's executor.
+
+        Its digests are over those steps, so that nothing can be compared with them.
+        """
+        completion = self.completions.get(self.executors[task])
+        return completion is not None and completion.steps != self.draw.steps
 
     def list_withheld(self) -> set[str]:
         """Return the executors that 2f+1 members say never revealed what they committed to."""
@@ -101,12 +113,18 @@ class Verification:
         replaced = {task for task, node in enumerate(executors) if node != planned[task]}
         claims = {task: self.find_commitment(task) for task in range(len(executors))}
         rulings = {task: self.attestations.find_ruling(task) for task in self.checks}
-        shown = {n: c.end.end for n, c in self.completions.items() if c.end is not None}
-        ends = {task: shown.get(node) for task, node in enumerate(executors)}
+        ends = [completion.end.end for completion in self.completions.values()]
         misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
         misled |= find_edge_faults(manifest, claims, rulings, replaced)
+        other = filter(self.has_other_steps, range(len(executors)))
+        misled |= dict.fromkeys(other, Outcome.CONTRADICTED)
         for task, outcome in misled.items():
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:
                 verdicts[task] = replace(known, outcome=outcome)
+        steps, plan = self.draw.steps, self.context.plan
+        for task in find_output_faults(plan, claims, executors, ends, steps):
+            known = verdicts.get(task, Verdict(task, Outcome.LIED, (), ()))
+            liars = dict.fromkeys((executors[task], *known.liars))
+            verdicts[task] = replace(known, outcome=Outcome.LIED, liars=tuple(liars))
         return [verdicts[task] for task in sorted(verdicts)]

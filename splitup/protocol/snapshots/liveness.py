@@ -11,6 +11,7 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.messages.determinism import describe_unknown
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import UNRULED, Heartbeat, NodeView
 from splitup.protocol.committee.events import NodeRecord
@@ -197,6 +198,9 @@ class NodeLiveness:
                 "a heartbeat's determinism class carries the mark that only the committee sets",
                 peer=heartbeat.node,
             )
+        unknown = describe_unknown(heartbeat.determinism)
+        if unknown:
+            raise PeerFault(unknown, peer=heartbeat.node)
         if last is None or heartbeat.resident != last.resident:
             if any(a >= b for a, b in pairwise(heartbeat.resident)):
                 raise PeerFault(

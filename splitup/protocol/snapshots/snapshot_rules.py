@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from splitup.core import limits
+from splitup.messages.determinism import find_device
 from splitup.messages.snapshots import UNRULED, NodeView, Observation, Snapshot, SnapshotEntry
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.snapshots.fairness import compute_credits
@@ -35,6 +36,8 @@ def compute_snapshot(
     views: dict[str, list[NodeView]] = {}
     for observation in sorted(observations, key=lambda o: o.member):
         for view in observation.views:
+            if not find_device(view.determinism.removeprefix(UNRULED)):
+                continue  # no honest observer lists it
             views.setdefault(view.node, []).append(view)
     live = sorted(n for n, seen in views.items() if len(seen) > tolerated and n in records)
     credits = compute_credits(

@@ -13,11 +13,25 @@ from splitup.client.execution.output_collector import (
     get_input_consumers,
 )
 from splitup.core.errors import BadSignature, PeerFault
-from splitup.messages.frames import FrameKind, TensorChunk, decode_frame
+from splitup.core.tensors import NO_STEPS, extend_steps
+from splitup.messages.completions import Takeover
+from splitup.messages.frames import (
+    FrameKind,
+    TensorChunk,
+    decode_frame,
+    decode_frames,
+    read_delivery,
+)
 from splitup.messages.progress import Span, TaskFailure, Trace
-from splitup.net.signed_frames import make_message_frame, make_stored_frame, seal_frame, verify_seal
+from splitup.net.signed_frames import (
+    make_message_frame,
+    make_stored_frame,
+    seal_frame,
+    seal_frames,
+    verify_seal,
+)
 from splitup.net.tensor_chunks import TensorChunks
-from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.execution.task_queue import PortId
 from tests.client.parties import make_parties
 from tests.node.network import make_manifest
@@ -41,10 +55,12 @@ def test_duplicates_are_silent_and_contradictions_are_not() -> None:
     collector = make_collector()
     collector.receive(*PARTIES.make_output(0, ONE))
     assert collector.receive(*PARTIES.make_output(0, ONE)) == []
-    stored = make_stored_frame(PARTIES.execution_id, 1, 0, 1, hashlib.sha256(ONE).digest(), 4)
+    digest = hashlib.sha256(ONE).digest()
+    before = extend_steps(NO_STEPS, digest)
+    stored = make_stored_frame(PARTIES.execution_id, 1, 0, 1, digest, 4, before=before)
     collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], stored)))
     with pytest.raises(PeerFault, match="two different outputs") as caught:
-        collector.receive(*PARTIES.make_output(1, TWO))
+        collector.receive(*PARTIES.make_output(1, TWO, before=before))
     assert caught.value.peer == PARTIES.nodes[1].address
 
 
@@ -151,3 +167,81 @@ def test_the_earliest_task_gets_its_inputs_first() -> None:
     manifest, _ = make_manifest(tasks=3)  # x goes to the first task and to the last
     assert list(get_input_consumers(manifest, ["f", "a", "b"]).items()) == [((0,), ("f", "b"))]
     assert get_input_consumers(manifest, ["f", "a", "f"]) == {(0,): ("f",)}
+
+
+def send(
+    collector: OutputCollector, step: int, data: bytes, before: bytes, signer: int = 1
+) -> bytes:
+    """Receive an output; return the digest of all steps up to it."""
+    collector.receive(*PARTIES.make_output(step, data, signer, before))
+    return extend_steps(before, hashlib.sha256(data).digest())
+
+
+def test_s07_the_delivery_of_the_last_step_signs_all_that_was_sent() -> None:
+    collector, sent = make_collector(), [NO_STEPS]
+    for step, data in enumerate((ONE, TWO, ONE)):
+        sent.append(send(collector, step, data, sent[-1]))
+    (text,) = collector.make_deliveries(3)
+    delivery = read_delivery(text)
+    assert delivery is not None and (delivery.task, delivery.port, delivery.step) == (1, 0, 2)
+    assert delivery.total == sent[-1]
+    verify_seal(delivery.seal, PARTIES.nodes[1].signing_key_hex)
+    assert collector.make_deliveries(4) == ("",), "the fourth is missing"
+    assert make_collector().make_deliveries(0) == ("",)
+
+
+def test_s07_who_signs_other_earlier_steps_than_it_sent_is_replaced() -> None:
+    """Otherwise its last frame could sign what it commits to, whatever the client received."""
+    told = extend_steps(NO_STEPS, hashlib.sha256(TWO).digest())
+    for before in (told, NO_STEPS):
+        collector = make_collector()
+        send(collector, 0, ONE, NO_STEPS)
+        with pytest.raises(PeerFault, match="did not sign what it sent before step 1") as caught:
+            send(collector, 1, ONE, before)
+        assert caught.value.peer == PARTIES.nodes[1].address
+    collector = make_collector()
+    send(collector, 1, ONE, told)  # the steps before are still on their way
+    with pytest.raises(PeerFault, match="did not sign"):
+        send(collector, 0, ONE, NO_STEPS)
+    assert collector.make_deliveries(2) == ("",)
+
+
+def test_s07_the_frame_that_is_kept_is_the_one_whose_tensor_is_used() -> None:
+    """A large tensor is announced twice; both have to be the same."""
+    collector, digest = make_collector(), hashlib.sha256(ONE).digest()
+    direct = make_stored_frame(PARTIES.execution_id, 1, 0, 0, digest, 4, direct=True)
+    collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], direct)))
+    other = hashlib.sha256(TWO).digest()
+    stored = make_stored_frame(PARTIES.execution_id, 1, 0, 0, other, 4)
+    with pytest.raises(PeerFault, match="two different outputs"):
+        collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], stored)))
+
+
+def test_s07_outputs_that_share_a_signature_are_refused() -> None:
+    frame, _ = PARTIES.make_output(0, ONE)
+    (data,) = seal_frames(PARTIES.nodes[1], [frame, replace(frame, step=1)])
+    seal, frames = decode_frames(data)
+    with pytest.raises(PeerFault, match="did not sign"):
+        make_collector().receive(frames[0], seal)
+
+
+def test_s07_a_successor_signs_for_the_steps_that_it_computed_itself() -> None:
+    """It may be of another determinism class than the node whose outputs the client has."""
+    first, second = PARTIES.nodes
+    tasks = (PARTIES.plan.tasks[0], (second.address, first.address))
+    plan = PARTIES.plan.model_copy(update={"tasks": tasks})
+    executor_map = ExecutorMap(plan)
+    collector = OutputCollector(
+        PARTIES.manifest, plan, verify_seal, executor_map, TensorChunks().take
+    )
+    send(collector, 0, ONE, NO_STEPS)
+    takeover = Takeover(execution_id=PARTIES.execution_id, task=1, candidate=1, first_step=1)
+    executor_map.apply(sign_takeover(PARTIES.client, takeover))
+    collector.renew(1)
+    assert collector.make_deliveries(1) == ("",), "it has sent nothing yet"
+    own = extend_steps(NO_STEPS, hashlib.sha256(TWO).digest())  # its step 0 differs
+    total = send(collector, 2, ONE, extend_steps(own, hashlib.sha256(ONE).digest()), signer=0)
+    send(collector, 1, ONE, own, signer=0)
+    delivery = read_delivery(collector.make_deliveries(3)[0])
+    assert delivery is not None and delivery.total == total
+    verify_seal(delivery.seal, first.signing_key_hex)

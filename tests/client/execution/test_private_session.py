@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from splitup_deploy.uncut_model import load_reference
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.core.errors import ExecutionFailed, InvalidInput
-from splitup.core.tensors import array_to_bytes
+from splitup.core.tensors import StepsDigest, array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.messages import api
 from splitup.messages.base import CLIENT
@@ -30,6 +29,7 @@ from splitup.messages.progress import Trace
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
+from tests.builders import anybody
 from tests.client.execution.test_session import NoGrants
 from tests.client.parties import Parties, make_parties
 from tests.deploy.cutting.test_private import write_client_files
@@ -52,8 +52,9 @@ class WholeNode:
         self.states = self.model.new_states()
         self.seen: list[bytes] = []
         self.waiting: dict[int, dict[str, bytes]] = {}
-        self.acceptor = LinkAcceptor(parties.nodes[0].address, self.on_frame)
+        self.acceptor = LinkAcceptor(parties.nodes[0].address, self.on_frame, may_open=anybody)
         self.ends: list[int] = []
+        self.sent: dict[tuple[int, int], StepsDigest] = {}
 
     def on_frame(self, link: Link, data: bytes) -> None:
         self.seen.append(data)
@@ -75,9 +76,16 @@ class WholeNode:
         if len(inputs) == len(self.model.inputs):
             results = self.model.step(self.states, inputs)
             for port in self.model.manifest.outputs:
+                before = self.sent.setdefault((port.task, port.port), StepsDigest())
                 answer = make_tensor_frame(
-                    frame.execution_id, port.task, port.port, frame.step, results[port.name]
+                    frame.execution_id,
+                    port.task,
+                    port.port,
+                    frame.step,
+                    results[port.name],
+                    before=before.value,
                 )
+                before.add_tensor(results[port.name])
                 link.send(seal_frame(self.parties.nodes[0], answer))
 
 
@@ -106,8 +114,7 @@ async def open_session(
     node = WholeNode(compiled, parties)
     certificate = PlanCertificate(plan=parties.plan, seed_signature="0x", signatures=())
     files = write_client_files(compiled, folder)
-    with ThreadPoolExecutor(1) as thread:
-        programs = thread.submit(ClientPrograms, compiled.manifest, files).result()
+    with closing(await ClientPrograms.load(compiled.manifest, files)) as programs:
         async with SignedClient(parties.client) as http:
             session = PrivateSession(
                 certificate,
@@ -118,7 +125,6 @@ async def open_session(
                 deadline=asyncio.get_running_loop().time() + 60,
                 allow_loopback=True,
                 programs=programs,
-                thread=thread,
             )
             session.open()
             try:
@@ -170,12 +176,12 @@ async def test_bad_inputs_and_too_many_steps_are_refused_at_once(
 async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_path: Path) -> None:
     async with open_session(compiled, tmp_path) as (session, _):
         await session.step(make_step([5, 6], 0))
-        session._thread.shutdown()
+        session._run._programs.close()
         step, behind = session.submit(make_step([7], 2)), session.submit(make_step([8], 3))
         for future in (step, behind):
-            with pytest.raises(ExecutionFailed, match=r"runs on the client failed.*shutdown"):
+            with pytest.raises(ExecutionFailed, match=r"runs on the client failed.*ended"):
                 await future
-        with pytest.raises(ExecutionFailed, match="shutdown"):
+        with pytest.raises(ExecutionFailed, match="ended"):
             session.submit(make_step([8], 3))
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,18 +13,24 @@ from aiohttp import web
 from splitup.client.execution.session import Session
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.core.tensors import StepsDigest
 from splitup.messages import api
 from splitup.messages.completions import End, SignedEnd
-from splitup.messages.frames import Frame, FrameKind, decode_frames
+from splitup.messages.frames import Frame, FrameKind, decode_frames, read_delivery
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import TaskFailure, Trace
 from splitup.messages.storage import Grants
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
-from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
+from splitup.net.signed_frames import (
+    make_message_frame,
+    make_tensor_frame,
+    seal_frame,
+    verify_seal,
+)
 from splitup.protocol.execution.ends import check_end
 from splitup.storage.gateway_client import GatewayClient
-from tests.builders import HANG_S
+from tests.builders import HANG_S, anybody
 from tests.client.parties import Parties, make_parties
 
 Answer = Callable[["FakeNode", Link, Frame], None]
@@ -44,7 +49,7 @@ class FakeNode:
         [frame] = decode_frames(data)[1]
         if frame.kind is FrameKind.END:
             signed = SignedEnd.parse(bytes(frame.payload))
-            check_end(signed, self.parties.plan, self.parties.manifest)
+            check_end(signed, self.parties.plan)
             self.ended_with.set_result(signed.end)
             node = self.parties.nodes[0]
             trace = Trace(execution_id=frame.execution_id, node=node.address, spans=())
@@ -58,8 +63,11 @@ class FakeNode:
     def double(self, link: Link, frame: Frame) -> None:
         """Answer x with 2 x."""
         (value,) = struct.unpack("<f", frame.payload)
-        data = struct.pack("<f", 2 * value)
-        self.send(link, make_tensor_frame(frame.execution_id, 0, 0, frame.step, data))
+        data, before = struct.pack("<f", 2 * value), StepsDigest()
+        for earlier in range(frame.step):  # the tests send 1, 2, 3, ...
+            before.add_tensor(struct.pack("<f", 2 * (earlier + 1)))
+        answer = make_tensor_frame(frame.execution_id, 0, 0, frame.step, data, before=before.value)
+        self.send(link, answer)
 
 
 class NoGrants(GatewayClient):
@@ -84,7 +92,7 @@ async def open_session(
     app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     node.parties = make_parties(1, steps=steps, endpoint=server.url)
-    node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame)
+    node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame, may_open=anybody)
     certificate = PlanCertificate(plan=node.parties.plan, seed_signature="0x", signatures=())
     async with SignedClient(node.parties.client) as http:
         session = Session(
@@ -124,9 +132,14 @@ async def test_steps_in_flight_come_back_each_to_its_own_future() -> None:
         assert outputs == [[2.0], [4.0], [6.0]]
         await session.finish()
         end = await node.ended_with
-    tensors = [struct.pack("<f", x) for x in (1, 2, 3)]
-    sent = hashlib.sha256(b"".join(hashlib.sha256(x).digest() for x in tensors)).hexdigest()
-    assert (end.steps, end.inputs) == (3, (sent,)), "what every reader's digest has to be"
+    sent, received = StepsDigest(), StepsDigest()
+    for value in (1, 2, 3):
+        sent.add_tensor(struct.pack("<f", value))
+        received.add_tensor(struct.pack("<f", 2 * value))
+    assert (end.steps, end.inputs) == (3, (sent.hexdigest(),)), "what every reader's has to be"
+    (delivery,) = map(read_delivery, end.outputs)
+    assert delivery is not None and (delivery.step, delivery.total) == (2, received.value)
+    verify_seal(delivery.seal, node.parties.nodes[0].signing_key_hex)
 
 
 async def test_who_ends_before_all_is_sent_vouches_for_nothing(

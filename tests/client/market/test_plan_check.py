@@ -10,7 +10,7 @@ from splitup.crypto.quorum import pack_word
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_penalty
+from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
 from tests.builders import make_chain_manifest, make_request, make_snapshot
 
 MANIFEST = make_chain_manifest(3)
@@ -64,7 +64,7 @@ def test_another_models_manifest_is_refused() -> None:
 def test_a_node_without_free_stake_is_passed_over_and_another_is_not() -> None:
     plan, snapshot = make_plan()
     first, second = plan.tasks[0][:2]
-    needed = compute_penalty(MANIFEST.tasks[0].price_micro_usdc * plan.request.steps, ECONOMICS)
+    needed = compute_exposure((0,), MANIFEST, plan.request.steps, ECONOMICS)
     entries = tuple(
         entry.model_copy(update={"locked_micro_usdc": entry.stake_micro_usdc})
         if entry.node == first

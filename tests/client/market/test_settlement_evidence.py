@@ -26,12 +26,13 @@ from tests.builders import address
 ID, BLOCK = "0x" + "ee" * 32, "0x" + "aa" * 32
 SECRET = (7).to_bytes(32, "big")
 COMMITMENTS = ((address(1), "0x" + "12" * 32),)
-SIGNATURE = bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, draw_alpha(ID, BLOCK, COMMITMENTS))
+SIGNATURE = bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, draw_alpha(ID, BLOCK, COMMITMENTS, (), 1))
 EVIDENCE = Evidence(
     draw=Draw(
         execution_id=ID,
         block_hash=BLOCK,
         commitments=COMMITMENTS,
+        steps=1,
         signature=SIGNATURE,
         seed=bls.compute_seed(SIGNATURE),
     ),

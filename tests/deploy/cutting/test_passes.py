@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from splitup_deploy.cutting.passes import (
-    LONG_CHAIN,
+    LARGE_KERNEL_US,
     materialise_reductions,
     materialise_shared_reductions,
 )
@@ -52,10 +52,23 @@ def test_all_reductions_of_data_are_stored() -> None:
     assert materialise_reductions(after).graph == after.graph
 
 
-def test_long_chains_are_divided() -> None:
+def test_large_kernels_are_divided() -> None:
     b = Builder()
     x = b.input("x", "float32", 4)
-    for _ in range(10 * LONG_CHAIN):
+    for _ in range(50):
         x = b.add("EXP2", "float32", x)
     after = materialise_reductions(model(b.graph({"y": b.store("float32", x)})))
     assert count_stores(after) == 10
+    assert all(kernel.cost_us <= 2 * LARGE_KERNEL_US for kernel in check_graph(after.graph).kernels)
+    assert materialise_reductions(after).graph == after.graph
+
+
+def test_a_value_read_through_many_views_is_stored() -> None:
+    b = Builder()
+    x = b.input("x", "float32", 4096)
+    for level in range(11):
+        shifted = b.add("SHRINK", "float32", x, arg=((2**level, 4096 - 2**level),))
+        shifted = b.add("PAD", "float32", shifted, arg=((0, 4096),))
+        x = b.add("MUL", "float32", x, shifted)
+    after = materialise_reductions(model(b.graph({"y": b.store("float32", x)})))
+    assert 2 <= count_stores(after) <= 4

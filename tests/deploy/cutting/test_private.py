@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ def write_client_files(compiled: CompiledModel, folder: Path) -> list[tuple[Path
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
+async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
     manifest = load_manifest(compiled.manifest_bytes)
     client = manifest.client
@@ -58,21 +58,21 @@ def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) ->
     assert {port.name for port in (*client.inputs, *client.outputs)} == RAW | {"layout"}
     whole, nodes = load_reference(str(EXAMPLE), SIZES), CutModel(compiled)
     state, states = whole.new_state(), nodes.new_states()
-    with ThreadPoolExecutor(1) as thread:  # as an open connection does it
-        files = write_client_files(compiled, tmp_path)
-        run = thread.submit(ClientPrograms, manifest, files).result().new_run()
+    files = write_client_files(compiled, tmp_path)
+    with closing(await ClientPrograms.load(manifest, files)) as programs:
+        run = programs.new_run()
         for start, count in ((0, 5), (5, 1), (6, 8)):
             arrays = make_arrays(make_causal_step(range(7, 7 + count), start), CHUNK)
             raw = {
                 port.name: array_to_bytes(port.spec, arrays[port.name]) for port in client.inputs
             }
-            begun = thread.submit(run.begin, [raw[port.name] for port in client.inputs]).result()
+            begun = await run.begin([raw[port.name] for port in client.inputs])
             sent = {
                 port.name: data for port, data in zip(manifest.inputs, begun.sends, strict=True)
             }
             given = nodes.step(states, sent)
             outputs = [given[port.name] for port in manifest.outputs]
-            results = thread.submit(run.complete, begun, outputs).result()
+            results = await run.complete(begun, outputs)
             assert results == whole.run(state, [raw[spec.name] for spec in whole.inputs])
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         build("halves:halve", TARGET, private=0)
 
 
-def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
+async def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=0)
     manifest = compiled.manifest
     assert manifest.client is not None
@@ -108,7 +108,7 @@ def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
     )
     client = manifest.client.model_copy(update={"tasks": (wrong, *rest)})
     with pytest.raises(InvalidModel, match="other ports"):
-        ClientPrograms(manifest.model_copy(update={"client": client}), files)
+        await ClientPrograms.load(manifest.model_copy(update={"client": client}), files)
 
 
 def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:

@@ -7,6 +7,7 @@ borders.
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tokenizers.models import BPE
 
 from splitup.backend.runtime import TaskProgram
 from splitup.client.generation import generate_tokens
+from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
@@ -261,12 +263,13 @@ def test_a_block_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     save_hybrid(tmp_path / "m.gguf", CASES["qwen3.5"])
     session = Unused(build(str(tmp_path / "m.gguf"), 10**9, sizes=Sizes(chunk=CHUNK)).manifest)
 
-    async def generate() -> None:
-        async for _ in generate_tokens(session, Blocks(), Tokenizer(BPE())):  # type: ignore[arg-type]
+    async def generate(tokenizer: ModelTokenizer) -> None:
+        async for _ in generate_tokens(session, Blocks(), tokenizer):  # type: ignore[arg-type]
             raise AssertionError("a token came")
 
-    with pytest.raises(InvalidInput, match="no blocks that see themselves"):
-        asyncio.run(generate())
+    with closing(ModelTokenizer(Tokenizer(BPE()).to_str().encode(), "m")) as tokenizer:
+        with pytest.raises(InvalidInput, match="no blocks that see themselves"):
+            asyncio.run(generate(tokenizer))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
-from tests.builders import HANG_S
+from tests.builders import HANG_S, anybody
 from tests.net.relays import RelayServer
 from tests.node.network import (
     Store,
@@ -60,7 +60,7 @@ class Place:
         self.identity = generate_identity()
         self.registry = Registry()
         self.http = SignedClient(self.identity)
-        acceptor = LinkAcceptor(self.identity.address, lambda link, data: None)
+        acceptor = LinkAcceptor(self.identity.address, lambda link, data: None, may_open=anybody)
         for member in members:
             member.keys[self.identity.address] = self.identity.signing_key_hex
         view = make_view(members)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from splitup_node.worker.ipc import RunRequest
 
+from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
@@ -36,7 +37,7 @@ def make_one_task() -> Manifest:
         graph_bytes=len(GRAPH.to_bytes()),
         weights_digest="",
         weights_bytes=0,
-        state_bytes=8 * SIZE,
+        state_bytes=compute_state_bytes(GRAPH),
         vram_bytes=10**5,
         flops=SIZE,
         price_micro_usdc=10,

@@ -20,7 +20,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
 from splitup.messages.base import CLIENT, RELAY_PATH
-from splitup.messages.frames import TensorChunk
+from splitup.messages.frames import TensorChunk, read_delivery
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
@@ -209,7 +209,13 @@ async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> N
     stored = await read_log(large.store, request.execution_id, CLIENT, 0, request.client)
     assert stored == [x.tobytes() for x in xs]
     for node in large.nodes:
-        await node.finished.get()
+        execution = await node.finished.get()
+        assert execution.end is not None
+        (delivery,) = map(read_delivery, execution.end.end.outputs)
+        assert delivery is not None
+        for entry in execution.make_completion(bytes(32)).tasks:
+            if entry.task == delivery.task:
+                assert entry.outputs[delivery.port] == delivery.total.hex()
 
 
 async def test_client_needs_no_store_for_large_tensors(

@@ -129,8 +129,10 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
         assert entries[task].inputs == entries[task - 1].outputs
     last = entries[TASKS - 1]
     assert last.inputs == (entries[0].inputs[0], entries[TASKS - 2].outputs[0])
+    execution_id = certificate.plan.request.execution_id
+    assert pair.client.totals[execution_id, 4] == last.outputs[0], "the last frame signs all steps"
     author = certificate.plan.executors()[-1]
-    stored = await read_log(pair.store, certificate.plan.request.execution_id, TASKS - 1, 0, author)
+    stored = await read_log(pair.store, execution_id, TASKS - 1, 0, author)
     assert stored == [result.tobytes() for result in results]
     traces = [await pair.client.traces.get() for _ in pair.nodes]
     spans = {(span.task, span.step) for trace in traces for span in trace.spans}
@@ -160,12 +162,15 @@ async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
 
 async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
     certificate = pair.plan(0, 1, 0, 1)
-    await pair.client.connect(certificate)
-    xs = make_inputs(2)
-    running = asyncio.create_task(pair.run(certificate, xs))
-    pair.nodes[0].engine.start(certificate, MANIFEST)
-    await asyncio.sleep(0)
-    pair.nodes[1].engine.start(certificate, MANIFEST)
+    with contextlib.ExitStack() as stack:
+        for node in pair.nodes:  # has checked the plan, and not begun the execution
+            stack.enter_context(node.engine.expect(certificate))
+        await pair.client.connect(certificate)
+        xs = make_inputs(2)
+        running = asyncio.create_task(pair.run(certificate, xs))
+        pair.nodes[0].engine.start(certificate, MANIFEST)
+        await asyncio.sleep(0)
+        pair.nodes[1].engine.start(certificate, MANIFEST)
     assert np.array_equal(await running, compute_reference(xs, TASKS))
 
 
@@ -274,6 +279,9 @@ async def test_a_bundle_carries_frames_of_several_executions_and_of_one_without_
     first, second = pair.plan(0, 1, 0, 1), pair.plan(0, 1, 0, 1)
     for node in pair.nodes:
         node.engine.start(first, MANIFEST)
+    stack = contextlib.ExitStack()
+    for node in pair.nodes:
+        stack.enter_context(node.engine.expect(second))
     for certificate in (second, first):  # results come over either's own connection
         await pair.client.connect(certificate)
     ids = [certificate.plan.request.execution_id for certificate in (first, second)]
@@ -290,14 +298,13 @@ async def test_a_bundle_carries_frames_of_several_executions_and_of_one_without_
                     node.engine.start(certificate, MANIFEST)
             frame = await pair.client.outputs.get()
             results[frame.execution_id] = np.frombuffer(frame.payload, np.float32)
+    stack.close()
     for execution_id, x in zip(ids, xs, strict=True):
         assert np.array_equal(results[execution_id], compute_reference([x], TASKS)[0])
 
 
-async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
-    certificate = pair.plan(0, 0, 0, 0)
-    node = pair.nodes[0]
-    node.engine.start(certificate, MANIFEST)
+async def start_mallory(node: TestNode) -> tuple[TestClient, PlanCertificate]:
+    """A client with an execution of its own, as others are not let in."""
     mallory = TestClient()
     own = make_certificate(
         MANIFEST,
@@ -308,6 +315,14 @@ async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
     )
     node.engine.start(own, MANIFEST)
     await mallory.connect(own)
+    return mallory, own
+
+
+async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
+    certificate = pair.plan(0, 0, 0, 0)
+    node = pair.nodes[0]
+    node.engine.start(certificate, MANIFEST)
+    mallory, own = await start_mallory(node)
     x = np.ones(SIZE, np.float32).tobytes()
     ids = [plan.plan.request.execution_id for plan in (own, certificate)]
     frames = [make_tensor_frame(i, CLIENT, 0, 0, x) for i in ids]
@@ -326,8 +341,8 @@ async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> No
     node = pair.nodes[0]
     node.engine.start(certificate, MANIFEST)
     await pair.client.connect(certificate)
-    mallory = TestClient()
-    link = mallory.pool.open(node.identity.address, certificate.plan.nodes[0].endpoint)
+    mallory, _ = await start_mallory(node)
+    [link] = mallory.links
     execution_id = certificate.plan.request.execution_id
     x = np.ones(SIZE, np.float32).tobytes()
     link.send(seal_frame(mallory.identity, make_tensor_frame(execution_id, CLIENT, 0, 0, x)))

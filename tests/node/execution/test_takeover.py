@@ -134,6 +134,9 @@ async def finish(scene: Scene, *nodes: int) -> None:
         for entry in completion.tasks:
             log = await read_log(scene.store, scene.execution_id, entry.task, 0, completion.node)
             assert len(log) == STEPS
+            if entry.task == TASKS - 1:
+                sent = scene.client.totals[scene.execution_id, STEPS - 1]
+                assert sent == entry.outputs[0], "also of steps that another node sent"
     assert sorted(covered) == list(range(TASKS))
 
 

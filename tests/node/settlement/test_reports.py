@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,14 @@ from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavai
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.messages import api
-from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover, Takeover
+from splitup.messages.completions import (
+    Completion,
+    End,
+    ExecutorCommitment,
+    SignedEnd,
+    SignedTakeover,
+    Takeover,
+)
 from splitup.messages.verification import Attestation
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import sign_attestation
@@ -39,6 +47,7 @@ class FakeChain:
 
     def __init__(self) -> None:
         self.clock = ChainClock()
+        self.deployment = SimpleNamespace(confirmations=0)
         self.status: dict[str, int] = {}
         self.commitments: dict[str, str] = {}
         self.batches: list[list[str]] = []
@@ -187,9 +196,9 @@ async def reporter(tmp_path: Path, chain: FakeChain, http: FakeHttp) -> AsyncIte
 
 
 def make_completion(number: int) -> Completion:
-    return Completion(
-        execution_id=f"0x{number:064x}", node=NODE, steps=1, tasks=(), salt=f"0x{number:064x}"
-    )
+    name = f"0x{number:064x}"
+    end = SignedEnd(end=End(execution_id=name, steps=1, inputs=()), signature="0x" + "ab" * 64)
+    return Completion(execution_id=name, node=NODE, tasks=(), salt=name, end=end)
 
 
 async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
@@ -228,8 +237,8 @@ async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
         commitments = [await http.commitments.get() for _ in range(4)]
     completion = make_completion(1)
     assert {member for member, _ in commitments} == {f"http://m{n}" for n in range(1, 5)}
-    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in commitments} == {
-        (completion.execution_id, NODE, 1, completion.root())
+    assert {(p.execution_id, p.node, p.end, p.root) for _, p in commitments} == {
+        (completion.execution_id, NODE, completion.end, completion.root())
     }
     assert http.told.empty()
     chain.certified.add(completion.execution_id)
@@ -237,13 +246,20 @@ async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
     assert not chain.batches
 
 
-async def test_a_node_that_the_members_left_out_commits_itself(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("confirmations", [0, 10])
+async def test_s06_a_node_that_the_members_left_out_commits_itself(
+    reporter: Reporter,
+    chain: FakeChain,
+    http: FakeHttp,
+    monkeypatch: pytest.MonkeyPatch,
+    confirmations: int,
 ) -> None:
+    """Members see the plan so many blocks later, and the node waits so much longer for them."""
     monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 20)
+    chain.deployment.confirmations = confirmations
     await submit(reporter, 1)
     await hear(http, 4)
-    assert len(chain.batches) == 1 and chain.block >= 20
+    assert len(chain.batches) == 1 and chain.block >= 20 + confirmations
     monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
     await submit(reporter, 2, left_s=int(tuning.COMMIT_MARGIN_S) - 5)
     assert {n for _, n in await hear(http, 4)} == {2}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.crypto.keys import generate_identity
+from splitup.graph.cost import compute_state_bytes
 from splitup.graph.ir import Graph
 from splitup.storage.task_cache import Cache
 from tests.builders import HANG_S
@@ -41,6 +43,7 @@ class LocalCache:
     directory: Path
     graphs: list[Graph]
     vram_bytes: int = TASK_BYTES
+    hidden_bytes: int = 0  # of the states, that the manifest does not tell
 
     async def fetch_manifest(self, model_id: str) -> Any:
         tasks = [
@@ -48,7 +51,7 @@ class LocalCache:
                 task_id=compute_digest(graph.to_bytes()),
                 label=f"task {index}",
                 vram_bytes=self.vram_bytes,
-                state_bytes=0,
+                state_bytes=compute_state_bytes(graph) - self.hidden_bytes,
                 gate=None,
             )
             for index, graph in enumerate(self.graphs)
@@ -108,6 +111,20 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "error"),
+    [({"vram_bytes": 767}, "needs 768 .* 767 are"), ({"hidden_bytes": 1}, "512 .* 511 are")],
+)
+async def test_s04_a_task_that_declares_too_little_is_not_served(
+    workers: Workers, tmp_path: Path, declared: dict[str, int], error: str
+) -> None:
+    cache = LocalCache(tmp_path, [make_accumulator(2)], **declared)
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    with pytest.raises(SplitUpError, match=f"task [0-9a-f]{{12}} .*{error} declared"):
+        await loaded_tasks.ensure(MODEL, 0)
+    assert not loaded_tasks.tasks and loaded_tasks.used_bytes == 0
 
 
 def read_rss(pid: int) -> int:
@@ -207,16 +224,7 @@ async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
         )
         presence._demand_changed.set()
 
-    presence = Presence(
-        generate_identity(),
-        cast(Any, None),
-        cast(Any, SimpleNamespace(list_used=lambda: used)),
-        loaded_tasks,
-        cast(Any, None),
-        cast(Any, SimpleNamespace(trouble="")),
-        get_committee=lambda: pytest.fail("nobody is asked"),
-        get_determinism=lambda: "",
-    )
+    presence = make_presence(loaded_tasks, used)
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
     monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
@@ -240,6 +248,34 @@ async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     before = offers[: next(i for i, offer in enumerate(offers) if left not in offer)]
     assert any(planned[0] not in offer for offer in before)  # withdrawn, and offered again
     assert planned[0] in presence._get_offers()
+
+
+async def test_s04_a_task_that_fails_again_is_tried_later_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    presence = make_presence(cast(Any, None), set())
+    entry = make_entry(0, "11" * 32, 0)
+    waits = []
+    for _ in range(tuning.LOAD_RETRY_DOUBLINGS + 2):
+        presence._note_failure(entry, TaskFailed("it was given up"))
+        waits.append(presence._unloadable[entry.task_id] - 1000.0)
+    longest = tuning.LOAD_RETRY_S * 2**tuning.LOAD_RETRY_DOUBLINGS
+    assert waits[:3] == [tuning.LOAD_RETRY_S * factor for factor in (1, 2, 4)]
+    assert waits[-2:] == [longest, longest]
+
+
+def make_presence(loaded_tasks: LoadedTasks, used: set[str]) -> Presence:
+    return Presence(
+        generate_identity(),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(list_used=lambda: used)),
+        loaded_tasks,
+        cast(Any, None),
+        cast(Any, SimpleNamespace(trouble="")),
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
 
 
 def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:

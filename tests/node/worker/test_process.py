@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.worker.ipc import RunAnswer, RunRequest, decode_answer, encode_answer
+from splitup_node.worker.ipc import LoadRequest, RunAnswer, RunRequest, decode_answer, encode_answer
 from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 
+from splitup.backend.compile_process import compile_to_bytes
+from splitup.backend.devices import select_device
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph
+from splitup.graph.rules import load_graph
 from tests.builders import HANG_S
 from tests.cpu.test_cache_writes import make_cache
 from tests.graph.graphs import make_running_sum
-from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
+from tests.graph.hostile import make_shifts, make_swelling
+from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_WEIGHTS, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
 FRAGILE = (sys.executable, str(Path(__file__).parents[1] / "fragile_worker.py"))
@@ -155,12 +159,13 @@ async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
     assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
 
 
-async def test_f25_a_compiler_crash_ends_only_the_worker(start: Start, tmp_path: Path) -> None:
+async def test_f25_a_crash_while_loading_ends_only_the_worker(start: Start, tmp_path: Path) -> None:
     supervisor = await start()
-    path = tmp_path / CRASHING_FILE
+    path, weights = tmp_path / "task.json", tmp_path / "weights"
     path.write_bytes(make_sum(2).to_bytes())
+    weights.write_bytes(CRASHING_WEIGHTS)
     with pytest.raises(WorkerLost, match="crash in a kernel"):
-        await supervisor.load(path, None)
+        await supervisor.load(path, weights)
     async with asyncio.timeout(HANG_S):
         await supervisor.wait_lost()
     await supervisor.restart()
@@ -208,12 +213,14 @@ async def test_f25_a_worker_that_hangs_is_killed_after_the_time_limit(
 async def test_spare_states_are_freed_when_memory_is_short(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "task.json"
-    path.write_bytes(make_cache(64).to_bytes())
-    loaded = Worker(10**8).load(path, None)
+    data = make_cache(64).to_bytes()
+    kernels = compile_to_bytes(lambda: load_graph(data), select_device().device)
+    wanted = LoadRequest(data, kernels, 10**8, None)
+    measuring = Worker(10**8)
+    loaded = measuring.add(measuring.load(wanted, None))
     fixed, state_bytes = loaded["vram_bytes"] - loaded["state_bytes"], loaded["state_bytes"]
     worker = Worker(2 * fixed + 3 * state_bytes)
-    programs = [worker.load(path, None)["program"] for _ in range(2)]
+    programs = [worker.add(worker.load(wanted, None))["program"] for _ in range(2)]
 
     def run(session: int, program: int) -> None:
         inputs = [bytes(spec.row_bytes) for spec in worker._programs[program].inputs]
@@ -233,6 +240,51 @@ async def test_spare_states_are_freed_when_memory_is_short(
     run(5, programs[1])
     with pytest.raises(Unavailable, match="no memory for another state"):
         run(6, programs[1])
+
+
+async def test_s04_steps_run_while_a_task_is_loading(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = (await load(supervisor, tmp_path, make_accumulator()))["program"]
+    values(await run(supervisor, 700, program, [1.0] * 4))
+    hostile = tmp_path / "hostile.json"
+    hostile.write_bytes(make_shifts(6).to_bytes())  # legal, and takes a second
+    loading = asyncio.create_task(supervisor.load(hostile, None))
+    for step in range(2, 42):
+        assert values(await run(supervisor, 700, program, [1.0] * 4)) == [float(step)] * 4
+    assert not loading.done()
+    assert (await loading)["program"] > program
+    supervisor.drop([700])
+
+
+async def test_s04_a_refused_task_costs_neither_memory_nor_steps(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = (await load(supervisor, tmp_path, make_accumulator()))["program"]
+    status = Path(f"/proc/{supervisor.pid}/status")
+
+    def get_peak_kib() -> int:
+        return int(status.read_text().partition("VmHWM:")[2].split()[0])
+
+    before_kib = get_peak_kib()
+    refused = {"declared": make_swelling(600), "'compiling'": make_shifts(10)}
+    for reason, graph in refused.items():
+        path = tmp_path / "refused.json"
+        path.write_bytes(graph.to_bytes())
+        with pytest.raises(TaskFailed, match=reason):
+            await supervisor.load(path, None, 10**6)
+    assert get_peak_kib() - before_kib < 64 * 1024
+    values(await run(supervisor, 701, program, [1.0] * 4))
+    supervisor.drop([701])
+
+
+async def test_s04_a_task_for_more_memory_than_the_worker_has_is_refused(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(make_swelling(600).to_bytes())
+    with pytest.raises(TaskFailed, match=f"{10**8} are declared"):
+        await supervisor.load(path, None, 10**12)
 
 
 async def test_state_memory_is_bounded(start: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import Supervisor, parse_device
 from splitup_node.worker.worker_pool import Workers
 
+from splitup.backend.compile_server import CompileServer
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
@@ -85,10 +87,21 @@ async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
     assert await run(workers, 1, programs[1], [5, 5]) == [5, 5]
 
 
-async def test_workers_share_the_kernel_cache(workers: Workers, tmp_path: Path) -> None:
+async def test_workers_share_the_kernel_cache(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, make_sum(3))
-    assert not (await workers.load(0, path, None))["is_from_cache"]
-    assert (await workers.load(1, path, None))["is_from_cache"]
+    compiled: list[bytes] = []
+    compile_once = CompileServer.compile
+
+    async def note(self: CompileServer, graph: bytes, *told: Any) -> bytes:
+        compiled.append(graph)
+        return await compile_once(self, graph, *told)
+
+    monkeypatch.setattr(CompileServer, "compile", note)
+    for worker in (0, 1):
+        await workers.load(worker, path, None)
+    assert compiled == [path.read_bytes()]
 
 
 async def test_f25_the_death_of_one_worker_does_not_affect_the_other(

@@ -339,9 +339,7 @@ async def make_order(network: Network, manifest: Manifest) -> tuple[Verification
             break
     ranking = rank_validators(draw.seed, sampled[0], certificate.plan, snapshot, manifest)
     shown = open_snapshot(snapshot, (certificate.plan.executors()[sampled[0]], ranking[0]))
-    order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=shown, task=sampled[0], steps=STEPS
-    )
+    order = VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=sampled[0])
     return order, ranking
 
 

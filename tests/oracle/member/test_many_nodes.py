@@ -30,7 +30,7 @@ from splitup.protocol.committee.events import (
     Tick,
 )
 from splitup.storage.journal import Journal
-from tests.builders import HANG_S, address, task_id
+from tests.builders import COMMON_CLASS, HANG_S, address, task_id
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee
 from tests.protocol.simulator import GRACE_S, VERIFY_NONE
 
@@ -42,7 +42,7 @@ RESIDENT = tuple(sorted(task_id(n) for n in range(2)))
 class Board:
     """Takes what members bring to the chain, and tells them of the first snapshot."""
 
-    deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE)
+    deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE, confirmations=0)
 
     def __init__(self) -> None:
         self.roots: list[str] = []
@@ -66,7 +66,7 @@ def make_events(members: list[CommitteeMember]) -> list[Any]:
                 queue_ms=n % 500,
                 resident=RESIDENT,
                 vram_free_bytes=n << 20,
-                determinism="CPU:X86",
+                determinism=COMMON_CLASS,
             ),
             record.signing_key,
         )

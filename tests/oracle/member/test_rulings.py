@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.rulings import Rulings
 
 from splitup.core import tuning
@@ -54,7 +54,10 @@ def digest(array: np.ndarray) -> str:
 
 
 def digest_steps(steps: np.ndarray) -> str:
-    return hashlib.sha256(b"".join(bytes.fromhex(digest(step)) for step in steps)).hexdigest()
+    total = bytes(32)
+    for step in steps:
+        total = hashlib.sha256(total + bytes.fromhex(digest(step))).digest()
+    return total.hex()
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,7 @@ class Court:
         draws = (network.committee.draw(certificate.plan, nonce) for nonce in range(1000))
         draw = next(d for d in draws if TASK in get_sampled_tasks(d, 3, 800))
         shown = open_snapshot(snapshot, [chosen[TASK]])
-        return VerificationOrder(
-            certificate=certificate, draw=draw, snapshot=shown, task=TASK, steps=STEPS
-        )
+        return VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=TASK)
 
     async def write(self, certificate: PlanCertificate, task: int, tensors: np.ndarray) -> None:
         """Write the log of a task's output, as its executor."""
@@ -134,7 +135,7 @@ async def court(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Court
 async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> None:
     order = court.order(MANIFEST)
     await court.write(order.certificate, 0, DATA)
-    determinism = await sandbox.find_class("")
+    determinism = await recomputation.find_class("")
     ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
     assert (ruling.inputs, ruling.outputs) == ((digest_steps(DATA),), (digest_steps(RIGHT),))
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
@@ -170,6 +171,24 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
         else:
             assert ruling.compared and ruling.outputs == expected
             assert (ruling.inputs, ruling.state) == ((digest_steps(DATA),), "ab" * 32)
+
+
+async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_close(
+    court: Court,
+) -> None:
+    near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
+    determinism = await recomputation.find_class("")
+    for claimed, stored, close in (
+        (near, near, True),
+        (far, far, False),
+        (near, RIGHT[:0], False),  # nothing is stored that could be compared
+    ):
+        order = court.order(TOLERANT)
+        await court.write(order.certificate, 0, DATA)
+        await court.write(order.certificate, TASK, stored)
+        ruling = await court.rule(order, TOLERANT, determinism, claimed)
+        assert (ruling.outputs, ruling.close) == ((digest_steps(RIGHT),), close)
+        assert not ruling.missing and not ruling.compared
 
 
 async def test_the_clients_inputs_are_nobodys_fault(

@@ -61,12 +61,13 @@ def make_plan() -> tuple[Plan, str]:
 
 def make_draw() -> Draw:
     commitments = ((address(1), "0x" + "11" * 32), (address(2), "0x" + "22" * 32))
-    alpha = draw_alpha("0x" + "ee" * 32, "0x" + "aa" * 32, commitments)
+    alpha = draw_alpha("0x" + "ee" * 32, "0x" + "aa" * 32, commitments, (), 4)
     signature = bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, alpha)
     return Draw(
         execution_id="0x" + "ee" * 32,
         block_hash="0x" + "aa" * 32,
         commitments=commitments,
+        steps=4,
         signature=signature,
         seed=bls.compute_seed(signature),
     )
@@ -123,6 +124,9 @@ def test_malformed_plans_are_refused_whoever_signed_them() -> None:
         {"tasks": ((node, node), *plan.tasks[1:])},
         {"nodes": plan.nodes[1:]},
         {"nodes": plan.nodes[::-1]},
+        {"terms": plan.terms[:-1]},
+        {"places": (0,) * (len(plan.tasks) + 1)},
+        {"places": (99,) * len(plan.tasks)},
         {"request": plan.request.model_copy(update={"chain_id": 1})},
     ):
         bad = plan.model_copy(update=update)
@@ -151,4 +155,4 @@ def test_draws_are_bound_to_their_commitments() -> None:
 def test_randomness_of_plans_and_draws_never_meets() -> None:
     request = make_request()
     assert not plan_alpha(request).startswith(b"splitup/draw-seed/v1")
-    assert plan_alpha(request) != draw_alpha(request.execution_id, request.block_hash, ())
+    assert plan_alpha(request) != draw_alpha(request.execution_id, request.block_hash, (), (), 4)

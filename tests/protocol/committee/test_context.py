@@ -27,18 +27,39 @@ def sign(place: int, alpha: bytes = ALPHA) -> str:
 
 
 def test_a_slot_is_signed_once_and_the_same_again() -> None:
-    signing_guard = SigningGuard({"old": "a"})
+    signing_guard = SigningGuard({"old": {"digest": "a", "until_s": 5}})
     assert signing_guard.claim("old", "a") == []
     assert signing_guard.claim("old", "b") is None
-    assert signing_guard.claim("new", "x") == [Persist("signed", "new", {"digest": "x"})]
+    assert signing_guard.claim("new", "x") == [
+        Persist("signed", "new", {"digest": "x", "until_s": 0})
+    ]
     assert signing_guard.claim("new", "x") == []
     assert signing_guard.claim("new", "y") is None
 
 
 def test_forgotten_slots_leave_the_journal_too() -> None:
-    signing_guard = SigningGuard({"plan/1/": "a", "plan/12/": "b"})
-    assert signing_guard.forget("plan/1/") == [Forget("signed", "plan/1/")]
-    assert signing_guard.claim("plan/12/", "c") is None
+    signing_guard = SigningGuard()
+    for slot in ("snapshot/1/1/0", "snapshot/1/12/0"):
+        signing_guard.claim(slot, "a")
+    assert signing_guard.forget("snapshot/1/1/0") == [Forget("signed", "snapshot/1/1/0")]
+    assert signing_guard.claim("snapshot/1/12/0", "b") is None
+
+
+def test_s03_a_slot_is_kept_until_the_chains_time_has_closed_it_for_long() -> None:
+    signing_guard = SigningGuard()
+    signing_guard.claim("plan/1", "a", 1_000)
+    signing_guard.claim("plan/2", "b", 9_000)
+    signing_guard.claim("snapshot/1/1/0", "c")
+    end_s = 1_000 + tuning.SIGNED_MARGIN_S
+    assert signing_guard.forget_closed(end_s) == []
+    assert signing_guard.forget_closed(end_s + 1) == [Forget("signed", "plan/1")]
+    assert len(signing_guard) == 2
+    (kept,) = signing_guard.shorten("plan/2", 1_000)
+    assert kept == Persist("signed", "plan/2", {"digest": "b", "until_s": 1_000})
+    assert signing_guard.shorten("plan/2", 8_000) == [], "never longer"
+    assert signing_guard.claim("plan/2", "other", 9_000) is None
+    assert signing_guard.forget_closed(end_s + 1) == [Forget("signed", "plan/2")]
+    assert signing_guard.slots() == ["snapshot/1/1/0"]
 
 
 def test_the_content_store_keeps_the_latest_snapshots() -> None:

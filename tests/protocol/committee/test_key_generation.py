@@ -30,7 +30,9 @@ class Board:
         view: CommitteeView | None = None,
         parties: Sequence[Identity] = (),
         predecessors: Sequence[Predecessor | None] = (),
+        confirmations: int = 0,
     ) -> None:
+        self.confirmations = confirmations
         members, four = make_committee()
         self.members = list(parties) or list(members)
         self.view = view or four
@@ -40,6 +42,7 @@ class Board:
                 self.view,
                 bytes([place + 1]) * 32,
                 predecessors[place] if predecessors else None,
+                confirmations,
             )
             for place, member in enumerate(self.members)
         ]
@@ -60,17 +63,19 @@ class Board:
                 self.outcome[place].append(command)
 
     def mine(self, blocks: int = 1) -> None:
+        """Add blocks; all members read them ``confirmations`` blocks later."""
         for _ in range(blocks):
             self.block += 1
             pending, self.pending = self.pending, []
             for event in pending:
                 fields = {name: getattr(event, name) for name in event.__slots__}
-                posted = type(event)(**{**fields, "block_number": self.block})
-                self.log.append(posted)
+                self.log.append(type(event)(**{**fields, "block_number": self.block}))
+            read = self.block - self.confirmations
+            for posted in [event for event in self.log if event.block_number == read]:
                 for place, keygen in enumerate(self.keygens):
                     self.post(place, deliver(keygen, posted))
             for place, keygen in enumerate(self.keygens):
-                self.post(place, keygen.process_block(self.block))
+                self.post(place, keygen.process_block(read))
 
     def get_ready(self) -> list[KeyReady]:
         return [
@@ -306,3 +311,55 @@ def test_larger_committees_generate_a_key(size: int) -> None:
     keys = [ready[0].group.member_keys[place] for place in (0, 1, size - 1)]
     for key, partial in zip(keys, partials, strict=True):
         bls.verify_signature(key, b"d", b"m", partial)
+
+
+@pytest.mark.parametrize("confirmations", [0, 1, 2, 6, limits.MAX_CONFIRMATIONS])
+def test_s06_bad_shares_are_complained_about_in_time_however_deep_members_read(
+    confirmations: int,
+) -> None:
+    """The faulty dealer deals last, so that nothing but the window for complaints is left."""
+    board = Board(confirmations=confirmations)
+    ceremony = make_ceremony(board.view, confirmations=confirmations)
+    for place, keygen in enumerate(board.keygens[:3]):
+        board.post(place, keygen.process_start())
+    board.mine(3)
+    (deal,) = board.keygens[3].process_start()
+    assert isinstance(deal, PostDealing)
+    dealing = deal.dealing
+    for victim in (0, 1):
+        dealing = spoil(dealing, ceremony, victim)
+    board.post(3, [PostDealing(dealing)])
+    board.mine(4 * confirmations + 10)
+    ready = board.get_ready()
+    assert [r.group.qualified for r in ready] == [(0, 1, 2)] * 4, "all agree, and can sign"
+
+
+def test_s06_a_complaint_that_the_chain_does_not_hold_is_posted_again() -> None:
+    board = Board(confirmations=2)
+    ceremony = make_ceremony(board.view, confirmations=2)
+    for place, keygen in enumerate(board.keygens):
+        for command in keygen.process_start():
+            assert isinstance(command, PostDealing)
+            data = spoil(command.dealing, ceremony, 0) if place == 3 else command.dealing
+            board.post(place, [PostDealing(data)])
+    board.mine(3)
+    assert [type(event) for event in board.pending] == [ComplaintPosted]
+    board.pending.clear()  # lost
+    assert board.keygens[0].process_start() == [], "it may only not be deep enough yet"
+    board.mine(3)
+    again = board.keygens[0].process_start()
+    assert [type(command) for command in again] == [PostComplaint]
+    assert board.keygens[0].process_start() == []
+    board.post(0, again)
+    board.mine(10)
+    assert [r.group.qualified for r in board.get_ready()] == [(0, 1, 2)] * 4
+
+
+def test_s06_members_that_read_at_other_depths_find_out() -> None:
+    """Their windows differ, so they would decide differently."""
+    deep = KeyGeneration(make_committee()[0][0], make_committee()[1], bytes(32), None, 6)
+    (deal,) = Board().keygens[1].process_start()
+    assert isinstance(deal, PostDealing)
+    account = make_committee()[0][1].address
+    (fault,) = deep.process_dealing(DealingPosted(account, deal.dealing, 5))
+    assert isinstance(fault, Fault) and "another key generation" in fault.message

@@ -13,6 +13,7 @@ from splitup.messages.base import Message
 from splitup.messages.completions import EMPTY_DIGEST, Completion, TaskCommitment
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
+from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import (
     DrawPartial,
@@ -34,10 +35,13 @@ from tests.protocol.simulator import (
     VERIFY_NONE,
     Network,
     Simulation,
+    make_signed_end,
     read_result,
     settle,
     start,
 )
+
+ID = "0x" + "11" * 32
 
 
 def test_an_execution_is_planned_settled_and_forgotten() -> None:
@@ -55,6 +59,16 @@ def test_an_execution_is_planned_settled_and_forgotten() -> None:
     for account, member in simulation.members.items():
         assert member.get_status(simulation.now)["executions_open"] == 0
         assert member.find_certificate(execution_id) is not None, "late clients still ask for it"
+        slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
+        assert {slot.partition("/")[0] for slot in slots} == {
+            "snapshot",
+            "plan",
+            "draw",
+            "settlement",
+        }
+    simulation.now += 300 + GRACE_S + tuning.SIGNED_MARGIN_S  # past the deadline's end, for long
+    simulation.run(3)
+    for account in simulation.members:
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
         assert all(slot.startswith("snapshot/") for slot in slots)
 
@@ -231,6 +245,11 @@ def test_an_unsettled_execution_is_forgotten_after_its_refund() -> None:
     for account, member in simulation.members.items():
         assert member.get_status(simulation.now)["executions_open"] == 0
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
+        assert {slot.partition("/")[0] for slot in slots} == {"snapshot", "plan"}
+    simulation.now += 300 + GRACE_S + tuning.SIGNED_MARGIN_S  # past the deadline's end, for long
+    simulation.run(3)
+    for account in simulation.members:
+        slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
         assert all(slot.startswith("snapshot/") for slot in slots)
 
 
@@ -352,7 +371,11 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
         if name == executor
     )
     completion = Completion(
-        execution_id=execution_id, node=executor, steps=4, tasks=entries, salt="0x" + "55" * 32
+        execution_id=execution_id,
+        node=executor,
+        tasks=entries,
+        salt="0x" + "55" * 32,
+        end=make_signed_end(execution_id, 4),
     )
     member, key = simulation.members[account], node.identity.signing_key_hex
     block_hash = "0x" + "01" * 32
@@ -375,7 +398,7 @@ def test_strangers_and_echoes_are_refused() -> None:
     simulation = start()
     account = simulation.identities[0].address
     member = simulation.members[account]
-    message = PlanPartial(execution_id="0x" + "11" * 32, partial="0x" + "00" * 48)
+    message = PlanPartial(execution_id=ID, request_hash=ID, partial="0x" + "00" * 48)
     with pytest.raises(PeerFault, match="no committee member"):
         member.handle(ev.GossipReceived(make_identity(5).address, message), simulation.now)
     with pytest.raises(PeerFault, match="our own message"):
@@ -387,7 +410,9 @@ def test_early_messages_are_bounded() -> None:
     account, other = (identity.address for identity in simulation.identities[:2])
     member = simulation.members[account]
     for number in range(tuning.MAX_EARLY_MESSAGES + 100):
-        message = PlanPartial(execution_id=f"0x{number:064x}", partial="0x" + "00" * 48)
+        message = PlanPartial(
+            execution_id=f"0x{number:064x}", request_hash=ID, partial="0x" + "00" * 48
+        )
         member.handle(ev.GossipReceived(other, message), simulation.now)
     kept = member._plans._early[other]
     assert len(kept) == tuning.MAX_EARLY_MESSAGES
@@ -408,7 +433,14 @@ def test_only_members_can_be_members() -> None:
     _, view = make_committee()
     make_keys()
     with pytest.raises(InvalidInput, match="use a member's keystore"):
-        CommitteeMember(make_identity(5), view, VERIFY_ALL, read_result, grace_s=GRACE_S)
+        CommitteeMember(
+            make_identity(5),
+            view,
+            VERIFY_ALL,
+            read_result,
+            grace_s=GRACE_S,
+            signing_guard=SigningGuard(),
+        )
 
 
 def test_members_that_restarted_do_not_hold_up_the_next_snapshot() -> None:

@@ -19,8 +19,10 @@ MESSAGE = {"execution_id": ID, "partial": PARTIAL}
 
 
 def test_messages_come_back_as_they_were() -> None:
-    for kind in (PlanPartial, DrawPartial):
-        message = kind(execution_id=ID, partial=PARTIAL)
+    for message in (
+        PlanPartial(execution_id=ID, request_hash=ID, partial=PARTIAL),
+        DrawPartial(execution_id=ID, partial=PARTIAL),
+    ):
         assert parse_gossip(json.loads(json.dumps(encode_gossip(message, 7)))) == (message, 7)
 
 

@@ -305,30 +305,62 @@ def test_buffers_and_executions_are_bounded() -> None:
         queue.assign(SECOND, [], 1)
 
 
+def add_early(
+    early: EarlyFrames, execution_id: str, sender: str, data: bytes, now_s: float = 0.0
+) -> None:
+    frame = make_tensor_frame(execution_id, CLIENT, 0, 0, data)
+    part_of_a_buffer = memoryview(b"and more" + data)[8:]
+    early.add(sender, replace(frame, payload=part_of_a_buffer), Seal(b"", bytes(64)), now_s)
+
+
+def take_early(early: EarlyFrames, execution_id: str) -> list[tuple[str, object]]:
+    return [(sender, frame.payload) for sender, frame, _ in early.take(execution_id)]
+
+
 def test_early_frames_come_back_in_order_and_are_bounded() -> None:
-    early = EarlyFrames(max_executions=2)
-    seal = Seal(b"", bytes(64))
+    early = EarlyFrames()
+    add_early(early, FIRST, "a", b"1")
+    add_early(early, FIRST, "b", b"2")
+    add_early(early, FIRST, "a", b"3")
+    add_early(early, SECOND, "c", b"4")
+    assert take_early(early, SECOND) == [("c", b"4")] and take_early(early, SECOND) == []
+    assert take_early(early, FIRST) == [("a", b"1"), ("a", b"3"), ("b", b"2")]
+    for number in range(tuning.MAX_EARLY_FRAMES):
+        add_early(early, SECOND, "c", bytes([number % 256]))
+    for data in (b"one too many", b"and another"):
+        add_early(early, SECOND, "c", data)
+    assert take_early(early, SECOND) == []  # never a part of them
+    add_early(early, FIRST, "c", bytes(tuning.MAX_EARLY_BYTES + 1))
+    add_early(early, FIRST, "c", b"behind it")
+    assert take_early(early, FIRST) == []
+    add_early(early, FIRST, "c", b"a new beginning")
+    assert take_early(early, FIRST) == [("c", b"a new beginning")]
 
-    def add(execution_id: str, sender: str, data: bytes) -> None:
-        frame = make_tensor_frame(execution_id, CLIENT, 0, 0, data)
-        early.add(sender, replace(frame, payload=memoryview(b"and more" + data)[8:]), seal)
 
-    def take(execution_id: str) -> list[tuple[str, object]]:
-        return [(sender, frame.payload) for sender, frame, _ in early.take(execution_id)]
+def test_early_frames_are_dropped_when_their_plan_does_not_come() -> None:
+    early = EarlyFrames(max_streams=1)
+    add_early(early, FIRST, "a", b"1", now_s=100.0)
+    early.expire(100.0 + tuning.EARLY_S)
+    add_early(early, SECOND, "b", b"2", now_s=100.0)
+    assert take_early(early, SECOND) == []  # no room
+    early.expire(100.1 + tuning.EARLY_S)
+    add_early(early, SECOND, "b", b"2", now_s=100.0)
+    assert take_early(early, FIRST) == [] and take_early(early, SECOND) == [("b", b"2")]
 
-    add(FIRST, "a", b"1")
-    add(FIRST, "b", b"2")
-    add(SECOND, "c", b"3")
-    assert take(SECOND) == [("c", b"3")] and take(SECOND) == []
-    add(SECOND, "c", b"4")
-    add("0x" + "03" * 32, "d", b"5")
-    assert take(FIRST) == []  # the oldest had to go
-    for number in range(tuning.MAX_EARLY_FRAMES - 1):
-        add(SECOND, "c", bytes([number % 256]))
-    with pytest.raises(Unavailable, match="came before its plan"):
-        add(SECOND, "c", b"one too many")
-    with pytest.raises(Unavailable, match="came before its plan"):
-        add(FIRST, "c", bytes(tuning.MAX_EARLY_BYTES + 1))
+
+def test_s11_early_frames_of_one_peer_push_out_no_frames_of_another() -> None:
+    """Neither with executions that do not exist, nor with the same execution."""
+    early = EarlyFrames(max_streams=4)
+    add_early(early, FIRST, "genuine", b"1")
+    for _ in range(tuning.MAX_EARLY_FRAMES + 1):
+        add_early(early, FIRST, "flooding", b"x")
+    for number in range(3, 8):
+        add_early(early, f"0x{number:064x}", "flooding", b"x")
+    add_early(early, FIRST, "genuine", b"2")
+    add_early(early, SECOND, "genuine", b"3")  # takes a place that the flood had
+    kept = [entry for entry in take_early(early, FIRST) if entry[0] == "genuine"]
+    assert kept == [("genuine", b"1"), ("genuine", b"2")]
+    assert take_early(early, SECOND) == [("genuine", b"3")]
 
 
 GATED = LocalTask(2, ((0, 0), (0, 1), (1, 0)), 1, 0, gate=(0, 1))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from splitup.core import tuning
+from splitup.core.errors import PeerFault
 from splitup.messages.base import Message
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
@@ -18,7 +21,11 @@ from splitup.protocol.committee.commands import (
     SubmitPlan,
 )
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
+from splitup.protocol.committee.equivocation import (
+    EquivocationDetector,
+    compute_vote_hash,
+    make_plan_slot,
+)
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
@@ -47,13 +54,14 @@ def make_agreement(
         store.add_snapshot(make_plan_context().snapshot)
         store.add_manifest(make_plan_context().manifest)
     detector = EquivocationDetector(context)
-    return PlanAgreement(context, SigningGuard(signed or {}), store, detector, VERIFY_NONE)
+    entries = {slot: {"digest": root, "until_s": 2**40} for slot, root in (signed or {}).items()}
+    return PlanAgreement(context, SigningGuard(entries), store, detector, VERIFY_NONE)
 
 
 def make_partial(place: int) -> PlanPartial:
     alpha = plan_alpha(REQUEST)
     partial = CHEAP.sign_partial(make_context(place).share, RANDOMNESS_DOMAIN, alpha)
-    return PlanPartial(execution_id=EXECUTION, partial=partial)
+    return PlanPartial(execution_id=EXECUTION, request_hash=REQUEST.hash(), partial=partial)
 
 
 def sign_as(place: int, vote: PlanVote) -> PlanVote:
@@ -89,9 +97,9 @@ def certify(agreement: PlanAgreement, now: float = 0.0) -> list[Command]:
     return agreement.process_gossip(ACCOUNTS[2], sign_as(2, vote), now)
 
 
-def test_the_request_is_persisted_before_our_share_leaves() -> None:
+def test_our_share_leaves_with_the_request() -> None:
     commands = make_agreement().process_request(REQUEST, 0.0)
-    assert [type(command) for command in commands] == [Persist, Gossip]
+    assert [type(command) for command in commands] == [Gossip]
     assert make_agreement().find_certificate(EXECUTION) is None
 
 
@@ -136,7 +144,7 @@ def test_share_and_vote_are_repeated_until_there_is_a_certificate() -> None:
 def test_a_false_share_and_a_vote_for_another_plan_are_blamed_on_their_senders() -> None:
     agreement = make_agreement()
     agreement.process_request(REQUEST, 0.0)
-    false = PlanPartial(execution_id=EXECUTION, partial="0x01" + "66" * 47)
+    false = make_partial(1).model_copy(update={"partial": "0x01" + "66" * 47})
     agreement.process_gossip(ACCOUNTS[1], false, 0.0)
     commands = agreement.process_gossip(ACCOUNTS[2], make_partial(2), 0.0)
     assert [fault.peer for fault in commands if isinstance(fault, Fault)] == [ACCOUNTS[1]]
@@ -217,13 +225,37 @@ def test_a_member_that_is_behind_gets_the_certificate() -> None:
     assert behind.find_certificate(EXECUTION) == answer.certificate
 
 
-def test_who_signed_another_request_or_plan_before_signs_nothing_new() -> None:
-    agreement = make_agreement(signed={f"request/{EXECUTION}/": "00" * 32})
-    commands = agreement.process_request(REQUEST, 0.0)
-    assert not get_messages(commands) and "reorganisation" in agreement.find_refusal(EXECUTION)
-    agreement = make_agreement(signed={f"plan/{EXECUTION}/": "0x" + "00" * 32})
+def test_a_certificate_for_other_words_than_the_requests_is_refused() -> None:
+    """Also when 2f+1 members signed it: what the chain holds for this id says something else."""
+    agreement, behind = make_agreement(), make_agreement(3)
+    certify(agreement)
+    certificate = agreement.find_certificate(EXECUTION)
+    assert certificate is not None
+    behind.process_request(REQUEST.model_copy(update={"max_price_micro_usdc": 10**6 + 1}), 0.0)
+    with pytest.raises(PeerFault, match="states another request"):
+        behind.process_gossip(ACCOUNTS[0], PlanCertified(certificate=certificate), 5.0)
+    assert behind.find_certificate(EXECUTION) is None
+
+
+def test_who_signed_another_plan_before_signs_nothing_new() -> None:
+    slot = f"plan/{EXECUTION}/{REQUEST.hash()}"
+    agreement = make_agreement(signed={slot: "0x" + "00" * 32})
     commands = agree(agreement)
     assert not get_messages(commands) and "another plan" in agreement.find_refusal(EXECUTION)
+
+
+def test_s03_a_plan_is_signed_before_the_deadline_or_only_again() -> None:
+    """A member that forgot a request whose deadline has passed has no reason to sign for it."""
+    for signed, votes in (({}, 0), ({make_plan_slot(REQUEST): make_root()}, 1)):
+        agreement = make_agreement(signed=signed)
+        agreement._context.timestamp_s = REQUEST.deadline + 1
+        messages = get_messages(agree(agreement))
+        assert sum(isinstance(message, PlanVote) for message in messages) == votes
+        assert agreement.find_refusal(EXECUTION) == "", "it waits for the certificate"
+
+
+def make_root() -> str:
+    return get_vote(agree(make_agreement())).root
 
 
 def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
@@ -238,7 +270,9 @@ def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
         for place in (1, 2):
             alpha = plan_alpha(request)
             partial = CHEAP.sign_partial(make_context(place).share, RANDOMNESS_DOMAIN, alpha)
-            message = PlanPartial(execution_id=EXECUTION, partial=partial)
+            message = PlanPartial(
+                execution_id=EXECUTION, request_hash=request.hash(), partial=partial
+            )
             commands += agreement.process_gossip(ACCOUNTS[place], message, 0.1)
         votes = [c for c in commands if isinstance(c, Gossip) and isinstance(c.message, PlanVote)]
         assert bool(votes) == is_planned

@@ -6,11 +6,24 @@ from itertools import combinations
 
 import pytest
 
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.messages.plans import SignedRequest
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.certificates import compute_plan_hash
+from splitup.protocol.committee.context import SIGNED
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
-from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, Simulation, settle, start
+from splitup.protocol.settlement.proof_of_sampling import Economics
+from tests.protocol.simulator import (
+    CLIENT_IDENTITY,
+    GRACE_S,
+    VERIFY_ALL,
+    VERIFY_NONE,
+    Simulation,
+    settle,
+    start,
+)
 
 CLIENT = CLIENT_IDENTITY.address
 
@@ -30,7 +43,7 @@ def list_kept(simulation: Simulation) -> list[str]:
     return [
         account
         for account, journal in simulation.journals.items()
-        if (SIGNED_REQUEST, CLIENT) in journal
+        if (SIGNED_REQUEST, f"1/{CLIENT}") in journal
     ]
 
 
@@ -179,3 +192,130 @@ def test_a15_a_signature_is_for_its_words_chain_and_market_only() -> None:
                 signature=signature,
             )
         )
+
+
+# ---- one request in several wordings -------------------------------------------------------------
+
+MIN_DEADLINE_S = 5  # the Market's default
+
+
+class SlowChain(Simulation):
+    """Blocks of 12 s, and the contract's own rule about the soonest deadline."""
+
+    ticks = 0
+
+    def _mine(self) -> None:
+        self.ticks += 1
+        if self.ticks % 12 == 0:
+            super()._mine()
+
+    def _execute(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.SubmitPlan) and command.client_signature:
+            if command.request.deadline < self._timestamp() + MIN_DEADLINE_S:
+                self.chain.rejected["DeadlineInvalid"] += 1
+                return
+        super()._execute(command)
+
+
+def list_plan_slots(simulation: Simulation, account: str) -> list[str]:
+    journal = simulation.journals[account]
+    return [key for kind, key in journal if kind == SIGNED and key.startswith("plan/")]
+
+
+def test_s03_a_number_used_again_with_other_words_convicts_nobody() -> None:
+    """The first request has the shortest legal deadline, so that the chain cannot open it."""
+    simulation = SlowChain(1)
+    assert simulation.run(60, lambda: simulation.chain.sequence >= 1)
+    simulation.chain.balances[CLIENT], simulation.chain.frozen_until = 10**6, 2**40
+    while simulation.ticks % 12:
+        simulation.run(0.1)
+    simulation.run(0.2)
+    said: dict[tuple[str, str, str], set[bytes]] = {}
+    shortest_s = MIN_DEADLINE_S + limits.SIGNED_REQUEST_MARGIN_S
+    for deadline_s, steps, wait_s in ((shortest_s, 4, 40), (200, 3, 30)):
+        signed = simulation.sign_request(7, deadline_s=deadline_s, steps=steps)
+        simulation.tell_signed(signed)
+        simulation.run(2)
+        certificates = simulation.certificates[get_id(signed)].values()
+        assert {c.plan.request.steps for c in certificates} == {steps}, "certified"
+        for certificate in certificates:
+            request = certificate.plan.request
+            for entry in certificate.signatures:
+                slot = entry.member, request.execution_id, request.hash()
+                said.setdefault(slot, set()).add(compute_plan_hash(certificate.plan))
+        simulation.run(wait_s)
+    assert simulation.chain.rejected["DeadlineInvalid"] > 0, "the first was never opened"
+    assert get_id(signed) in simulation.chain.plans, "the second was"
+    assert len(said) > 4 and all(len(plans) == 1 for plans in said.values())
+    assert simulation.evidence == [] and simulation.faults == []
+
+
+def test_s03_two_wordings_at_once_blame_nobody() -> None:
+    """Each half of the members is shown other words; shares and votes of the others do not fit."""
+    simulation = start_frozen()
+    accounts = [identity.address for identity in simulation.identities]
+    simulation.run(0.3)
+    one, two = simulation.sign_request(1), simulation.sign_request(1, steps=3)
+    simulation.tell_signed(one, accounts[:3])
+    simulation.tell_signed(two, accounts[3:])
+    settle(simulation, get_id(one))
+    assert simulation.evidence == [] and simulation.faults == []
+
+
+def test_s03_what_was_signed_outlives_expiry_restart_and_settlement() -> None:
+    simulation = start_frozen(economics=VERIFY_NONE)
+    account = simulation.identities[0].address
+    unopened = simulation.sign_request(1, deadline_s=20)
+    simulation.chain.balances[CLIENT] = 0  # the chain refuses to open it
+    event = ev.SignedRequestReceived(unopened, 10**6, 2**40)
+    for member in simulation.members:
+        simulation.feed(member, event)
+    simulation.run(1)
+    settled = simulation.request(2, deadline_s=60)
+    settle(simulation, settled)
+    simulation.run(25)
+    assert not list_kept(simulation), "the first has expired"
+    simulation.start_member(0)
+    assert len(list_plan_slots(simulation, account)) == 2
+    simulation.now += 60 + GRACE_S + tuning.SIGNED_MARGIN_S
+    simulation.run(3)
+    assert list_plan_slots(simulation, account) == [], "the chain's time has closed both"
+
+
+def test_s03_a_request_read_again_under_other_parameters_gets_no_other_plan() -> None:
+    """A member that starts again reads ended executions again, too."""
+    simulation = start(economics=VERIFY_NONE)
+    execution_id = simulation.request(1)
+    settle(simulation, execution_id)
+    simulation.economics = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=50_000)
+    for place in range(4):
+        simulation.start_member(place)
+    simulation.run(3)
+    assert simulation.evidence == []
+
+
+def test_s03_an_opening_that_members_have_not_seen_yet_is_waited_for() -> None:
+    """Members read ``confirmations`` blocks behind the head whose time passed the deadline."""
+    simulation = start_frozen()
+    account = simulation.identities[0].address
+    member = simulation.members[account]
+    member._signed_requests._confirmations = 6
+    signed = simulation.sign_request(1)
+    member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)
+    deadline = signed.request.deadline
+    for number in range(6):
+        member.handle(ev.BlockSeen(100 + number, deadline + 1, f"0x{number:064x}"), simulation.now)
+        assert member.is_open(get_id(signed))
+    member.handle(ev.BlockSeen(106, deadline + 9, "0x" + "77" * 32), simulation.now)
+    assert not member.is_open(get_id(signed))
+
+
+def test_s03_requests_that_cost_no_gas_cannot_fill_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = start_frozen()
+    member = simulation.members[simulation.identities[0].address]
+    monkeypatch.setattr(tuning, "MAX_SIGNED", 2 * len(member._signing_guard))
+    signed = simulation.sign_request(1)
+    with pytest.raises(Unavailable, match="ask the chain"):
+        member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)

@@ -64,6 +64,18 @@ def test_three_of_four_make_it_so_whatever_the_fourth_says() -> None:
     assert len(attestations.get_all()) == 4
 
 
+def test_s14_members_that_could_not_compare_do_not_stop_a_ruling() -> None:
+    """A liar that shows its stored outputs to some members only must not escape the ruling."""
+    close = make_ruling().model_copy(update={"close": True})
+    attestations = Attestations(VIEW.quorum)
+    for place, ruling in enumerate((close, make_ruling(), close)):
+        assert attestations.find_ruling(0) is None
+        attestations.add(attest(place, rulings=(ruling,)))
+    assert attestations.find_ruling(0) == make_ruling()
+    attestations.add(attest(3, rulings=(close,)))
+    assert attestations.find_ruling(0) == close
+
+
 def test_a_member_counts_once_however_often_it_says_it() -> None:
     attestations = Attestations(VIEW.quorum)
     for root in ROOTS:

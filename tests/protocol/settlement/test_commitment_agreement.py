@@ -18,10 +18,12 @@ from tests.protocol.machines import (
     BLOCK,
     EXECUTION,
     EXECUTORS,
+    STEPS,
     commit_on_chain,
     make_commitment,
     make_committing,
     make_context,
+    make_end,
     make_plan_context,
     make_state,
 )
@@ -60,8 +62,8 @@ def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -
     state = make_committing()
     with pytest.raises(BadSignature):
         agreement.process_commitment(state, make_commitment(node), "0x" + "00" * 32)
-    many = make_commitment(node).model_copy(update={"steps": 5})
-    with pytest.raises(PeerFault, match="5 steps, but 4 are paid"):
+    many = make_commitment(node).model_copy(update={"end": make_end(STEPS + 1)})
+    with pytest.raises(PeerFault, match="more steps than were paid for"):
         agreement.process_commitment(state, many, KEYS[node])
     assert not state.collected.by_node
 

@@ -23,7 +23,14 @@ from splitup.protocol.settlement.chain_commitments import (
 )
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_state import Committing
-from tests.protocol.simulator import VERIFY_ALL, Network, Simulation, settle, start
+from tests.protocol.simulator import (
+    VERIFY_ALL,
+    Network,
+    Simulation,
+    make_signed_end,
+    settle,
+    start,
+)
 
 
 def find_plan(simulation: Simulation, execution_id: str):  # type: ignore[no-untyped-def]
@@ -52,8 +59,8 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
 @pytest.mark.parametrize("trouble", ["silent", "two-faced", "false votes"])
 def test_without_agreement_the_nodes_commit_themselves(trouble: str) -> None:
     simulation = start(economics=VERIFY_ALL, tasks=2)
-    for node in simulation.nodes:
-        node.withholds_commitment = trouble == "silent"
+    for place, node in enumerate(simulation.nodes):
+        node.withholds_commitment = trouble == "silent" and place == 5
         node.two_faced = trouble == "two-faced"
     if trouble == "false votes":
 
@@ -131,7 +138,10 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     member, node = simulation.members[account], simulation.by_node[plan.executors()[0]]
     key = node.identity.signing_key_hex
     commitment = ExecutorCommitment(
-        execution_id=execution_id, node=node.address, steps=4, root="0x" + "01" * 32
+        execution_id=execution_id,
+        node=node.address,
+        root="0x" + "01" * 32,
+        end=make_signed_end(execution_id, 4),
     )
 
     def give(changed: ExecutorCommitment, signing_key: str = key) -> None:
@@ -139,8 +149,13 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
 
     with pytest.raises(BadSignature):
         give(commitment, "0x" + "00" * 32)
-    with pytest.raises(PeerFault, match="5 steps, but 4 are paid"):
-        give(commitment.model_copy(update={"steps": 5}))
+    with pytest.raises(PeerFault, match="more steps than were paid for"):
+        give(commitment.model_copy(update={"end": make_signed_end(execution_id, 5)}))
+    with pytest.raises(PeerFault, match="ended without steps"):
+        give(commitment.model_copy(update={"end": make_signed_end(execution_id, 0)}))
+    with pytest.raises(BadSignature):
+        forged = make_signed_end(execution_id, 3, node.identity)
+        give(commitment.model_copy(update={"end": forged}))
     with pytest.raises(PeerFault, match="not in the plan"):
         give(commitment.model_copy(update={"node": "0x" + "99" * 20}))
     with pytest.raises(Unavailable):
@@ -148,7 +163,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     give(commitment)
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     state = member._settlements._states[execution_id]
-    assert state.collected.by_node == {node.address: commitment}, "the first counts"
+    assert state.collected.by_node == {node.address: commitment.root}, "the first counts"
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))
@@ -163,15 +178,17 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     with pytest.raises(BadSignature):
         member.handle(ev.GossipReceived(sender.address, vote), simulation.now)
 
+    rows = ((node.address, commitment.root),)
     agreed = ev.ExecutionCommitted(
         execution_id,
-        compute_commitments_root(execution_id, AgreedCommitments((commitment,), ())),
+        compute_commitments_root(execution_id, AgreedCommitments(rows, (), 4)),
         "0x" + "07" * 32,
     )
     member.handle(agreed, simulation.now)
-    forged = commitment.model_copy(update={"steps": 3})
-    for commitments, is_taken in (((forged,), False), ((commitment,), True)):
-        told = CommitmentsReply(execution_id=execution_id, commitments=commitments, executors=())
+    for steps, is_taken in ((3, False), (4, True)):
+        told = CommitmentsReply(
+            execution_id=execution_id, commitments=rows, executors=(), steps=steps
+        )
         member.handle(ev.GossipReceived(sender.address, told), simulation.now)
         assert bool(state.chain.bound) is is_taken
 

@@ -28,8 +28,8 @@ from tests.protocol.machines import (
 )
 
 
-def make_draws(entries: dict[str, str] | None = None) -> DrawAgreement:
-    return DrawAgreement(make_context(), SigningGuard(entries or {}))
+def make_draws(guard: SigningGuard | None = None) -> DrawAgreement:
+    return DrawAgreement(make_context(), guard or SigningGuard())
 
 
 def make_committed() -> SettlementState:
@@ -100,7 +100,8 @@ def test_a_false_share_is_blamed_on_its_sender_and_the_next_one_counts() -> None
 
 
 def test_who_signed_over_other_commitments_before_does_not_sign_again() -> None:
-    draws, state = make_draws({f"draw/{EXECUTION}/": "00" * 32}), make_committed()
+    guard = SigningGuard({f"draw/{EXECUTION}": {"digest": "00" * 32, "until_s": 2**40}})
+    draws, state = make_draws(guard), make_committed()
     commands = draws.make(state, 0.0)
     assert [type(command) for command in commands] == [Log]
     for place in (1, 2, 3):

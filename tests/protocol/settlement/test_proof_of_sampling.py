@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
-from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.completions import Completion, End, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling, VerificationResult
+from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
@@ -21,6 +23,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     Verdict,
     add_exposures,
     check_completion,
+    compute_exposures,
     compute_settlement,
     count_needed,
     find_usable,
@@ -34,14 +37,18 @@ from tests.builders import (
     make_request,
     make_snapshot,
 )
+from tests.protocol.committees import make_identity
 
 TASKS, STEPS = 4, 4
 MANIFEST = make_chain_manifest(TASKS)
-PLAN = compute_plan(make_request(STEPS), f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
+CLIENT = make_identity(77)
+REQUEST = make_request(STEPS).model_copy(update={"client_key": CLIENT.signing_key_hex})
+PLAN = compute_plan(REQUEST, f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
 ECONOMICS = Economics(sampling_bps=800, reward_milli=1200, slash_milli=100_000)
 GOOD, BAD, WORSE, IN = "a" * 64, "b" * 64, "c" * 64, "1" * 64
 V1, V2, V3, V4 = (f"0x{n:040x}" for n in (101, 102, 103, 104))
 STATE = "e" * 64
+FLOOR = limits.EXPOSURE_FLOOR_MICRO_USDC
 
 
 def commitment(task: int = 0, output: str = GOOD, state: str = STATE) -> TaskCommitment:
@@ -69,13 +76,14 @@ def completions(plan: Plan = PLAN, steps: int = STEPS) -> dict[str, Completion]:
     found: dict[str, list[TaskCommitment]] = {}
     for task, executor in enumerate(plan.executors()):
         found.setdefault(executor, []).append(commitment(task))
+    end = End(execution_id=plan.request.execution_id, steps=steps, inputs=())
     return {
         node: Completion(
             execution_id=plan.request.execution_id,
             node=node,
-            steps=steps,
             tasks=tuple(tasks),
             salt="0x" + "5" * 64,
+            end=sign_end(CLIENT, end),
         )
         for node, tasks in found.items()
     }
@@ -186,7 +194,7 @@ def test_liar_pays_validators_and_client_and_others_keep_their_pay() -> None:
     terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     task_price = PRICE_MICRO_USDC * STEPS
     assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
-        (liar, task_price * 100_000 // 1_200)
+        (liar, task_price * 100_000 // 1_200 + FLOOR)
     ]
     from_escrow = {p.to: p.amount_micro_usdc for p in terms.payments if not p.from_slash}
     from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
@@ -229,7 +237,7 @@ def test_withholding_costs_twice_the_break_even_and_at_most_s(
     terms = compute_settlement(PLAN, MANIFEST, STEPS, {executor}, [verdict], economics)
     price = PRICE_MICRO_USDC * STEPS
     assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
-        (executor, price * cost_milli // 1_200)
+        (executor, price * cost_milli // 1_200 + FLOOR)
     ]
     assert executor not in {p.to for p in terms.payments}
     from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
@@ -255,11 +263,12 @@ def test_who_is_outvoted_is_not_paid_and_loses_nothing() -> None:
 
 
 def test_compensation_never_exceeds_what_the_liar_pays() -> None:
-    """80 % of S = 100 C buy back at most 66 prices: 120 tasks are compensated in part."""
+    """80 % of S = 100 C alone buy back at most 66 prices: 120 tasks are compensated in part."""
+    economics = replace(ECONOMICS, floor_micro_usdc=0)
     manifest = make_chain_manifest(120)
     plan = compute_plan(make_request(1), f"0x{3:064x}", make_snapshot(6, 120), manifest)
     verdict = Verdict(5, Outcome.LIED, (V1, V2), (plan.executors()[5],))
-    terms = compute_settlement(plan, manifest, 1, (), [verdict], ECONOMICS)
+    terms = compute_settlement(plan, manifest, 1, (), [verdict], economics)
     rewards = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
     assert rewards == terms.slashes[0].amount_micro_usdc * 80 // 100, "as the contract rounds it"
 
@@ -269,7 +278,7 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     check_completion(completion, PLAN, MANIFEST, completion.root())
     with pytest.raises(PeerFault, match="does not match the root"):
         check_completion(completion, PLAN, MANIFEST, "0x" + "0" * 64)
-    longer = completion.model_copy(update={"steps": STEPS + 1})
+    longer = completions(steps=STEPS + 1)[completion.node]
     with pytest.raises(PeerFault, match="more steps"):
         check_completion(longer, PLAN, MANIFEST, longer.root())
     less = completion.model_copy(update={"tasks": ()})
@@ -296,6 +305,72 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     assert node in PLAN.executors()
 
 
+# ---- what a lie costs besides S ----------------------------------------------------------------
+
+
+def settle(*verdicts: Verdict, locked: dict[str, int] | None = None) -> dict[str, int]:
+    """Return what the nodes lose."""
+    withheld = {
+        PLAN.executors()[verdict.task]
+        for verdict in verdicts
+        if verdict.outcome is Outcome.WITHHELD
+    }
+    terms = compute_settlement(
+        PLAN, MANIFEST, STEPS, withheld, verdicts, ECONOMICS, locked=locked or {}
+    )
+    return {slash.node: slash.amount_micro_usdc for slash in terms.slashes}
+
+
+def lie(task: int, *, close: bool = False) -> Verdict:
+    return Verdict(task, Outcome.LIED, (V1,), (PLAN.executors()[task],), close=close)
+
+
+def test_s14_a_lie_about_a_cheap_task_costs_what_the_execution_locks() -> None:
+    """S = 100 C of a task at 40 micro-USDC alone would be a third of a cent."""
+    liar = PLAN.executors()[2]
+    assert settle(lie(2)) == {liar: PENALTY + FLOOR}
+    assert settle(Verdict(2, Outcome.WITHHELD, (V1,), ()))[liar] > FLOOR  # hiding it is no cheaper
+
+
+def test_s14_a_first_difference_that_a_bit_flip_explains_costs_a_tenth() -> None:
+    liar = PLAN.executors()[2]
+    assert settle(lie(2, close=True)) == {liar: PENALTY + FLOOR // 10}
+
+
+def test_s14_the_ruling_says_whether_a_difference_is_close() -> None:
+    for close in (False, True):
+        ruling = rule().model_copy(update={"close": close})
+        verdict = judge(commitment(output=BAD), "executor", [result(V1, GOOD)], ruling)
+        assert verdict == Verdict(0, Outcome.LIED, (V1,), ("executor",), close=close)
+
+
+def test_s14_a_second_difference_costs_the_whole_exposure() -> None:
+    node, count = Counter(PLAN.executors()).most_common(1)[0]
+    tasks = [task for task, executor in enumerate(PLAN.executors()) if executor == node]
+    assert count > 1
+    exposed = dict(compute_exposures(PLAN, MANIFEST, (), ECONOMICS))
+    assert settle(*(lie(task, close=True) for task in tasks)) == {node: exposed[node]}
+    # in the same execution, or in one before: then the chain has locked more
+    liar = PLAN.executors()[2]
+    locked = {liar: exposed[liar] + 3 * FLOOR}
+    assert settle(lie(2, close=True), locked=locked) == {liar: PENALTY + 4 * FLOOR}
+
+
+def test_s14_no_settlement_takes_more_than_is_locked() -> None:
+    verdicts = [lie(task) for task in range(TASKS)]
+    exposed = dict(compute_exposures(PLAN, MANIFEST, (), ECONOMICS))
+    for extra in (0, 7, 10**9):
+        locked = {node: amount + extra for node, amount in exposed.items()}
+        assert settle(*verdicts, locked=locked) == locked
+
+
+def test_s14_a_validator_loses_less_than_the_floor_that_it_is_exposed_with() -> None:
+    verdict = Verdict(1, Outcome.HONEST, (V2,), (V1,), silent=(V3,))
+    lost = settle(verdict)
+    assert lost == {V1: PENALTY + FLOOR // 10, V3: 2 * PRICE_MICRO_USDC * STEPS}
+    assert max(lost.values()) < FLOOR
+
+
 # ---- exposures ---------------------------------------------------------------------------------
 
 PENALTY = PRICE_MICRO_USDC * STEPS * 100_000 // 1200
@@ -308,7 +383,10 @@ def lock(free: dict[str, int]) -> Plan:
         entry.model_copy(
             update={
                 "locked_micro_usdc": entry.stake_micro_usdc
-                - free.get(entry.node, entry.stake_micro_usdc)
+                - limits.VALIDATION_RESERVE_MICRO_USDC
+                - free.get(
+                    entry.node, entry.stake_micro_usdc - limits.VALIDATION_RESERVE_MICRO_USDC
+                )
             }
         )
         for entry in snapshot.entries
@@ -322,19 +400,20 @@ def test_every_executor_is_exposed_by_all_its_tasks() -> None:
     plan = lock({})
     assert plan.places == () and plan.executors() == PLAN.executors()
     counts = {node: PLAN.executors().count(node) for node in set(PLAN.executors())}
-    assert dict(plan.exposures()) == {node: n * PENALTY for node, n in counts.items()}
+    assert dict(plan.exposures()) == {node: n * PENALTY + FLOOR for node, n in counts.items()}
 
 
 def test_a_node_whose_free_stake_is_too_small_is_passed_over_and_stays_in_the_list() -> None:
     first = PLAN.executors()[0]
-    plan = lock({first: PENALTY - 1})
+    plan = lock({first: FLOOR + PENALTY - 1})
     assert first not in plan.executors() and plan.tasks == PLAN.tasks
     assert plan.root() != lock({}).root()
     twice = Counter(PLAN.executors()).most_common(1)[0][0]
-    plan = lock({twice: PENALTY})
+    plan = lock({twice: FLOOR + PENALTY})
     assert plan.executors().count(twice) == 1, "enough for one task, not for two"
-    for node, amount in lock({node.node: 2 * PENALTY for node in PLAN.nodes}).exposures():
-        assert amount <= 2 * PENALTY, node
+    most = FLOOR + 2 * PENALTY
+    for node, amount in lock({node.node: most for node in PLAN.nodes}).exposures():
+        assert amount <= most, node
 
 
 def test_a_plan_that_no_stake_covers_is_refused() -> None:

@@ -31,7 +31,7 @@ from tests.protocol.settlement.test_settlement_transitions import make_draw
 
 
 def make_proposals(place: int = 0) -> Proposals:
-    return Proposals(make_context(place), SigningGuard({}), VERIFY_NONE)
+    return Proposals(make_context(place), SigningGuard(), VERIFY_NONE)
 
 
 def make_verifying(rank: int = 0) -> SettlementState:
@@ -138,7 +138,7 @@ def test_one_settlement_is_signed_per_proposer_and_round() -> None:
     """A proposer whose evidence grew has to use the next round, also towards one who restarted."""
     proposer = make_context().accounts()[0]
     slot = f"settlement/{EXECUTION}/{proposer}/0"
-    guard = SigningGuard({slot: "0x" + "66" * 32})
+    guard = SigningGuard({slot: {"digest": "0x" + "66" * 32, "until_s": 2**40}})
     proposals, state = Proposals(make_context(1), guard, VERIFY_NONE), make_complete(rank=3)
     state.proposals = {proposer: PROPOSAL}
     (command,) = proposals.advance(state, 0.0)

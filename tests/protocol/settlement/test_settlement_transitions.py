@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from splitup.messages.completions import EMPTY_DIGEST
+from splitup.core.errors import PeerFault
+from splitup.messages.completions import EMPTY_DIGEST, SignedTakeover, Takeover
 from splitup.messages.verification import (
     Attestation,
     Draw,
@@ -16,6 +17,7 @@ from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationResult,
 )
+from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.settlement_state import (
     Committing,
@@ -28,6 +30,7 @@ from splitup.protocol.settlement.settlement_state import (
     Verifying,
 )
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
+from splitup.protocol.settlement.verification_state import PlanContext
 from tests.protocol.machines import (
     EXECUTION,
     EXECUTORS,
@@ -55,6 +58,7 @@ def make_draw(state: SettlementState) -> transitions.DrawMade:
         block_hash=basis.block_hash,
         commitments=basis.commitments,
         executors=basis.executors,
+        steps=basis.steps,
         signature="0x" + "01" * 48,
         seed="0x" + "02" * 32,
     )
@@ -210,3 +214,37 @@ def test_a_reverted_draw_leaves_completions_and_drops_statements(phase: type[Pha
     assert list(state.attestations.get_all()) == [] and not state.proposals
     assert state.collected.submit_at == math.inf
     assert state.rounds == 1, "a round that was signed is not used again"
+
+
+def test_a_result_counts_under_its_validators_key_alone() -> None:
+    state = make_committing()
+    first, second = make_plan_context().snapshot.entries[:2]
+    commitment = ValidatorCommitment(
+        execution_id=EXECUTION, task=0, validator=first.node, root="0x" + "11" * 32
+    )
+    state.check_validator(commitment, first.signing_key)
+    with pytest.raises(PeerFault, match="not signed by that node's key"):
+        state.check_validator(commitment, second.signing_key)
+
+
+def test_a_node_that_was_replaced_in_one_of_its_tasks_commits_for_the_others() -> None:
+    """Its own commitment came first and locks what these can cost: its successor's completes it."""
+    context = make_plan_context()
+    first, second = context.plan.tasks[0][:2]
+    plan = context.plan.model_copy(update={"tasks": ((first, second), (first, second))})
+    state = make_state()
+    certificate = context.certificate.model_copy(update={"plan": plan})
+    transitions.move(state, transitions.PlanCertified(certificate))
+    contents = PlanContext(certificate, context.snapshot, context.manifest)
+    transitions.move(state, transitions.ContentsFetched(contents))
+    takeover = Takeover(execution_id=EXECUTION, task=0, candidate=1, first_step=0)
+    state.collected.takeovers[0, 1] = SignedTakeover(takeover=takeover, signature="0x" + "0" * 128)
+    state.collected.steps.add(4)
+    exposures = dict(state.get_exposures((second, first)))
+    for node in (first, second):
+        assert state.find_basis() is None
+        root, exposure = "0x" + "11" * 32, exposures[node]
+        event = CompletionCommitted(EXECUTION, node, 4, root, "0x" + "0b" * 32, exposure)
+        assert state.chain.add_own(event)
+    basis = state.find_basis()
+    assert basis is not None and basis.executors == (second, first)

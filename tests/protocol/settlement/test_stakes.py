@@ -10,9 +10,21 @@ from splitup.core import limits
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import compute_penalty
 from splitup.protocol.settlement.settlement_state import Committing
-from tests.protocol.simulator import VERIFY_ALL, VERIFY_NONE, Simulation, settle, start
+from tests.protocol.simulator import (
+    VERIFY_ALL,
+    VERIFY_NONE,
+    Simulation,
+    make_signed_end,
+    settle,
+    start,
+)
 
-PENALTY = compute_penalty(10 * 4, VERIFY_NONE)  # S of one task over four steps
+# of one task over four steps: what it exposes, and how much stake covers that n times
+EXPOSURE = compute_penalty(10 * 4, VERIFY_NONE) + limits.EXPOSURE_FLOOR_MICRO_USDC
+
+
+def cover(count: int) -> int:
+    return limits.VALIDATION_RESERVE_MICRO_USDC + count * EXPOSURE
 
 
 def refresh(simulation: Simulation) -> None:
@@ -31,7 +43,7 @@ def test_no_plan_asks_for_more_than_the_free_stakes() -> None:
     """
     simulation = start(economics=VERIFY_NONE, nodes=4, tasks=2)
     for node in simulation.nodes:
-        node.stake_micro_usdc = 4 * PENALTY
+        node.stake_micro_usdc = cover(4)
         node.plans = _Everything()  # type: ignore[assignment]
     refresh(simulation)
     for number in range(1, 5):
@@ -45,8 +57,8 @@ def test_no_plan_asks_for_more_than_the_free_stakes() -> None:
     for execution_id in simulation.chain.plans:
         certificate = next(iter(simulation.certificates[execution_id].values()))
         planned.update(dict(certificate.plan.exposures()))
-    assert planned.total() == len(simulation.chain.plans) * 2 * PENALTY
-    assert max(planned.values()) <= 4 * PENALTY
+    assert planned.total() <= len(simulation.chain.plans) * 2 * EXPOSURE  # F once per node
+    assert max(planned.values()) <= 4 * EXPOSURE
     assert not simulation.chain.locked
 
 
@@ -54,7 +66,7 @@ def test_a_commitment_waits_until_stake_is_free() -> None:
     """Two plans of one snapshot expose a node beyond its stake: the second waits for the first."""
     simulation = start(economics=VERIFY_NONE, nodes=4, tasks=2)
     for node in simulation.nodes:
-        node.stake_micro_usdc = 2 * PENALTY
+        node.stake_micro_usdc = cover(2)
     ids = [simulation.request(number, steps=4) for number in range(1, 9)]
     settle(simulation, *ids, within_s=200)
     assert simulation.chain.rejected["ExposureTooHigh"]
@@ -67,7 +79,10 @@ def test_an_own_commitment_that_locks_too_little_is_none() -> None:
         node.withholds_commitment = True  # they commit by themselves
         node.underlocks = True
     execution_id = simulation.request(steps=4, deadline_s=30)
-    simulation.run(20)
+    simulation.run(10)
+    for member in simulation.members.values():
+        member._settlements._states[execution_id].add_end(make_signed_end(execution_id, 4))
+    simulation.run(10)
     assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
     assert execution_id not in simulation.chain.settlements
     for member in simulation.members.values():
@@ -78,7 +93,7 @@ def test_an_own_commitment_that_locks_too_little_is_none() -> None:
 def test_what_no_stake_covers_is_refused_at_once() -> None:
     simulation = start(economics=VERIFY_NONE, nodes=4, tasks=2)
     for node in simulation.nodes:
-        node.stake_micro_usdc = PENALTY - 1
+        node.stake_micro_usdc = cover(1) - 1
     refresh(simulation)
     execution_id = simulation.request(steps=4)
     simulation.run(10)

@@ -80,7 +80,7 @@ def test_one_is_asked_and_its_confirmation_is_enough() -> None:
     attest(attestations, answer(0))
     assert check.is_covered(attestations)
     assert not check.is_heard(attestations, commit())
-    assert check.add(answer(0))
+    assert check.add(answer(0), attestations)
     check.advance(attestations, commit(), 1.0, 1.0)
     assert check.is_heard(attestations, commit())
     assert asked(check) == VALIDATORS[:1]
@@ -91,11 +91,11 @@ def test_after_a_mismatch_a_third_node_is_heard_and_then_five() -> None:
     wanted = [answer(0, BAD), answer(1), answer(2), answer(3, BAD)]
     attest(attestations, *wanted)
     for place, count in ((0, 2), (1, 4), (2, 4)):
-        check.add(wanted[place])
+        check.add(wanted[place], attestations)
         check.advance(attestations, commit(), 1.0, 1.0)
         assert asked(check) == VALIDATORS[:count]
         assert not check.is_heard(attestations, commit())
-    check.add(wanted[3])
+    check.add(wanted[3], attestations)
     check.advance(attestations, commit(), 1.0, 1.0)
     assert check.is_heard(attestations, commit())
     assert len(check.get_usable(attestations, commit())) == 4
@@ -104,7 +104,7 @@ def test_after_a_mismatch_a_third_node_is_heard_and_then_five() -> None:
 def test_an_answer_without_a_commitment_that_a_quorum_held_does_not_count() -> None:
     check, attestations = start()
     attest(attestations, answer(0), members=2)
-    check.add(answer(0))
+    check.add(answer(0), attestations)
     assert check.get_heard(attestations) == []
     check.advance(attestations, commit(), 0.0, SILENCE_S)
     assert asked(check) == VALIDATORS[:2], "the next one is asked"
@@ -115,7 +115,7 @@ def test_an_answer_without_a_commitment_that_a_quorum_held_does_not_count() -> N
 def test_an_answer_that_is_not_what_was_committed_to_is_silence() -> None:
     check, attestations = start()
     attest(attestations, answer(0, BAD))
-    check.add(answer(0, GOOD))
+    check.add(answer(0, GOOD), attestations)
     check.advance(attestations, commit(), 0.0, 0.0)
     assert check.get_heard(attestations) == []
     check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
@@ -128,7 +128,7 @@ def test_an_answer_that_is_not_what_was_committed_to_is_silence() -> None:
 def test_who_has_committed_may_not_back_out_with_an_excuse() -> None:
     check, attestations = start()
     attest(attestations, answer(0))
-    check.add(answer(0, error="oops"))
+    check.add(answer(0, error="oops"), attestations)
     check.advance(attestations, commit(), 0.0, 0.0)
     check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
     assert check.is_overdue(attestations, VALIDATORS[0])
@@ -136,7 +136,7 @@ def test_who_has_committed_may_not_back_out_with_an_excuse() -> None:
 
 def test_an_excuse_passes_the_turn_at_once_and_costs_nothing() -> None:
     check, attestations = start()
-    check.add(answer(0, error="the object was gone"))
+    check.add(answer(0, error="the object was gone"), attestations)
     check.advance(attestations, None, None, 0.1)
     assert asked(check) == VALIDATORS[:2]
     assert check.get_withheld(attestations) == ()
@@ -145,7 +145,7 @@ def test_an_excuse_passes_the_turn_at_once_and_costs_nothing() -> None:
 def test_other_inputs_pass_the_turn() -> None:
     check, attestations = start()
     attest(attestations, answer(0, inputs="9" * 64))
-    check.add(answer(0, inputs="9" * 64))
+    check.add(answer(0, inputs="9" * 64), attestations)
     check.advance(attestations, commit(), 1.0, 1.0)
     assert asked(check) == VALIDATORS[:2]
 
@@ -165,7 +165,7 @@ def test_a_volunteer_is_not_heard_before_its_turn() -> None:
     check.hold(VALIDATORS[2], answer(2).result.root())
     assert check.get_attested() == []
     attest(attestations, answer(2))
-    check.add(answer(2))
+    check.add(answer(2), attestations)
     assert check.get_heard(attestations) == []
 
 
@@ -174,7 +174,7 @@ def test_all_fixed_answers_are_waited_for() -> None:
     check, attestations = start()
     check.advance(attestations, None, None, SILENCE_S)
     attest(attestations, answer(0), answer(1, BAD))
-    check.add(answer(0))
+    check.add(answer(0), attestations)
     check.advance(attestations, commit(), 20.0, 20.0)
     assert not check.is_heard(attestations, commit())
     check.advance(attestations, commit(), 20.0, 20.0 + limits.VALIDATOR_REVEAL_S)
@@ -192,15 +192,26 @@ def test_when_nobody_is_left_there_is_nothing_to_wait_for() -> None:
     assert alone.is_covered(attestations) and alone.is_heard(attestations, commit())
 
 
-def test_strangers_and_second_answers_do_not_count() -> None:
-    check = TaskCheck(TASK, VALIDATORS[:1], STEPS)
-    assert not check.add(answer(1))
-    assert check.add(answer(0, BAD))
-    assert not check.add(answer(0, GOOD))
+def test_strangers_and_what_is_not_held_first_do_not_count() -> None:
+    check, attestations = TaskCheck(TASK, VALIDATORS[:1], STEPS), Attestations(quorum=3)
+    assert not check.add(answer(1), attestations)
     check.hold(VALIDATORS[0], "0x" + "1" * 64)
     check.hold(VALIDATORS[0], "0x" + "2" * 64)
     check.hold(VALIDATORS[1], "0x" + "2" * 64)
     assert check.held == {VALIDATORS[0]: "0x" + "1" * 64}
+
+
+def test_the_answer_that_was_committed_to_replaces_another_and_is_not_replaced() -> None:
+    """A validator that tells members different things cannot make them differ for ever."""
+    check, attestations = start()
+    assert check.add(answer(0, BAD), attestations)
+    assert not check.add(answer(0, BAD), attestations)
+    attest(attestations, answer(0))
+    assert check.get_heard(attestations) == []
+    assert check.add(answer(0), attestations)
+    assert check.get_heard(attestations) == [answer(0).result]
+    assert not check.add(answer(0, BAD), attestations)
+    assert check.get_heard(attestations) == [answer(0).result]
 
 
 def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
@@ -213,7 +224,7 @@ def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     assert check.find_orders(attestations, staged + again, 1) == [VALIDATORS[0]]
     attest(attestations, answer(0, BAD))  # committed to: it has the order
     assert check.find_orders(attestations, staged + 2 * again, 1) == []
-    check.add(answer(0, BAD))
+    check.add(answer(0, BAD), attestations)
     check.advance(attestations, commit(), 2.0, 3.0)
     assert check.find_orders(attestations, 3.0, 0) == [VALIDATORS[1]]
 

@@ -10,7 +10,7 @@ from splitup.core import limits
 from splitup.graph.compare import Tolerance
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
-from tests.builders import make_chain_manifest, make_diamond_manifest
+from tests.builders import FOREIGN_CLASS, make_chain_manifest, make_diamond_manifest
 from tests.protocol.simulator import (
     VERIFY_ALL,
     Network,
@@ -19,6 +19,8 @@ from tests.protocol.simulator import (
     settle,
     start,
 )
+
+FLOOR = limits.EXPOSURE_FLOOR_MICRO_USDC
 
 
 def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> None:
@@ -37,7 +39,7 @@ def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> 
 
     settlement = simulation.chain.settlements[execution_id]
     lies = plan.executors().count(liar.address)
-    penalty = lies * 10 * 4 * 100_000 // 1_200
+    penalty = lies * 10 * 4 * 100_000 // 1_200 + FLOOR
     assert [(s.node, s.amount_micro_usdc) for s in settlement.slashes] == [(liar.address, penalty)]
     paid = {p.to: p.amount_micro_usdc for p in settlement.payments if not p.from_slash}
     assert liar.address not in paid
@@ -68,7 +70,7 @@ def test_an_executor_that_withholds_its_completion_pays_and_the_client_gets_it_a
     price = 10 * 4
     slashes = get_slashes(simulation, execution_id)
     executors = Counter(plan.executors())
-    assert slashes == {node: n * (price * 2_000 // 1_200) for node, n in executors.items()}
+    assert slashes == {node: n * (price * 2_000 // 1_200) + FLOOR for node, n in executors.items()}
     payments = simulation.chain.settlements[execution_id].payments
     assert not [p for p in payments if not p.from_slash], "nobody is paid for what nobody saw"
     validators = [p.amount_micro_usdc for p in payments if p.to in simulation.by_node]
@@ -142,7 +144,7 @@ def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) 
     settle(simulation, execution_id)
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     slashes = get_slashes(simulation, execution_id)
-    assert slashes == {plan.executors()[0]: 10 * 4 * 100_000 // 1_200}
+    assert slashes == {plan.executors()[0]: 10 * 4 * 100_000 // 1_200 + FLOOR}
     assert simulation.recomputed[execution_id, 0] == 4
     asked = {node for _, node in simulation.ordered}
     assert len(asked) == MAX_JUDGES, "five nodes in all were heard before the committee"
@@ -217,7 +219,7 @@ SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}
 def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[int, str], str]:
     """Return an execution in which one executor is at fault, its outcomes, and the executor."""
     simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
-    execution_id = simulation.request()
+    execution_id = simulation.request(8)  # its seed gives every task a node of its own
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     liar = plan.executors()[liar_task]
@@ -244,7 +246,7 @@ def test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid(
         task: "withheld" if task == 0 else "unresolved" if task in readers else "honest"
         for task in range(4)
     }
-    assert get_slashes(simulation, execution_id) == {liar: 10 * 4 * 2_000 // 1_200}
+    assert get_slashes(simulation, execution_id) == {liar: 10 * 4 * 2_000 // 1_200 + FLOOR}
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     paid = get_pay(simulation, execution_id)
     assert set(plan.executors()) - {liar} <= paid.keys()
@@ -293,12 +295,12 @@ def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
     manifest = chain.model_copy(update={"tasks": tasks})
     simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
     (foreign,) = simulation.nodes
-    foreign.determinism, foreign.lies = "GPU", lies
+    foreign.determinism, foreign.lies = FOREIGN_CLASS, lies
     simulation.run(10)  # until a snapshot says so
     execution_id = simulation.request()
     settle(simulation, execution_id)
     assert set(simulation.find_outcomes(execution_id).values()) == {outcome}
-    penalty = 2 * 10 * 4 * 100_000 // 1_200
+    penalty = 2 * 10 * 4 * 100_000 // 1_200 + FLOOR
     slashed = sum(get_slashes(simulation, execution_id).values())
     assert penalty - 2 < slashed <= penalty if lies else slashed == 0
 

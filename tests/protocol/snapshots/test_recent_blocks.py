@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.snapshots.liveness import NodeLiveness
 from splitup.protocol.snapshots.recent_blocks import RecentBlocks
+from tests.builders import COMMON_CLASS
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation
 
@@ -31,7 +32,7 @@ def beat(named: str, sequence: int = 1) -> Heartbeat:
         queue_ms=0,
         resident=(),
         vram_free_bytes=0,
-        determinism="CPU",
+        determinism=COMMON_CLASS,
     )
 
 
@@ -48,6 +49,12 @@ def nodes() -> NodeLiveness:
 def is_alive_after(nodes: NodeLiveness, heartbeat: Heartbeat, now: float) -> bool:
     nodes.process_heartbeat(heartbeat, NODE.signing_key_hex, now)
     return nodes.get_live(now) == [heartbeat]
+
+
+def test_a_heartbeat_counts_under_the_key_of_the_registry_alone(nodes: NodeLiveness) -> None:
+    with pytest.raises(BadSignature, match="signed by another key"):
+        nodes.process_heartbeat(beat(block(1)), make_identity(51).signing_key_hex, 0.0)
+    assert nodes.list_heard(0.0) == []
 
 
 def test_a15_a_block_of_another_chain_or_of_none_is_refused(nodes: NodeLiveness) -> None:

@@ -16,7 +16,14 @@ from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.snapshots.liveness import NodeLiveness, quantise
 from splitup.protocol.snapshots.pacemaker import compute_leader
 from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
-from tests.builders import address, make_chain_manifest, make_request, make_snapshot
+from tests.builders import (
+    COMMON_CLASS,
+    FOREIGN_CLASS,
+    address,
+    make_chain_manifest,
+    make_request,
+    make_snapshot,
+)
 from tests.protocol.committees import make_identity
 
 HEAD = "0x" + "0b" * 32
@@ -25,6 +32,19 @@ TASKS = [f"{n:064x}" for n in range(4)]
 
 def record(number: int) -> NodeRecord:
     return NodeRecord(address(number), f"0x{number:064x}", f"http://n{number}", 10**9)
+
+
+UNKNOWN_CLASSES = (
+    "",
+    "CPU",
+    "tinygrad 0.14.0/PYTHON:PYTHON/None",
+    "tinygrad 0.14.0/NULL:CLANG/None",
+    "tinygrad 0.14.0/CPU:NULL/x86_64",
+    "tinygrad 0.13.0/CPU:X86/x86_64",
+    "tinygrad 0.14.0/CPU:X86",
+    "tinygrad 0.14.0/CPU:X86/x86_64\n",
+    "tinygrad 0.14.0/CPU:CLANG/" + "x" * 174,  # no room for the committee's mark
+)
 
 
 def observe(member: int, *views: NodeView, epoch: int = 3) -> Observation:
@@ -39,7 +59,7 @@ def view(number: int, *, rtt: int = 5, queue: int = 0, tasks: list[str] | None =
         rtt_ms=rtt,
         queue_ms=queue,
         resident=tuple(TASKS if tasks is None else tasks),
-        determinism="CPU",
+        determinism=COMMON_CLASS,
     )
 
 
@@ -49,6 +69,18 @@ def test_a_node_is_in_when_more_observers_than_may_lie_list_it() -> None:
     snapshot = compute_snapshot(observations, records, None, sequence=7, tolerated=1)
     assert [entry.node for entry in snapshot.entries] == [address(1)]
     assert (snapshot.sequence, snapshot.epoch) == (7, 3)
+
+
+@pytest.mark.parametrize("determinism", UNKNOWN_CLASSES)
+def test_s05_a_class_that_is_not_on_the_list_reaches_no_snapshot(determinism: str) -> None:
+    """f faulty observers may state anything, and one that is honest has heard another class."""
+    other = view(1).model_copy(update={"determinism": determinism})
+    records = {address(1): record(1)}
+    observations = [observe(0, other), observe(1, other), observe(2, view(1)), observe(3, view(1))]
+    snapshot = compute_snapshot(observations, records, None, sequence=1, tolerated=1)
+    assert [entry.determinism for entry in snapshot.entries] == [COMMON_CLASS]
+    snapshot = compute_snapshot(observations[:3], records, None, sequence=1, tolerated=1)
+    assert snapshot.entries == (), "only one observer knows it by a class that exists"
 
 
 def test_an_unregistered_node_is_out_whoever_lists_it() -> None:
@@ -70,11 +102,13 @@ def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
     assert (entry.signing_key, entry.endpoint) == (record(1).signing_key, record(1).endpoint)
 
 
-@pytest.mark.parametrize(("unable", "determinism"), [(0, "CPU"), (1, "CPU"), (2, "?CPU")])
+@pytest.mark.parametrize(
+    ("unable", "determinism"), [(0, COMMON_CLASS), (1, COMMON_CLASS), (2, "?" + COMMON_CLASS)]
+)
 def test_a_class_that_more_than_f_members_cannot_recompute_is_not_sold_as_verified(
     unable: int, determinism: str
 ) -> None:
-    marked = [view(n).model_copy(update={"determinism": "?CPU"}) for n in (1, 2, 3)]
+    marked = [view(n).model_copy(update={"determinism": "?" + COMMON_CLASS}) for n in (1, 2, 3)]
     known = [view(n) for n in (1, 2, 3)]
     observations = [observe(n, *(marked if n < unable else known)) for n in range(3)]
     records = {address(n): record(n) for n in (1, 2, 3)}
@@ -119,24 +153,35 @@ class TestHeartbeats:
             "queue_ms": 0,
             "resident": (),
             "vram_free_bytes": 0,
-            "determinism": "CPU",
+            "determinism": COMMON_CLASS,
         }
         return Heartbeat(**{**values, **fields})  # type: ignore[arg-type]
 
     def test_a_class_is_marked_that_we_cannot_recompute(self) -> None:
-        nodes = NodeLiveness(lambda determinism: determinism == "CPU")
+        nodes = NodeLiveness(lambda determinism: determinism == COMMON_CLASS)
         nodes.heads.process_head(HEAD, 0.0)
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
         nodes.process_nodes([known])
-        for sequence, claimed, seen in ((1, "CPU", "CPU"), (2, "G" * 200, "?" + "G" * 199)):
+        for sequence, claimed, seen in (
+            (1, COMMON_CLASS, COMMON_CLASS),
+            (2, FOREIGN_CLASS, "?" + FOREIGN_CLASS),
+        ):
             beat = self.beat(sequence, determinism=claimed)
             nodes.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
             nodes.process_rtt(self.node.address, 1)
             (view,) = nodes.observe(10.0)
             assert view.determinism == seen
         with pytest.raises(PeerFault, match="mark"):
-            beat = self.beat(3, determinism="?CPU")
+            beat = self.beat(3, determinism="?" + COMMON_CLASS)
             nodes.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
+
+    @pytest.mark.parametrize("determinism", UNKNOWN_CLASSES)
+    def test_s05_a_heartbeat_in_a_class_that_is_not_on_the_list_is_refused(
+        self, layer: NodeLiveness, determinism: str
+    ) -> None:
+        beat = self.beat(1, determinism=determinism)
+        with pytest.raises(PeerFault, match="none that the network knows"):
+            layer.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
 
     def test_a_node_lives_while_it_beats_and_answers(self, layer: NodeLiveness) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 10.0)
@@ -232,7 +277,7 @@ def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
             queue_ms=0,
             resident=(),
             vram_free_bytes=0,
-            determinism="CPU",
+            determinism=COMMON_CLASS,
         )
         nodes.process_heartbeat(beat, f"0x{number:064x}", 0.0)
         nodes.process_rtt(address(number), 1)

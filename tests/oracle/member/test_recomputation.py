@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from splitup_oracle.member import sandbox
+from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 
 from splitup.backend.devices import select_device
@@ -26,7 +26,9 @@ STEPS, SIZE = 3, 4
 CLASS = select_device().determinism_class
 
 
-def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay, list[np.ndarray]]:
+def make_job(
+    directory: Path, graph: Graph, ports: int
+) -> tuple[recomputation.Replay, list[np.ndarray]]:
     (directory / "task.json").write_bytes(graph.to_bytes())
     data = [np.random.default_rng(port).random((STEPS, SIZE), np.float32) for port in range(ports)]
     for port, array in enumerate(data):
@@ -34,7 +36,7 @@ def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay,
             for row in array:
                 write_tensor(file, row.tobytes())
             file.write(b"more")
-    job = sandbox.Replay(
+    job = recomputation.Replay(
         directory=directory,
         task=directory / "task.json",
         weights=None,
@@ -53,15 +55,16 @@ def digest(array: np.ndarray) -> str:
 
 def digest_steps(array: np.ndarray) -> str:
     """Of a port, one row a step."""
-    return hashlib.sha256(
-        b"".join(hashlib.sha256(row.tobytes()).digest() for row in array)
-    ).hexdigest()
+    total = bytes(32)
+    for row in array:
+        total = hashlib.sha256(total + hashlib.sha256(row.tobytes()).digest()).digest()
+    return total.hex()
 
 
 async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> None:
     job, (x,) = make_job(tmp_path, make_accumulator(SIZE), 1)
     sums = np.cumsum(x, axis=0, dtype=np.float32)
-    assert await sandbox.replay(job) == {
+    assert await recomputation.replay(job) == {
         "inputs": [digest_steps(x)],
         "outputs": [digest_steps(sums)],
         "state": digest(sums[-1]),
@@ -81,20 +84,20 @@ async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_pa
             for row in claimed:
                 write_tensor(file, row.tobytes())
         rival = replace(job, claimed=[tmp_path / "claimed"], tolerances=[tolerance])
-        assert (await sandbox.replay(rival))["accepted"] is accepted
+        assert (await recomputation.replay(rival))["accepted"] is accepted
     with pytest.raises(Unavailable, match="has 1 outputs, not 2"):
-        await sandbox.replay(replace(job, claimed=[job.task, job.task]))
+        await recomputation.replay(replace(job, claimed=[job.task, job.task]))
 
 
 async def test_a_machine_knows_in_which_class_it_computes() -> None:
-    assert await sandbox.find_class(CLASS) == CLASS
+    assert await recomputation.find_class(CLASS) == CLASS
     with pytest.raises(Unavailable, match="cannot use DEV=NOSUCH:THING"):
-        await sandbox.find_class("tinygrad 0.14.0/NOSUCH:THING")
+        await recomputation.find_class("tinygrad 0.14.0/NOSUCH:THING")
 
 
 async def test_a_task_without_state_has_the_empty_digest(tmp_path: Path) -> None:
     job, (x, y) = make_job(tmp_path, make_sum(SIZE), 2)
-    found = await sandbox.replay(job)
+    found = await recomputation.replay(job)
     assert (found["outputs"], found["state"]) == ([digest_steps(x + y)], EMPTY_DIGEST)
 
 
@@ -106,24 +109,24 @@ async def test_another_class_is_refused_before_computing(tmp_path: Path) -> None
         ("something else", "this machine computes as"),
     ):
         with pytest.raises(Unavailable, match=message):
-            await sandbox.replay(replace(job, determinism=determinism))
+            await recomputation.replay(replace(job, determinism=determinism))
 
 
 async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(tmp_path: Path) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     with pytest.raises(Unavailable, match="takes 2 inputs, not 1"):
-        await sandbox.replay(replace(job, inputs=job.inputs[:1]))
+        await recomputation.replay(replace(job, inputs=job.inputs[:1]))
     job.task.write_bytes(b"{}")
-    with pytest.raises(Unavailable, match="ended with status 1"):
-        await sandbox.replay(job)
+    with pytest.raises(Unavailable, match="graph"):
+        await recomputation.replay(job)
 
 
 async def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     monkeypatch.setattr(limits, "RULING_S", 0.05)
     monkeypatch.setattr(limits, "RULING_STEP_S", 0.0)
-    with pytest.raises(Unavailable, match="took more than"):
-        await sandbox.replay(job)
+    with pytest.raises(Unavailable, match="no answer within"):
+        await recomputation.replay(job)
 
 
 async def test_memory_is_bounded_and_no_secret_gets_in(
@@ -131,23 +134,18 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     given: dict[str, Any] = {}
-    start = sandbox.asyncio.create_subprocess_exec  # type: ignore[attr-defined]
 
-    async def record(*arguments: Any, **options: Any) -> Any:
-        given.update(options)
-        return await start(*arguments, **options)
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            given.update(options)
+            super().__init__(*arguments, **options)
 
-    monkeypatch.setattr(sandbox.asyncio, "create_subprocess_exec", record)  # type: ignore[attr-defined]
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with pytest.raises(Unavailable):
-        await sandbox.replay(job)
-    assert (
-        json.loads((tmp_path / "job.json").read_text())["memory_bytes"]
-        == 2 * 10**6 + 64 * limits.MIB
-    )
+    with pytest.raises(Unavailable, match=r"MemoryError|status -"):
+        await recomputation.replay(job)
     assert "secret" not in given["env"].values()
-    assert given["env"]["HOME"] == str(tmp_path)
 
 
 async def test_a_step_that_its_gate_shuts_counts_as_zeros(tmp_path: Path) -> None:
@@ -162,9 +160,12 @@ async def test_a_step_that_its_gate_shuts_counts_as_zeros(tmp_path: Path) -> Non
     with (tmp_path / "input-1").open("wb") as file:
         for row in gates:
             write_tensor(file, row.tobytes())
-    found = await sandbox.replay(replace(job, gate=1))
+    found = await recomputation.replay(replace(job, gate=1))
     counted = x_data.copy()
     counted[1] = 0.0
     assert found["inputs"] == [digest_steps(counted), digest_steps(gates)]
     assert found["outputs"] == [digest_steps(x_data * gates)]
-    assert (await sandbox.replay(job))["inputs"] == [digest_steps(x_data), digest_steps(gates)]
+    assert (await recomputation.replay(job))["inputs"] == [
+        digest_steps(x_data),
+        digest_steps(gates),
+    ]

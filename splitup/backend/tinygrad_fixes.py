@@ -1,0 +1,87 @@
+"""Mend faults of tinygrad 0.14's code generator, by which kernels left their buffers.
+
+**The guard of a load within an address.** Where a graph pads or selects a value that it looked up,
+the padding guards both loads: that of the row and that of its number. tinygrad simplifies the row's
+address under the condition that the row is read, and drops the same condition from the number's
+load within. But code computes an address, and so loads the number, whether or not the row is read.
+Here it simplifies the address without seeing what is loaded for it.
+
+**The places of arguments.** A kernel takes its buffers, then its variables. tinygrad numbers the
+variables from the number of buffers on; a buffer that turns out not to be needed is not counted,
+and the others keep their numbers. So a variable could have the number of a buffer, and each was
+taken for the other. Here variables have numbers above those of all buffers.
+
+**Registers that were put on the stack.** On x86-64 a conversion to a smaller integer is no
+instruction, only a use of the register as another dtype. Where the register had been put on the
+stack, tinygrad used what it loaded again as the dtype that was put there, with a constant of the
+other one: an instruction of 32 bits with a constant of 16, so that the next bytes of code were read
+as instructions at the wrong place. Here it is used as the dtype that the instruction asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from tinygrad import codegen
+from tinygrad.codegen.late import coalesce, regalloc
+from tinygrad.uop.ops import Ops, PatternMatcher, UOp
+
+_FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
+
+
+@functools.cache
+def install_fixes() -> None:
+    """Mend tinygrad in this process."""
+    _change_first_rule(coalesce.indexing_simplify, _simplify_address)
+    _change_first_rule(codegen.pm_number_params, _number_variable)
+    _change_first_rule(regalloc.pm_regalloc_rewrite, _allocate_registers)
+    PatternMatcher.__add__.cache_clear()  # sums of rules that hold the old ones
+
+
+def _change_first_rule(rules: PatternMatcher, function: Callable[..., Any]) -> None:
+    """Change rules in place: tinygrad copies the globals of whatever uses them."""
+    (pattern, _), *others = rules.patterns
+    rules.__init__([(pattern, function), *others])
+
+
+# The names of these functions' parameters are those of tinygrad's patterns.
+
+
+def _simplify_address(buf: UOp, x: UOp, i: UOp, cond: UOp) -> UOp | None:
+    """Simplify an address that is read under a condition, except for what is loaded for it."""
+    loads = [uop for uop in x.toposort() if uop.op is Ops.LOAD]
+    hidden = {
+        load: UOp.variable(f"load{place}", load.vmin, load.vmax, load.dtype, param=True)
+        for place, load in enumerate(loads)
+    }
+    address = x.substitute(hidden)
+    if address.op_in_backward_slice_with_self(Ops.INDEX):
+        return None
+    found = coalesce.simplify_valid_load(buf, address, cond.substitute(hidden))
+    shown = {variable: load for load, variable in hidden.items()}
+    return None if found is None else found.substitute(shown)
+
+
+def _number_variable(ctx: list[int], x: UOp) -> UOp | None:
+    """Give a variable the next number; ``ctx`` holds how many parameters have one."""
+    if x.arg.slot != -1:
+        return None
+    ctx[0] += 1
+    return x.replace(arg=replace(x.arg, slot=_FIRST_VARIABLE + ctx[0]))
+
+
+def _allocate_registers(ctx: Any, x: UOp) -> tuple[UOp, list[UOp]] | None:
+    """Give an instruction registers, and what is loaded from the stack the dtype of its use."""
+    found: tuple[UOp, list[UOp]] | None = regalloc.regalloc_rewrite(ctx, x)
+    if found is None or x.op is Ops.BUFFER:
+        return found
+    new, instructions = found
+    sources = [
+        loaded.replace(dtype=used.dtype) if used.op is Ops.NOOP and loaded is not used else loaded
+        for loaded, used in zip(new.src, x.src, strict=True)
+    ]
+    mended = new.replace(src=tuple(sources))
+    return mended, [mended if uop is new else uop.substitute({new: mended}) for uop in instructions]

@@ -1,0 +1,196 @@
+"""A model's tokenizer and chat template, in a confined process, because both are foreign.
+
+The file is parsed by native code of a library, and the template is a program.
+
+    {"load": true} and the file                    tokenizer.json
+    {"encode": true, "special": b} and UTF-8       -> the tokens
+    {"decode": true, "skip_special": b}, tokens    -> {"text": …}
+    {"stream": n} and tokens                       what each adds to a text -> {"texts": […]}
+    {"check": true} and the template               raises for one that is no Jinja
+    {"render": true}, chat and messages in JSON    -> the text, UTF-8
+
+Tokens are uint32, little-endian.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from splitup.client.chat_template import check_template, render_chat
+from splitup.core import limits, tuning
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.graph.manifest import ChatInfo
+from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
+from splitup.sandbox.confinement import confine
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import DecodeStream
+
+_MODULE: Final = "splitup.client.tokenizer"
+_TOKEN: Final = np.dtype("<u4")
+
+
+class ModelTokenizer:
+    """The parent's side: turns texts into tokens and back. Calls block; threads may share it."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        """Load a tokenizer.json; ``name`` says in errors whose it is.
+
+        Raises InvalidModel when the library refuses the file or does not survive it.
+        """
+        self._name = name
+        self._streams = itertools.count()
+        self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
+        try:
+            self._ask({"load": True}, [data], timeout_s=tuning.TOKENIZER_LOAD_S)
+        except (InvalidInput, ChildDied):
+            self.close()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether its process is alive."""
+        return self._child.is_running
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text. Raises InvalidModel."""
+        question = {"encode": True, "special": add_special_tokens}
+        _, found = self._ask(question, [text.encode(errors="replace")])
+        if len(found) != 1 or len(found[0]) % _TOKEN.itemsize:
+            raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
+        return [int(token) for token in np.frombuffer(found[0], _TOKEN)]
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens. Raises InvalidModel."""
+        question = {"decode": True, "skip_special": skip_special_tokens}
+        answer, _ = self._ask(question, [_pack(tokens)])
+        return str(answer.get("text", ""))
+
+    def render_chat(self, chat: ChatInfo, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text that a conversation becomes. Raises InvalidInput."""
+        buffers = [chat.model_dump_json().encode(), json.dumps(list(messages)).encode()]
+        _, found = self._ask({"render": True}, buffers)
+        return str(found[0], "utf-8", "replace") if found else ""
+
+    def open_stream(self) -> TokenStream:
+        """Return a text that grows token by token, without special tokens."""
+        return TokenStream(self, next(self._streams))
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+
+    def _ask(
+        self,
+        question: Mapping[str, Any],
+        buffers: Buffers = (),
+        *,
+        timeout_s: float = tuning.TOKENIZER_CALL_S,
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        what = "chat template" if "render" in question else "tokenizer (tokenizer.json)"
+        try:
+            return self._child.ask(
+                question, buffers, timeout_s=timeout_s, max_bytes=limits.MAX_TOKENIZER_BYTES
+            )
+        except ChildFailed as error:
+            raise InvalidModel(f"the {what} of {self._name}: {error}") from None
+        except ChildDied as error:
+            raise InvalidModel(
+                f"the {what} of {self._name} ended its process: {error}; do not trust this model"
+            ) from None
+
+
+def check_chat_template(template: str) -> None:
+    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it."""
+    child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
+    try:
+        child.ask(
+            {"check": True},
+            [template.encode()],
+            timeout_s=tuning.TOKENIZER_LOAD_S,
+            max_bytes=limits.MAX_CHAT_TEMPLATE_CHARS,
+        )
+    except (ChildFailed, ChildDied) as error:
+        raise InvalidModel(f"the model's chat template cannot be used: {error}") from None
+    finally:
+        child.close()
+
+
+class TokenStream:
+    """A text that grows token by token."""
+
+    def __init__(self, tokenizer: ModelTokenizer, number: int) -> None:
+        self._tokenizer = tokenizer
+        self._number = number
+
+    def decode(self, tokens: Sequence[int]) -> list[str]:
+        """Return what each token adds to the text, "" while a character is incomplete."""
+        answer, _ = self._tokenizer._ask({"stream": self._number}, [_pack(tokens)])
+        texts = answer.get("texts")
+        if not isinstance(texts, list) or len(texts) != len(tokens):
+            raise InvalidModel(f"the tokenizer of {self._tokenizer._name} gave no texts")
+        return [str(text) for text in texts]
+
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, _TOKEN).tobytes()
+
+
+class _Library:
+    """The child's side."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, DecodeStream] = {}  # the one used last is the last
+
+    def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
+        from tokenizers import Tokenizer
+        from tokenizers.decoders import DecodeStream
+
+        try:
+            if "render" in question:
+                chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
+                text = render_chat(chat, json.loads(str(buffers[1], "utf-8")))
+                return {}, [text.encode(errors="replace")]
+            if "check" in question:
+                check_template(str(buffers[0], "utf-8"))
+                return {}, ()
+            if "load" in question:
+                self._tokenizer: Tokenizer = Tokenizer.from_str(str(buffers[0], "utf-8"))
+                return {}, ()
+            if "encode" in question:
+                text = str(buffers[0], "utf-8")
+                found = self._tokenizer.encode(text, add_special_tokens=question["special"])
+                return {}, [_pack(found.ids)]
+            tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
+            if "decode" in question:
+                skips = question["skip_special"]
+                return {"text": self._tokenizer.decode(tokens, skip_special_tokens=skips)}, ()
+            number = question["stream"]
+            stream = self._streams.pop(number, None) or DecodeStream(skip_special_tokens=True)
+            self._streams[number] = stream
+            if len(self._streams) > tuning.TOKEN_STREAMS:
+                del self._streams[next(iter(self._streams))]
+            return {"texts": [stream.step(self._tokenizer, one) or "" for one in tokens]}, ()
+        except InvalidInput:
+            raise
+        except Exception as error:  # the library raises plain Exception, and worse
+            raise InvalidInput(f"cannot be used: {error}") from None
+
+
+def main() -> None:
+    confine()
+    bound = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    serve(_Library().answer)
+
+
+if __name__ == "__main__":
+    main()

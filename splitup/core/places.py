@@ -1,0 +1,47 @@
+"""A limited number of places that groups of holders share fairly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+H = TypeVar("H", bound=Hashable)
+
+
+class Places(Generic[H]):
+    """Places for holders, each of a group (an address, a key), of which nobody can take all.
+
+    When every place is taken, a newcomer gets the place of the newest holder of the largest group,
+    unless that group would then be no larger than the newcomer's: then the newcomer is refused. So
+    a group that floods loses its own newest holders, and one that holds little always gets in.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._taken = 0
+        self._groups: dict[str, dict[H, None]] = {}  # holders, oldest first
+
+    def __len__(self) -> int:
+        return self._taken
+
+    def take(self, group: str, holder: H) -> tuple[str, H] | None:
+        """Give ``holder`` a place; return who has none now: None, another one, or the newcomer."""
+        shed = None
+        if self._taken >= self._count:
+            largest = max(self._groups, key=lambda name: len(self._groups[name]), default=group)
+            if len(self._groups.get(largest, ())) <= len(self._groups.get(group, ())) + 1:
+                return group, holder
+            shed = largest, next(reversed(self._groups[largest]))
+            self.leave(*shed)
+        self._groups.setdefault(group, {})[holder] = None
+        self._taken += 1
+        return shed
+
+    def leave(self, group: str, holder: H) -> None:
+        """Free the place of ``holder``, if it has one."""
+        holders = self._groups.get(group, {})
+        if holder in holders:
+            del holders[holder]
+            self._taken -= 1
+            if not holders:
+                del self._groups[group]

@@ -1,0 +1,1 @@
+"""Processes that compute what strangers wrote: without network, files or other processes."""

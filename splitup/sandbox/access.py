@@ -1,0 +1,132 @@
+"""The files that a computing process needs, besides those that it is handed open."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.sandbox.landlock import Right
+
+# Files of the drivers of a device of tinygrad. Its own drivers, which reach a GPU over PCI without
+# the system's, cannot be confined: such a device reads all memory.
+_NVIDIA: Final = (
+    *("/dev/nvidia*", "/dev/nvidia-caps/*", "/proc/driver/nvidia", "/proc/self", "/proc/devices"),
+    *("/sys/module/nvidia*", "/sys/bus/pci/devices", "/sys/devices/pci*", "/dev/shm"),
+)
+_AMD: Final = (
+    *("/dev/kfd", "/dev/dri", "/proc/self", "/sys/class/drm", "/sys/class/kfd", "/sys/module/amd*"),
+    *("/sys/devices/virtual/kfd", "/sys/bus/pci/devices", "/sys/devices/pci*"),
+)
+_DRIVERS: Final = {"AMD": _AMD, "CUDA": _NVIDIA, "NV": _NVIDIA}
+_SYSTEM_LIBRARIES: Final = (
+    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib"),
+    *("/usr/local/cuda*", "/opt/rocm*", "/etc/ld.so.cache", "/etc/alternatives"),
+)
+_MACHINE: Final = (  # what numerical libraries ask about the processor and its memory
+    *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/sys/devices/system/node"),
+)
+_SINKS: Final = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_LIBRARY_SETTINGS: Final = ("LD_LIBRARY_PATH", "CUDA_PATH", "LLVM_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a tinygrad device such as "CUDA:1" needs; "" is any that this machine has."""
+
+    drivers: tuple[Path, ...]
+    compiler: Path | None
+    scratch: Path | None  # where drivers write
+
+    @classmethod
+    def find(cls, name: str) -> Device:
+        """Return what exists of it on this machine."""
+        kind = name.partition(":")[0].upper()
+        patterns = _DRIVERS.get(kind, ()) if kind else (*_NVIDIA, *_AMD)
+        drivers = tuple(_expand(patterns))
+        if not any(path.is_relative_to("/dev") and path != Path("/dev/shm") for path in drivers):
+            drivers = ()
+        scratch = os.environ.get("TMPDIR") if drivers else None
+        # on x86-64 tinygrad's own assembler and the shipped objects need no compiler
+        is_needed = "CLANG" in name.upper() or platform.machine().lower() not in ("x86_64", "amd64")
+        found = shutil.which(os.environ.get("CC", "") or "clang") if is_needed else None
+        return cls(
+            drivers,
+            None if found is None else Path(found),
+            None if scratch is None else Path(scratch),
+        )
+
+    def list_groups(self) -> list[int]:
+        """Return the groups that may open the device, such as "render"."""
+        own = set(os.getgroups()) | {os.getegid()}
+        groups = set()
+        for path in self.drivers:
+            for node in [path, *path.glob("*")] if path.is_relative_to("/dev") else []:
+                status = node.stat()
+                if stat.S_ISCHR(status.st_mode) and not status.st_mode & stat.S_IWOTH:
+                    groups.add(status.st_gid)
+        return sorted((groups & own) if os.geteuid() else groups - {0})
+
+
+def find_files(device: Device | None) -> dict[Path, Right]:
+    """Return all that a process may open: libraries, and what its device needs."""
+    allowed: dict[Path, Right] = dict.fromkeys(find_libraries(), Right.READ)
+    allowed |= dict.fromkeys(map(Path, _MACHINE), Right.READ)
+    allowed |= dict.fromkeys(map(Path, _SINKS), Right.READ_FILE | Right.WRITE_FILE)
+    if device is not None:
+        for path in device.drivers:
+            is_node = path.is_relative_to("/dev")
+            allowed[path] = Right.DEVICE if is_node else Right.READ
+        if device.scratch is not None:
+            allowed[device.scratch] = Right.SCRATCH
+        if device.compiler is not None:
+            for program in _list_interpreters(device.compiler):
+                allowed[program] = Right.READ_FILE | Right.EXECUTE
+    return allowed
+
+
+def find_libraries() -> list[Path]:
+    """Return the folders of Python's library, of its packages and of the system's libraries.
+
+    Neither the current folder nor any other that ``sys.path`` may name: of those, only the packages
+    that are imported already.
+    """
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [Path(sysconfig.get_path(name)) for name in names]
+    found += [Path(one) for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            found += map(Path, getattr(module, "__path__", ()))
+    for setting in _LIBRARY_SETTINGS:
+        found += [Path(one) for one in os.environ.get(setting, "").split(os.pathsep) if one]
+    found += _expand(_SYSTEM_LIBRARIES)
+    return list(dict.fromkeys(path for path in found if path.is_absolute() and path.exists()))
+
+
+def are_readable_by_all(folders: Iterable[Path]) -> bool:
+    """Return whether every user of the machine may read these folders."""
+    for folder in folders:
+        path = folder.resolve()
+        wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+        if path.stat().st_mode & wanted != wanted:
+            return False
+        if not all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents):
+            return False
+    return True
+
+
+def _expand(patterns: Iterable[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        yield from Path("/").glob(pattern.removeprefix("/"))
+
+
+def _list_interpreters(program: Path) -> list[Path]:
+    """Return a program, and the loaders that the kernel starts for one with shared libraries."""
+    return [program, program.resolve(), *_expand(["/lib*/ld-*.so*", "/lib/*/ld-*.so*"])]

@@ -1,0 +1,272 @@
+"""A confined child process, and how its parent asks it to compute.
+
+The child's module calls ``serve`` and gets open files and messages, nothing else. One question is
+answered after the other. The parent trusts no answer: it may be of any form and size, or missing.
+
+    message    u32 bytes of the head | u32 buffers | per buffer: u64 bytes | head | buffers
+    head       a JSON object; an answer with "error" says in a sentence why there is no other
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.core.codec import parse_json
+from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.limits import MIB
+
+_HEAD: Final = struct.Struct("<II")
+_MAX_HEAD_BYTES: Final = 1 * MIB
+_MAX_BUFFERS: Final = 1_024
+_MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
+_MAX_COMPLAINT_CHARS: Final = 300
+_LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
+_PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
+    *("PATH", "LANG", "CC", "LLVM_PATH", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("VIRTUAL_ENV", "PYTHONPATH"),
+)
+
+Buffers = Sequence[bytes | memoryview]
+Answer = tuple[Mapping[str, Any], Buffers]
+
+
+def make_environment(scratch: Path, device: str = "") -> dict[str, str]:
+    """Return the environment of a confined child that opens ``device``, by default DEV's.
+
+    The driver of a GPU may write into ``scratch``.
+    """
+    environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
+    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy computes nothing large here
+    # glibc: memory that a thread frees, such as one that loads tasks, goes back to the system
+    environment["MALLOC_ARENA_MAX"] = "1"
+    if device := (device or os.environ.get("DEV", "")):
+        environment["DEV"] = device
+    return environment
+
+
+def make_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs a module of this installation, whatever the current folder."""
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+@contextlib.contextmanager
+def open_files(paths: Sequence[Path]) -> Iterator[list[int]]:
+    """Open files for a child to inherit."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(path.open("rb")).fileno() for path in paths]
+
+
+class ChildDied(Unavailable):
+    """The child ended, or was killed because it did not answer in time or in form."""
+
+
+class ChildFailed(SplitUpError):
+    """The child refused a question; it is still running."""
+
+
+class Child:
+    """The parent's side of one child. Several threads may ask."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        files: Sequence[int] = (),
+        device: str = "",
+    ) -> None:
+        """Start a module, with ``files`` open under the same numbers and ``device`` as its DEV."""
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="splitup-"))
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            with theirs:
+                process = subprocess.Popen(
+                    make_command(module, *arguments),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.PIPE,
+                    pass_fds=files,
+                    env=make_environment(Path(scratch), device),
+                    start_new_session=True,
+                )
+            self._end = weakref.finalize(self, _end, process, stack.pop_all())
+        self._process = process
+        self._socket = ours
+        self._turn = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "child")
+
+    @property
+    def pid(self) -> int:
+        """Return the child's process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it can be asked."""
+        return self._end.alive
+
+    def ask(
+        self,
+        question: Mapping[str, Any],
+        buffers: Buffers = (),
+        *,
+        timeout_s: float,
+        max_bytes: int,
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        """Return the answer, with buffers of at most ``max_bytes`` in all; blocks.
+
+        Raises ChildFailed when the child refuses, and ChildDied when it ends, when it does not
+        answer in ``timeout_s`` or when its answer has another form; the child is dead then.
+        """
+        with self._turn:
+            if not self.is_running:
+                raise ChildDied("its process has ended")
+            try:
+                deadline = time.monotonic() + timeout_s
+                self._send(_encode(question, buffers), deadline)
+                head, found = self._receive_answer(max_bytes, deadline)
+            except TimeoutError:
+                self._end()
+                raise ChildDied(f"no answer within {timeout_s:g} s") from None
+            except (OSError, EOFError):
+                raise ChildDied(self._describe_end()) from None
+            except (ValueError, SplitUpError) as error:
+                self._end()
+                raise ChildDied(f"its answer cannot be read: {error}") from None
+        if "error" in head:
+            raise ChildFailed(str(head["error"])[:_MAX_COMPLAINT_CHARS])
+        return head, found
+
+    async def ask_apart(
+        self,
+        question: Mapping[str, Any],
+        buffers: Buffers = (),
+        *,
+        timeout_s: float,
+        max_bytes: int,
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        """Do the same on a thread of its own. Whoever is cancelled leaves the child running."""
+        if not self.is_running:
+            raise ChildDied("its process has ended")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            lambda: self.ask(question, buffers, timeout_s=timeout_s, max_bytes=max_bytes),
+        )
+
+    def close(self) -> None:
+        """Kill the child, and what it started. Whoever is asking gets ChildDied."""
+        self._end()
+        self._thread.shutdown(wait=False)
+
+    def _send(self, parts: Buffers, deadline: float) -> None:
+        for part in parts:
+            self._set_timeout(deadline)
+            self._socket.sendall(part)
+
+    def _receive_answer(
+        self, max_bytes: int, deadline: float
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        head_bytes, count = _HEAD.unpack(self._receive(_HEAD.size, deadline))
+        if head_bytes > _MAX_HEAD_BYTES or count > _MAX_BUFFERS:
+            raise ValueError(f"it has {head_bytes} bytes and {count} buffers")
+        sizes = struct.unpack(f"<{count}Q", self._receive(8 * count, deadline))
+        if sum(sizes) > max_bytes:
+            raise ValueError(f"it has {sum(sizes)} bytes; the limit is {max_bytes}")
+        head = parse_json(bytes(self._receive(head_bytes, deadline)))
+        if not isinstance(head, dict):
+            raise ValueError("it is no object")
+        return head, [self._receive(size, deadline) for size in sizes]
+
+    def _receive(self, length: int, deadline: float) -> memoryview:
+        view, received = memoryview(bytearray(length)), 0
+        while received < length:
+            self._set_timeout(deadline)
+            count = self._socket.recv_into(view[received:])
+            if not count:
+                raise EOFError
+            received += count
+        return view
+
+    def _set_timeout(self, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+
+    def _describe_end(self) -> str:
+        """Kill what is left; return how it ended, and the last line that it wrote."""
+        if not self.is_running:
+            return "it was closed"
+        assert self._process.stderr is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+        _kill(self._process)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        words = self._process.stderr.read(_MAX_COMPLAINT_BYTES) or b""
+        last = words.decode(errors="replace").strip().rpartition("\n")[2]
+        self._end()
+        return f"its process ended with status {self._process.returncode}: " + (
+            last[-_MAX_COMPLAINT_CHARS:] or "it wrote nothing"
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], rest: contextlib.ExitStack) -> None:
+    _kill(process)
+    assert process.stderr is not None
+    process.stderr.close()
+    rest.close()
+
+
+def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -> None:
+    """Answer the parent's questions until it closes its end; a SplitUpError becomes an error.
+
+    What libraries print goes to standard error.
+    """
+    with os.fdopen(os.dup(1), "wb") as output, os.fdopen(os.dup(0), "rb") as questions:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
+        os.close(nothing)
+        os.dup2(2, 1)
+        while start := questions.read(_HEAD.size):
+            head_bytes, count = _HEAD.unpack(start)
+            sizes = struct.unpack(f"<{count}Q", questions.read(8 * count))
+            head = json.loads(questions.read(head_bytes))
+            buffers = [memoryview(questions.read(size)) for size in sizes]
+            try:
+                said, made = answer(head, buffers)
+            except SplitUpError as error:
+                said, made = {"error": str(error)}, ()
+            for part in _encode(said, made):
+                output.write(part)
+            output.flush()
+
+
+def _encode(head: Mapping[str, Any], buffers: Buffers) -> list[bytes | memoryview]:
+    text = json.dumps(head).encode()
+    sizes = struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
+    return [_HEAD.pack(len(text), len(buffers)) + sizes + text, *buffers]

@@ -1,0 +1,234 @@
+"""Every fault and attack that SplitUp has to survive, and the tests that show it.
+
+    python -m tests.faults [--list] [ROW…]      # make faults
+
+A test belongs to the rows that its name begins with: ``test_f03_f09_…`` to F03 and F09. Tests of
+the contracts are found the same way. The command runs them and prints one line for each row. A row
+whose tests fail, or that has none, ends it with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+CONTRACTS: Final = ROOT / "contracts"
+
+ROWS: Final = {
+    # faults: F
+    "F01": "a node dies while it computes",
+    "F02": "a node dies between storing its log and reporting",
+    "F03": "a process dies between writing down what it signs and sending it",
+    "F04": "a node is suspended, replaced, and comes back late",
+    "F05": "two processes use one data directory",
+    "F06": "one member is down",
+    "F07": "more members are down than a quorum can miss",
+    "F08": "the network between members is cut and heals",
+    "F09": "messages come twice, late or in another order",
+    "F10": "a third of the messages is lost, the rest is slow",
+    "F11": "a connection is open at one end only",
+    "F12": "the chain's RPC does not answer for a minute",
+    "F13": "an RPC is behind, or two contradict each other",
+    "F14": "the chain reorganises within the confirmations",
+    "F15": "the chain reorganises beyond the confirmations",
+    "F16": "a transaction is dropped before it is mined",
+    "F17": "fees rise while a transaction waits",
+    "F18": "the account's nonce was used elsewhere, or has a gap",
+    "F19": "a transaction reverts",
+    "F20": "the object store is overloaded or slow",
+    "F21": "the object store sends truncated or altered bytes",
+    "F22": "a presigned URL expires during the transfer",
+    "F23": "the disk is full, or the journal's end is torn",
+    "F24": "the clock is wrong, or set back",
+    "F25": "a worker crashes, hangs or runs out of memory",
+    "F26": "a node is killed in the middle of a text",
+    # attacks and bad input: A
+    "A01": "a model or a task that carries a pickle",
+    "A02": "a task with an operation that is not allowed",
+    "A03": "an index outside its table",
+    "A04": "a graph that is cyclic, incomplete, huge or very deep",
+    "A05": "shapes that overflow or ask for too much memory",
+    "A06": "model files with hostile headers",
+    "A07": "a small file that unpacks to a large one",
+    "A08": "NaN, infinity and negative zero in results",
+    "A09": "lengths that lie, bodies that do not end",
+    "A10": "another object than was granted, or one written twice",
+    "A11": "presigned URLs that are weak, live long or leave their prefix",
+    "A12": "secrets in logs, arguments or readable files",
+    "A13": "an endpoint that leads into the operator's own network",
+    "A14": "a contract that asks the client to fetch a URL",
+    "A15": "a signed message used again elsewhere",
+    "A16": "malleable signatures and weak keys",
+    "A17": "a forged seed or a bad point of a curve",
+    "A18": "a member that withholds its share of a random value",
+    "A19": "a member that signs two things for one slot",
+    "A20": "as many lying members as are tolerated",
+    "A21": "a node that copies, guesses, withholds or computes something cheaper",
+    "A22": "a node that checks itself, or pretends to be many",
+    "A23": "reentrancy, odd tokens and forced ether",
+    "A24": "dust, unbounded lists, registrations in front of others",
+    "A25": "floods, slow senders and malformed bodies",
+    # attacks on the whole market: S
+    "S01": "a copy of a served model, registered at price 0",
+    "S02": "an executor that says how many steps others are paid for",
+    "S03": "a client that makes honest members sign twice",
+    "S04": "a small graph that takes minutes or all memory to compile",
+    "S05": "operators that have a determinism class to themselves",
+    "S06": "a faulty dealing whose complaint comes too late",
+    "S07": "a node that commits to one value and sends another",
+    "S08": "retired members that slash through an execution left open",
+    "S09": "an order to verify with a number of steps that nobody signed",
+    "S10": "a worker that leaves its sandbox",
+    "S11": "throw-away keys that use up what is bounded",
+    "S12": "an owner that changes open executions",
+    "S13": "a hostile tokenizer",
+    "S14": "a lie that is worth more than it costs",
+    "S15": "arithmetic that wraps around, used as an index",
+    "S16": "padding of what a lookup reads",
+    "S17": "a value with two symbolic axes",
+    "S18": "a kernel cache with somebody else's code",
+}
+
+_PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
+_SOLIDITY: Final = re.compile(r"^    function (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
+_ROW: Final = re.compile(r"[fas]\d\d(?=_)")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the tests of one name ended."""
+
+    seconds: float = 0.0
+    failed: bool = False
+    skipped: bool = False
+    ran: bool = False
+
+
+@dataclass(eq=False)
+class Recorder:
+    """A plugin of pytest that adds up the reports of each test, whatever its parameters."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("[")[0]
+        outcome = self.outcomes.setdefault(name, Outcome())
+        outcome.seconds += report.duration
+        outcome.failed |= report.failed
+        outcome.skipped |= report.skipped
+        outcome.ran |= report.when == "call" and report.passed
+
+
+def find_tests() -> dict[str, list[str]]:
+    """Return for every row its tests: ids of pytest, and ``forge::NAME``."""
+    found: dict[str, list[str]] = {row: [] for row in ROWS}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in _PYTHON.findall(path.read_text()):
+            _add(found, name, f"{path.relative_to(ROOT)}::{name}")
+    for path in sorted((CONTRACTS / "test").glob("*.t.sol")):
+        for name in _SOLIDITY.findall(path.read_text()):
+            _add(found, name, f"forge::{name}")
+    return found
+
+
+def _add(found: dict[str, list[str]], name: str, test: str) -> None:
+    for row in _ROW.findall(name[: _find_end(name)]):
+        found.setdefault(row.upper(), []).append(test)  # one that is not in ROWS shows, too
+
+
+def _find_end(name: str) -> int:
+    match = re.match(r"test_(?:[fas]\d\d_)+", name)
+    return match.end() if match else 0
+
+
+def run_forge(names: Sequence[str]) -> dict[str, Outcome]:
+    """Run tests of the contracts; names that forge does not run are missing in the result."""
+    forge = CONTRACTS / "node_modules" / ".bin" / "forge"
+    if not names or not forge.exists():
+        return {}
+    pattern = rf"^({'|'.join(names)})\("
+    command = [str(forge), "test", "--json", "--match-test", pattern]
+    result = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True)
+    try:
+        suites = json.loads(result.stdout)
+    except json.JSONDecodeError:
+        print(result.stderr[-2000:], file=sys.stderr)
+        return {}
+    outcomes = {}
+    for suite in suites.values():
+        seconds = 0.0 if not suite["test_results"] else _seconds(suite["duration"])
+        for signature, test in suite["test_results"].items():
+            failed = test["status"] != "Success"
+            share_s = seconds / len(suite["test_results"])
+            outcomes[f"forge::{signature.partition('(')[0]}"] = Outcome(share_s, failed, ran=True)
+    return outcomes
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a duration such as "1s 203ms 5µs"."""
+    units = {"m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
+    parts = re.findall(r"([\d.]+)\s*(ms|µs|us|ns|m|s)", text)
+    return sum(float(number) * units[unit] for number, unit in parts)
+
+
+def judge(tests: Sequence[str], outcomes: dict[str, Outcome]) -> tuple[str, float]:
+    """Return the result of a row and its seconds."""
+    known = [outcomes[test] for test in tests if test in outcomes]
+    seconds = sum(outcome.seconds for outcome in known)
+    if not tests:
+        return "no test", seconds
+    if any(outcome.failed for outcome in known):
+        return "FAILED", seconds
+    if len(known) < len(tests):
+        return "not run", seconds
+    return ("passed" if all(outcome.ran for outcome in known) else "skipped"), seconds
+
+
+def print_row(row: str, result: str, seconds: float, tests: Iterable[str]) -> None:
+    names = [test.rpartition("::")[2] for test in tests]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    first = f"{names[0]}{more}" if names else ""
+    print(f"{row}  {result:8}{seconds:8.1f} s  {ROWS.get(row, 'not in ROWS')}\n     {first}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the rows that are named, or all; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="such as F04 or S11; default: all")
+    parser.add_argument("--list", action="store_true", help="print the tests and run none")
+    options, others = parser.parse_known_args(arguments)
+    found = find_tests()
+    rows = [row.upper() for row in options.rows] or sorted(
+        found, key=lambda r: ("FAS".find(r[0]), r)
+    )
+    tests = [test for row in rows for test in found.get(row, [])]
+    if options.list:
+        for row in rows:
+            print(f"{row}  {ROWS.get(row, 'not in ROWS')}", *found.get(row, []), sep="\n     ")
+        return 0
+    recorder = Recorder()
+    ids = sorted({test for test in tests if not test.startswith("forge::")})
+    if ids:
+        pytest.main(["-q", "--no-header", *others, *ids], plugins=[recorder])
+    forge = sorted({test.removeprefix("forge::") for test in tests if test.startswith("forge::")})
+    outcomes = recorder.outcomes | run_forge(forge)
+    results = {row: judge(found.get(row, []), outcomes) for row in rows}
+    for row, (result, seconds) in results.items():
+        print_row(row, result, seconds, found.get(row, []))
+    bad = [row for row, (result, _) in results.items() if result != "passed"]
+    print(f"{len(results) - len(bad)} of {len(results)} rows passed", *bad)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Legal graphs stay in their buffers; and the fuzzer finds those that left them before."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from tests.fuzz.guard_pages import describe_find, search
+
+CASES: Final = 2_000
+# Python that takes a protection away, and a graph of those below that it protects from
+PROTECTIONS: Final = {
+    "s15": (
+        """
+from tinygrad.uop.ops import UOp
+from splitup.backend import lowering
+lowering.hide_range = lambda value: value
+lowering.compute_wrapped = lambda op, *operands: UOp(op, src=operands)
+lowering.convert = lambda value, dtype: value.cast(dtype)
+""",
+        43,
+    ),
+    "s16": (
+        """
+from splitup.backend import tinygrad_fixes
+tinygrad_fixes._simplify_address = tinygrad_fixes.coalesce.indexing_simplify.patterns[0][1]
+""",
+        48,
+    ),
+    "s17": (
+        """
+from splitup.graph import rules
+rules._check_in_memory = lambda value: None
+""",
+        93,
+    ),
+    "registers": (
+        """
+from splitup.backend import tinygrad_fixes
+tinygrad_fixes._allocate_registers = tinygrad_fixes.regalloc.regalloc_rewrite
+""",
+        115,
+    ),
+}
+TRY: Final = """
+from tests.fuzz.guard_pages import search
+print(*search([{}], cases=1).finds.values())
+"""
+
+
+def test_hostile_inputs_of_legal_graphs_stay_in_their_buffers() -> None:
+    report = search(itertools.count(), cases=CASES)
+    finds = [describe_find(*find) for find in report.finds.items()]
+    assert not finds, "\n".join(finds)
+    assert report.cases >= CASES and report.kinds["refused"] < sum(report.kinds.values()) / 20
+
+
+@pytest.mark.parametrize("name", PROTECTIONS)
+def test_the_fuzzer_finds_what_a_protection_prevents(name: str) -> None:
+    """The graphs are among those of the test above; other drawing needs other numbers here."""
+    removal, graph = PROTECTIONS[name]
+    run = [sys.executable, "-c", removal + TRY.format(graph)]
+    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert "ended by SIGSEGV" in found or "is not the reference's" in found
+    assert not search([graph], cases=1).finds

@@ -1,0 +1,749 @@
+"""Takes out each protection of docs/security.md in a copy, and shows that its test fails.
+
+    python -m tests.mutants            # all; a table: protection, test, killed or not, seconds
+    python -m tests.mutants --quick    # the cheapest, which run with the tests
+    python -m tests.mutants NAME …     # these
+
+A protection is a piece of text that stands exactly once in its file, and what the code would say
+without it. A line that has moved or changed is an error here: say where it is now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+ROOT: Final = Path(__file__).parent.parent
+COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests")
+LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
+# Third parties, imported once: every mutant then runs in a fork that imports only our code.
+PRELOADED: Final = (
+    "numpy",
+    "pydantic",
+    "pytest",
+    "nacl.bindings",
+    "coincurve",
+    "eth_abi.abi",
+    "eth_keys.datatypes",
+    "eth_hash.auto",
+    "aiohttp",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One protection: ``text`` in ``path`` becomes ``without``, and ``test`` must fail."""
+
+    name: str
+    path: str
+    text: str
+    without: str
+    test: str
+    is_quick: bool = True
+
+
+_SETTLEMENT: Final = "splitup/protocol/settlement"
+_PLANNING: Final = "splitup/protocol/planning"
+_COMMITTEE: Final = "splitup/protocol/committee"
+_EXECUTION: Final = "splitup/protocol/execution"
+_TESTS: Final = "tests/protocol"
+
+MUTANTS: Final = (
+    # ---- price, steps, deadline -----------------------------------------------------------------
+    Mutant(
+        "price of a request",
+        f"{_PLANNING}/plan_agreement.py",
+        "            _check_price(request, manifest)\n",
+        "",
+        f"{_TESTS}/planning/test_plan_agreement.py::test_s01_a_request_below_the_models_price_gets_no_plan",
+    ),
+    Mutant(
+        "price of a task",
+        "splitup/chain/models.py",
+        'model["dagRoot"] == compute_dag_root(manifest)',
+        "True",
+        "tests/chain/test_models.py::test_s01_a_model_registered_with_other_figures_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "paid steps",
+        f"{_EXECUTION}/ends.py",
+        "if end.steps > request.steps:",
+        "if False:",
+        f"{_TESTS}/execution/test_ends.py::test_a15_an_end_counts_for_its_execution_client_and_model_alone",
+    ),
+    Mutant(
+        "deadline of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if request.deadline <= timestamp_s:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
+    ),
+    # ---- steps and what the client received -----------------------------------------------------
+    Mutant(
+        "signature of the steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "        check_end(signed, self.certificate.plan)\n",
+        "",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_without_the_clients_end_nothing_is_drawn",
+    ),
+    Mutant(
+        "one number of steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None",
+        "return min(self.collected.steps, default=None)",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake[0]",
+        is_quick=False,
+    ),
+    Mutant(
+        "steps of a completion",
+        f"{_SETTLEMENT}/verification_state.py",
+        "return completion is not None and completion.steps != self.draw.steps",
+        "return False",
+        f"{_TESTS}/settlement/test_steps.py::test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake[0]",
+        is_quick=False,
+    ),
+    Mutant(
+        "steps of an order",
+        f"{_COMMITTEE}/certificates.py",
+        '            "steps": steps,\n',
+        "",
+        f"{_TESTS}/settlement/test_steps.py::test_s09_an_order_with_another_number_of_steps_is_refused",
+    ),
+    Mutant(
+        "outputs for the client",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "        if delivery.total.hex() == claim.outputs[delivery.port]:",
+        "        if True:",
+        f"{_TESTS}/settlement/test_deliveries.py::"
+        "test_s07_who_signs_other_outputs_for_the_client_than_it_commits_to_is_slashed",
+    ),
+    Mutant(
+        "signature of a delivery",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "            verify_raw(signing_key, delivery.seal.signed, delivery.seal.signature)\n",
+        "            pass\n",
+        f"{_TESTS}/settlement/test_deliveries.py::"
+        "test_s07_no_client_can_frame_a_node_that_sent_what_it_commits_to",
+    ),
+    Mutant(
+        "result that was committed to",
+        f"{_SETTLEMENT}/task_checks.py",
+        "if known is not None and (fixed == known.result.root() or known.result == answer.result):",
+        "if known is not None:",
+        f"{_TESTS}/settlement/test_task_checks.py::"
+        "test_the_answer_that_was_committed_to_replaces_another_and_is_not_replaced",
+    ),
+    Mutant(
+        "terms of a plan",
+        f"{_COMMITTEE}/certificates.py",
+        "if plan.terms and len(plan.terms) != len(plan.tasks):",
+        "if False:",
+        f"{_TESTS}/committee/test_certificates.py::"
+        "test_malformed_plans_are_refused_whoever_signed_them",
+    ),
+    Mutant(
+        "lists of a plan",
+        "node/splitup_node/settlement/verifier.py",
+        "    check_plan(plan)\n",
+        "",
+        f"{_TESTS}/settlement/test_steps.py::test_an_order_whose_plan_names_no_executor_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "words of a request in a vote's slot",
+        f"{_COMMITTEE}/equivocation.py",
+        'return f"plan/{vote.execution_id}/{vote.request_hash}"',
+        'return f"plan/{vote.execution_id}"',
+        f"{_TESTS}/committee/test_reorganised_handovers.py::"
+        "test_s03_a_reorganisation_across_a_handover_makes_nobody_sign_two_plans",
+        is_quick=False,
+    ),
+    # ---- what the client signs ------------------------------------------------------------------
+    Mutant(
+        "signature of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if signer != request.client:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_a15_a_signature_is_for_its_words_chain_and_market_only",
+    ),
+    Mutant(
+        "id of a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if request.execution_id != compute_execution_id(*place):",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_a15_a_signature_is_for_its_words_chain_and_market_only",
+        is_quick=False,
+    ),
+    Mutant(
+        "balance behind a request",
+        f"{_PLANNING}/signed_requests.py",
+        "if event.balance_micro_usdc < request.max_price_micro_usdc:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "frozen balance",
+        f"{_PLANNING}/signed_requests.py",
+        "if event.frozen_until <= request.deadline:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "one signed request at a time",
+        f"{_PLANNING}/signed_requests.py",
+        "if live is not None and live.request != request:",
+        "if False:",
+        f"{_TESTS}/planning/test_signed_requests.py::test_f08_a_balance_is_promised_once_across_all_partitions[first0]",
+        is_quick=False,
+    ),
+    Mutant(
+        "signature of an end",
+        f"{_EXECUTION}/ends.py",
+        "    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))\n",
+        "",
+        f"{_TESTS}/execution/test_ends.py::test_a15_an_end_counts_for_its_execution_client_and_model_alone",
+    ),
+    Mutant(
+        "signature of a takeover",
+        f"{_EXECUTION}/takeovers.py",
+        "    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))\n"
+        "    return plan",
+        "    return plan",
+        f"{_TESTS}/execution/test_takeovers.py::test_a15_takeover_counts_for_its_execution_task_and_candidate_alone",
+    ),
+    Mutant(
+        "candidate of a takeover",
+        f"{_EXECUTION}/takeovers.py",
+        "if plan.places and takeover.candidate < plan.places[takeover.task]:",
+        "if False:",
+        f"{_TESTS}/execution/test_takeovers.py::test_who_was_passed_over_for_its_stake_takes_nothing_over",
+        is_quick=False,
+    ),
+    # ---- what executors and validators sign -----------------------------------------------------
+    Mutant(
+        "key of a commitment",
+        f"{_SETTLEMENT}/commitments.py",
+        "if plan.node_of(commitment.node).signing_key != signing_key:",
+        "if False:",
+        f"{_TESTS}/settlement/test_commitments.py::test_a15_commitments_and_roots_count_for_their_node_and_execution_alone",
+        is_quick=False,
+    ),
+    Mutant(
+        "steps of an own commitment",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.steps != committed.steps:",
+        "if False:",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
+        is_quick=False,
+    ),
+    Mutant(
+        "root of a completion",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.root() != committed.root:",
+        "if False:",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
+        is_quick=False,
+    ),
+    Mutant(
+        "tasks of a completion",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "if not own.issubset(covered):",
+        "if False:",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py::test_a_completion_must_match_its_root_and_its_plan",
+    ),
+    Mutant(
+        "right to a task",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "        get_candidate(completion, plan, entry.task)\n",
+        "",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py::test_a_completion_must_match_its_root_and_its_plan",
+        is_quick=False,
+    ),
+    Mutant(
+        "digests of inputs",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "if sent[port] != claim.inputs[place]:",
+        "if False:",
+        f"{_TESTS}/execution/test_ends.py::test_a21_who_misstates_what_the_client_sent_is_not_paid[chain]",
+        is_quick=False,
+    ),
+    Mutant(
+        "both ends of an edge",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "elif said != read and not {source, task} & set(replaced):",
+        "elif False:",
+        f"{_TESTS}/settlement/test_verdicts.py::test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake[chain]",
+        is_quick=False,
+    ),
+    Mutant(
+        "stored outputs",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "            if stored != said:",
+        "            if False:",
+        f"{_TESTS}/settlement/test_verdicts.py::test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid[0-stores_others-chain]",
+        is_quick=False,
+    ),
+    Mutant(
+        "result behind its commitment",
+        f"{_SETTLEMENT}/task_checks.py",
+        "return answer.result if fixed == answer.result.root() else None",
+        "return answer.result",
+        f"{_TESTS}/settlement/test_task_checks.py::test_an_answer_that_is_not_what_was_committed_to_is_silence",
+    ),
+    Mutant(
+        "key of a result",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "if entry.node == result.validator and entry.signing_key == signing_key:",
+        "if entry.node == result.validator:",
+        f"{_TESTS}/settlement/test_settlement_transitions.py::"
+        "test_a_result_counts_under_its_validators_key_alone",
+    ),
+    Mutant(
+        "validator of another operator",
+        f"{_PLANNING}/selection.py",
+        "        get_operator(validator) != get_operator(executor)\n        and validator",
+        "        validator",
+        f"{_TESTS}/planning/test_selection.py::test_a22_nobody_checks_its_own_work",
+        is_quick=False,
+    ),
+    # ---- stake ----------------------------------------------------------------------------------
+    Mutant(
+        "exposure within the free stake",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "if exposures.get(n, floor) + penalty <= free[n]]",
+        "]",
+        f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "exposure of an own commitment",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):",
+        "if exposures:",
+        f"{_TESTS}/settlement/test_stakes.py::test_an_own_commitment_that_locks_too_little_is_none",
+        is_quick=False,
+    ),
+    # ---- the committee --------------------------------------------------------------------------
+    Mutant(
+        "quorum of a certificate",
+        f"{_COMMITTEE}/certificates.py",
+        "    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)\n",
+        "",
+        f"{_TESTS}/committee/test_certificates.py::test_every_part_is_bound",
+    ),
+    Mutant(
+        "chain of a certificate",
+        f"{_COMMITTEE}/certificates.py",
+        "if plan.request.chain_id != committee.domain.chain_id:",
+        "if False:",
+        f"{_TESTS}/committee/test_certificates.py::test_malformed_plans_are_refused_whoever_signed_them",
+        is_quick=False,
+    ),
+    Mutant(
+        "size of a quorum",
+        "splitup/crypto/quorum.py",
+        "if count < compute_quorum_size(len(members)):",
+        "if False:",
+        "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
+    ),
+    Mutant(
+        "distinct signers",
+        "splitup/crypto/quorum.py",
+        "if signers and signer <= signers[-1]:",
+        "if False:",
+        "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
+    ),
+    Mutant(
+        "members only",
+        "splitup/crypto/quorum.py",
+        "if signer not in members:",
+        "if False:",
+        "tests/crypto/test_quorum.py::test_bad_certificates_are_refused_by_name",
+        is_quick=False,
+    ),
+    Mutant(
+        "seed of a plan or draw",
+        f"{_COMMITTEE}/certificates.py",
+        "if scheme.compute_seed(signature) != seed:",
+        "if False:",
+        f"{_TESTS}/committee/test_certificates.py::test_draws_are_bound_to_their_commitments",
+    ),
+    Mutant(
+        "randomness of a plan or draw",
+        f"{_COMMITTEE}/certificates.py",
+        "    scheme.verify_threshold(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)\n",
+        "",
+        f"{_TESTS}/committee/test_certificates.py::test_a_quorum_cannot_choose_the_seed",
+        is_quick=False,
+    ),
+    Mutant(
+        "draw over the commitments",
+        f"{_SETTLEMENT}/draws.py",
+        "        if not state.rests_on_chain(draw):\n            return\n",
+        "",
+        f"{_TESTS}/settlement/test_draws.py::test_a_draw_of_another_member_is_taken_if_it_rests_on_our_chain",
+    ),
+    Mutant(
+        "request of a certificate",
+        f"{_PLANNING}/plan_agreement.py",
+        "if not is_same(certificate.plan.request, known.request):",
+        "if False:",
+        f"{_TESTS}/planning/test_plan_agreement.py::test_a_certificate_for_other_words_than_the_requests_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "one signature per slot",
+        f"{_COMMITTEE}/context.py",
+        'return [] if known["digest"] == digest else None',
+        "return []",
+        f"{_TESTS}/committee/test_context.py::test_a_slot_is_signed_once_and_the_same_again",
+    ),
+    Mutant(
+        "signature of an attestation",
+        f"{_SETTLEMENT}/attestations.py",
+        "    verify(\n        member.signing_key,\n        ATTESTATION_DOMAIN,\n"
+        "        signed.attestation.canonical_bytes(),\n"
+        "        bytes.fromhex(signed.signature[2:]),\n    )\n",
+        "",
+        f"{_TESTS}/settlement/test_attestations.py::test_a15_only_the_member_itself_and_only_these_words",
+    ),
+    Mutant(
+        "quorum of a statement",
+        f"{_SETTLEMENT}/attestations.py",
+        "if len(members) < self._quorum:",
+        "if False:",
+        f"{_TESTS}/settlement/test_attestations.py::test_three_of_four_make_it_so_whatever_the_fourth_says",
+    ),
+    Mutant(
+        "quorum before reveals",
+        f"{_SETTLEMENT}/attestations.py",
+        "return len(self._due) >= self._quorum",
+        "return bool(self._due)",
+        f"{_TESTS}/settlement/test_attestations.py::test_three_of_four_make_it_so_whatever_the_fourth_says",
+        is_quick=False,
+    ),
+    Mutant(
+        "signature of a commitments vote",
+        f"{_SETTLEMENT}/commitments.py",
+        "        self._context.check(sender, struct_hash, vote.signature)\n",
+        "",
+        f"{_TESTS}/settlement/test_commitment_agreement.py::test_votes_for_another_root_do_not_count_and_false_signatures_are_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "settlement from one's own evidence",
+        f"{_SETTLEMENT}/proposals.py",
+        "            if proposal.settlement_hash == settlement_hash:\n                commands",
+        "            if True:\n                commands",
+        f"{_TESTS}/settlement/test_proposals.py::"
+        "test_a_proposal_is_signed_if_the_same_settlement_follows_from_our_evidence",
+    ),
+    Mutant(
+        "slash by a ruling only",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "    if ruling is None:\n        outvoted",
+        "    if ruling is None:\n        return Verdict(task, Outcome.LIED, (), (executor,))\n"
+        "    if ruling is None:\n        outvoted",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py::"
+        "test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished",
+    ),
+    Mutant(
+        "evidence of two votes",
+        f"{_COMMITTEE}/equivocation.py",
+        "        for vote in (first, second):\n"
+        "            self._context.check(vote.member, compute_vote_hash(vote), vote.signature)\n",
+        "",
+        f"{_TESTS}/committee/test_equivocation.py::"
+        "test_a19_evidence_counts_only_with_both_signatures",
+    ),
+    Mutant(
+        "quorum of observations",
+        "splitup/protocol/snapshots/observation_shares.py",
+        "if len(observers) < context.view.quorum or any(",
+        "if any(",
+        f"{_TESTS}/snapshots/test_observation_shares.py::test_a_proposal_rests_on_a_quorum",
+        is_quick=False,
+    ),
+    Mutant(
+        "signature of an observation",
+        "splitup/protocol/snapshots/observation_shares.py",
+        "    context.scheme.verify(\n        member.signing_key,\n        OBSERVATION_DOMAIN,\n"
+        "        observation.once(Observation.canonical_bytes),\n"
+        "        bytes.fromhex(share.signature[2:]),\n    )\n",
+        "",
+        f"{_TESTS}/snapshots/test_observation_shares.py::"
+        "test_an_observation_counts_as_its_member_signed_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "more than f observers",
+        "splitup/protocol/snapshots/snapshot_rules.py",
+        "if len(seen) > tolerated and n in records)",
+        "if n in records)",
+        f"{_TESTS}/snapshots/test_snapshot_rules.py::test_a_node_is_in_when_more_observers_than_may_lie_list_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "key of a heartbeat",
+        "splitup/protocol/snapshots/liveness.py",
+        "if node.record.signing_key != signing_key:",
+        "if False:",
+        f"{_TESTS}/snapshots/test_recent_blocks.py::"
+        "test_a_heartbeat_counts_under_the_key_of_the_registry_alone",
+        is_quick=False,
+    ),
+    Mutant(
+        "age of a heartbeat",
+        "splitup/protocol/snapshots/liveness.py",
+        "if not self.heads.is_recent(heartbeat.block_hash, now):",
+        "if False:",
+        f"{_TESTS}/snapshots/test_recent_blocks.py::test_a15_a_block_of_another_chain_or_of_none_is_refused",
+        is_quick=False,
+    ),
+    # ---- orders, frames, storage ----------------------------------------------------------------
+    Mutant(
+        "entry of a snapshot",
+        "splitup/messages/snapshots.py",
+        "merkle.check_proof(entries_root, count, shown.row, _hash_entry(shown.entry, {}), proof)",
+        "pass",
+        f"{_TESTS}/planning/test_validators.py::test_a15_entries_are_those_of_the_plans_snapshot",
+        is_quick=False,
+    ),
+    Mutant(
+        "header of a snapshot",
+        "splitup/messages/snapshots.py",
+        "if hash_words(_SNAPSHOT, *header).hex() != root[2:]:",
+        "if False:",
+        f"{_TESTS}/planning/test_validators.py::test_a15_entries_are_those_of_the_plans_snapshot",
+        is_quick=False,
+    ),
+    Mutant(
+        "audience of a signed message",
+        "splitup/crypto/jws.py",
+        "if claims.audience != audience:",
+        "if False:",
+        "tests/crypto/test_jws.py::test_bad_claims_are_refused_although_signed[change0]",
+        is_quick=False,
+    ),
+    Mutant(
+        "type of a signed message",
+        "splitup/crypto/jws.py",
+        "if _decode(header) != _header(typ, claims.issuer):",
+        "if False:",
+        "tests/crypto/test_jws.py::test_another_header_is_refused_although_signed[header0]",
+        is_quick=False,
+    ),
+    Mutant(
+        "age of a signed message",
+        "splitup/crypto/jws.py",
+        "if now_s is not None and claims.expires_at_s <= now_s - limits.CLOCK_SKEW_S:",
+        "if False:",
+        "tests/crypto/test_jws.py::test_bad_claims_are_refused_although_signed[change9]",
+        is_quick=False,
+    ),
+    Mutant(
+        "signed messages count once",
+        "splitup/crypto/jws.py",
+        "        if entry in self._open or claims.token_id in self._seen.get(claims.issuer, ()):",
+        "        if False:",
+        "tests/crypto/test_jws.py::test_a_token_is_used_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "length of an upload",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if entry.length_bytes > _UPLOAD_BYTES[kind]:",
+        "if False:",
+        "tests/oracle/gateway/test_http_gateway.py::test_uploads_are_bounded_by_what_they_are",
+        is_quick=False,
+    ),
+    Mutant(
+        "digest of an upload",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if entry.sha256 != match[kind]:",
+        "if False:",
+        "tests/oracle/gateway/test_http_gateway.py::test_other_upload_keys_are_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "author of a log",
+        "oracle/splitup_oracle/gateway/access.py",
+        "if write.task not in runs and not (write.task == CLIENT and is_client):",
+        "if False:",
+        "tests/oracle/gateway/test_http_gateway.py::test_client_writes_inputs_and_reads_outputs",
+        is_quick=False,
+    ),
+    Mutant(
+        "length of a log",
+        "oracle/splitup_oracle/gateway/access.py",
+        "    if write.length_bytes > limit:",
+        "    if False:",
+        "tests/oracle/gateway/test_log_rights.py::test_a10_what_the_plan_does_not_give_is_refused",
+        is_quick=False,
+    ),
+    Mutant(
+        "digest of a download",
+        "splitup/net/object_transfer.py",
+        "if digest is None or digest.hexdigest() == expected_digest:",
+        "if True:",
+        "tests/net/test_object_transfer.py::test_f21_a_corrupted_answer_is_fetched_again",
+        is_quick=False,
+    ),
+    Mutant(
+        "private addresses",
+        "splitup/net/endpoints.py",
+        "if local and not allow_loopback:",
+        "if False:",
+        "tests/net/test_endpoints.py::test_a13_private_addresses_need_permission",
+        is_quick=False,
+    ),
+    Mutant(
+        "addresses never connected to",
+        "splitup/net/endpoints.py",
+        "            candidate in _METADATA\n            or candidate.is_link_local\n",
+        "            False\n",
+        "tests/net/test_endpoints.py::test_a13_metadata_and_link_local_addresses_are_never_connected_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "signature of a frame",
+        "splitup/net/signed_frames.py",
+        "        verify_raw(signing_key, seal.signed, seal.signature)\n",
+        "",
+        "tests/net/test_signed_frames.py::test_a_bundle_carries_its_frames_under_one_signature",
+        is_quick=False,
+    ),
+)
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def find_moved(mutant: Mutant, root: Path = ROOT) -> str:
+    """Return what is wrong with a mutant's text or test, or ""."""
+    file = root / mutant.path
+    count = file.read_text().count(mutant.text) if file.is_file() else 0
+    if count != 1:
+        return f"{mutant.name}: its text stands {count} times in {mutant.path}:\n{mutant.text}"
+    test, _, function = mutant.test.partition("::")
+    source = (root / test).read_text() if (root / test).is_file() else ""
+    if f"def {function.partition('[')[0]}(" not in source:
+        return f"{mutant.name}: there is no test {mutant.test}"
+    return ""
+
+
+@contextmanager
+def copy_tree() -> Iterator[Path]:
+    """Copy what tests import into a folder of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for folder in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
+            shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+        for part in LINKED:
+            (root / part).symlink_to(ROOT / part)
+        yield root
+
+
+def run_test(root: Path, test: str) -> bool:
+    """Run tests in a fork, with our code from ``root``; return whether they pass."""
+    output = root / "output.txt"
+    child = os.fork()
+    if child == 0:
+        _run_here(root, test, output)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        raise RuntimeError(f"{test} could not be run:\n{output.read_text()[-2000:]}")
+    return code == 0
+
+
+def _run_here(root: Path, test: str, output: Path) -> NoReturn:
+    """Run tests in this process, which is a fork, and end it."""
+    code = 99
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(root)
+        paths = [str(root / part) for part in ("", "node", "oracle", "deploy")]
+        sys.path[:0] = paths
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        import pytest
+
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def try_mutant(root: Path, mutant: Mutant) -> bool:
+    """Return whether the mutant's test fails without the protection."""
+    file = root / mutant.path
+    whole = file.read_text()
+    try:
+        file.write_text(whole.replace(mutant.text, mutant.without))
+        return not run_test(root, mutant.test)
+    finally:
+        file.write_text(whole)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Takes out protections, one after the other.")
+    parser.add_argument("names", nargs="*", help="the protections to take out; default all")
+    parser.add_argument("--quick", action="store_true", help="only those with a quick test")
+    options = parser.parse_args(arguments)
+    chosen = [
+        m
+        for m in MUTANTS
+        if (not options.names or m.name in options.names) and (m.is_quick or not options.quick)
+    ]
+    moved = [text for mutant in chosen if (text := find_moved(mutant))]
+    if moved:
+        print(*moved, sep="\n")
+        return 1
+    for name in PRELOADED:
+        importlib.import_module(name)
+    sys.dont_write_bytecode = False
+    failed = 0
+    with copy_tree() as root:
+        if not run_test(root, " ".join(sorted({mutant.test for mutant in chosen}))):
+            print("the tests fail before anything is taken out")
+            return 1
+        sys.dont_write_bytecode = True  # of what is changed and restored within a second
+        width = max(len(mutant.name) for mutant in chosen)
+        for mutant in chosen:
+            begun = time.monotonic()
+            killed = try_mutant(root, mutant)
+            failed += not killed
+            seconds = time.monotonic() - begun
+            word = "killed" if killed else "NOT KILLED"
+            print(f"{mutant.name:{width}}  {word:10}  {seconds:5.1f} s  {mutant.test}", flush=True)
+    print(f"{len(chosen) - failed} of {len(chosen)} protections are held by their tests")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

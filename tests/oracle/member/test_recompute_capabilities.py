@@ -1,0 +1,33 @@
+"""Which classes a member computes in: one test per device, whatever nodes name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from splitup_oracle.member import recomputation
+from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+
+OWN = "tinygrad 0.14.0/CPU:CLANG/x86_64-aa/clang 14"
+
+
+async def test_s05_invented_classes_cost_no_further_tests_and_displace_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def find_class(determinism: str) -> str:
+        asked.append(determinism)
+        return OWN
+
+    monkeypatch.setattr(recomputation, "find_class", find_class)
+    capabilities = RecomputeCapabilities()
+    invented = [f"tinygrad 0.14.0/CPU:CLANG/x86_64-{number}/mine" for number in range(200)]
+    assert capabilities.can_recompute(invented[0]), "not tested yet"
+    await asyncio.gather(*capabilities._tasks)
+    assert not any(capabilities.can_recompute(name) for name in invented)
+    assert capabilities.can_recompute(OWN)
+    for name in ("tinygrad 0.14.0/PYTHON:PYTHON/None", "tinygrad 0.14.0/NULL:CLANG/None", ""):
+        assert not capabilities.can_recompute(name)
+    assert len(asked) == 1
+    await capabilities.close()

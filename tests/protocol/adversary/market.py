@@ -1,0 +1,218 @@
+"""The Market and the NodeRegistry as one execution after another sees them: money, locks, times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from splitup.core.errors import SplitUpError
+from splitup.crypto import quorum
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Request
+from splitup.protocol.committee import commands as cmd
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.certificates import CommitteeView
+from tests.protocol.cheap_scheme import CheapScheme
+
+MIN_DEADLINE_S: Final = 5
+MAX_DEADLINE_S: Final = 600
+GRACE_S: Final = 300
+START_S: Final = 1_000_000
+
+Exposures = Sequence[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class Record:
+    """One execution on chain."""
+
+    request: Request
+    status: str = "requested"  # then planned, settled or refunded
+    executors: int = 0
+    agreed: bool = False
+    own: set[str] = field(default_factory=set)  # nodes that committed by themselves
+    locked: Counter[str] = field(default_factory=Counter)
+    settlement: quorum.Settlement | None = None
+
+
+class Market:
+    """Takes transactions; a refused one raises ``Reverted``, as in Solidity."""
+
+    def __init__(
+        self,
+        view: CommitteeView,
+        scheme: CheapScheme,
+        manifest: Manifest,
+        emit: Callable[[ev.Event], None],
+    ) -> None:
+        self._view, self._scheme, self._emit = view, scheme, emit
+        self.price_per_step = manifest.price_micro_usdc(1)  # as it was registered
+        self.now_s = START_S
+        self.block_hash = "0x" + "00" * 32
+        self.snapshots: set[tuple[int, str]] = set()
+        self.balances: Counter[str] = Counter()
+        self.frozen_until: Counter[str] = Counter()
+        self.stakes: dict[str, int] = {}
+        self.locked: Counter[str] = Counter()
+        self.records: dict[str, Record] = {}
+        self.reverted: Counter[str] = Counter()
+
+    # ---- verbs ------------------------------------------------------------------------------
+
+    def submit(self, command: cmd.Command) -> None:
+        """Carry out a member's transaction; nothing changes when it reverts."""
+        try:
+            match command:
+                case cmd.SubmitPlan():
+                    self._accept_plan(command)
+                case cmd.SubmitCommitments():
+                    self._commit(command)
+                case cmd.SubmitSettlement():
+                    self._settle(command)
+        except (Reverted, SplitUpError) as error:
+            self.reverted[str(error)] += 1
+
+    def try_request(self, request: Request) -> None:
+        """Open an execution by its client's own transaction."""
+        try:
+            self._request(request)
+        except Reverted as error:
+            self.reverted[str(error)] += 1
+
+    def _request(self, request: Request) -> None:
+        request = request.model_copy(update={"block_hash": self.block_hash})
+        self._open(request)
+        self._emit(ev.RequestSeen(request))
+
+    def try_commit(self, event: ev.CompletionCommitted) -> None:
+        """Take a node's own commitment."""
+        try:
+            self._commit_own(event)
+        except Reverted as error:
+            self.reverted[str(error)] += 1
+
+    def _commit_own(self, event: ev.CompletionCommitted) -> None:
+        record = self._require(event.execution_id, "planned")
+        _require(not record.agreed and event.node not in record.own, "CommitmentExists")
+        _require(0 < event.steps <= record.request.steps, "StepsInvalid")
+        self._lock(record, [(event.node, event.exposure_micro_usdc)])
+        record.own.add(event.node)
+        self._emit(event)
+
+    def close(self) -> None:
+        """Refund what can be refunded by now; anybody may."""
+        for execution_id, record in self.records.items():
+            complete = record.agreed or (record.executors and len(record.own) >= record.executors)
+            end = record.request.deadline + (GRACE_S if complete else 0)
+            if record.status in ("requested", "planned") and self.now_s >= end:
+                record.status = "refunded"
+                self.balances[record.request.client] += record.request.max_price_micro_usdc
+                self._release(record)
+                self._emit(ev.ExecutionEnded(execution_id))
+
+    def quote(self, steps: int) -> int:
+        return 2 * self.price_per_step * steps
+
+    # ---- rules ------------------------------------------------------------------------------
+
+    def _open(self, request: Request) -> Record:
+        _require(request.execution_id not in self.records, "NonceUsed")
+        _require(0 < request.steps, "StepsInvalid")
+        left_s = request.deadline - self.now_s
+        _require(MIN_DEADLINE_S <= left_s <= MAX_DEADLINE_S, "DeadlineInvalid")
+        _require(request.max_price_micro_usdc >= self.quote(request.steps), "PriceTooLow")
+        balance = self.balances[request.client]
+        _require(balance >= request.max_price_micro_usdc, "BalanceTooSmall")
+        self.balances[request.client] -= request.max_price_micro_usdc
+        self.records[request.execution_id] = Record(request)
+        return self.records[request.execution_id]
+
+    def _accept_plan(self, command: cmd.SubmitPlan) -> None:
+        seed = self._scheme.compute_seed(command.seed_signature)
+        struct = quorum.plan_struct_hash(
+            command.execution_id,
+            command.request.hash(),
+            command.plan_root,
+            seed,
+            command.executors,
+        )
+        self._check_quorum(struct, command.signatures)
+        request = command.request
+        if command.client_signature:
+            known = (request.snapshot_sequence, request.snapshot_root) in self.snapshots
+            _require(known, "SnapshotUnknown")
+            request = request.model_copy(update={"block_hash": self.block_hash})
+            record = self._open(request)
+            self._emit(ev.RequestSeen(request))
+        else:
+            record = self._require(command.execution_id, "requested")
+            _require(record.request.hash() == request.hash(), "RecordMismatch")
+            _require(self.now_s < record.request.deadline, "DeadlinePassed")
+        record.status, record.executors = "planned", command.executors
+        self._emit(ev.PlanAccepted(command.execution_id, command.plan_root))
+
+    def _commit(self, command: cmd.SubmitCommitments) -> None:
+        record = self._require(command.execution_id, "planned")
+        _require(not record.agreed, "CommitmentExists")
+        exposures_hash = quorum.hash_exposures(command.exposures)
+        struct = quorum.commitments_struct_hash(command.execution_id, command.root, exposures_hash)
+        self._check_quorum(struct, command.signatures)
+        self._lock(record, command.exposures)
+        record.agreed = True
+        self._emit(
+            ev.ExecutionCommitted(
+                command.execution_id, command.root, self.block_hash, command.exposures
+            )
+        )
+
+    def _settle(self, command: cmd.SubmitSettlement) -> None:
+        record = self._require(command.execution_id, "planned")
+        _require(self.now_s < record.request.deadline + GRACE_S, "DeadlinePassed")
+        settlement = command.settlement
+        digest = quorum.settlement_hash(settlement)
+        struct = quorum.settlement_struct_hash(command.execution_id, digest)
+        self._check_quorum(struct, command.signatures)
+        paid = [p for p in settlement.payments if not p.from_slash]
+        left = record.request.max_price_micro_usdc - sum(p.amount_micro_usdc for p in paid)
+        _require(left >= 0, "Overpaid")
+        record.status, record.settlement = "settled", settlement
+        self.balances[record.request.client] += left
+        for slash in settlement.slashes:
+            self.stakes[slash.node] -= min(self.stakes[slash.node], slash.amount_micro_usdc)
+        for payment in settlement.payments:
+            self.balances[payment.to] += payment.amount_micro_usdc
+        self._release(record)
+        self._emit(ev.ExecutionEnded(command.execution_id))
+
+    def _require(self, execution_id: str, status: str) -> Record:
+        record = self.records.get(execution_id)
+        if record is None or record.status != status:
+            raise Reverted("StatusInvalid")
+        return record
+
+    def _check_quorum(self, struct: bytes, signatures: bytes) -> None:
+        accounts = {member.account for member in self._view.members}
+        quorum.check_quorum(
+            self._view.domain, struct, signatures, accounts, self._scheme.recover_signer
+        )
+
+    def _lock(self, record: Record, exposures: Exposures) -> None:
+        for node, amount in exposures:
+            _require(self.locked[node] + amount <= self.stakes[node], "ExposureTooHigh")
+        record.locked.update(dict(exposures))
+        self.locked.update(dict(exposures))
+
+    def _release(self, record: Record) -> None:
+        self.locked.subtract(record.locked)
+        record.locked.clear()
+
+
+class Reverted(Exception):
+    """A transaction that the contract refuses."""
+
+
+def _require(holds: bool, error: str) -> None:
+    if not holds:
+        raise Reverted(error)

@@ -1,0 +1,316 @@
+"""What client and nodes do until an execution ends: tensors, logs, takeovers, the end.
+
+All that a party sends goes through the world, where the adversary may change it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from splitup.core.errors import PeerFault
+from splitup.crypto import quorum
+from splitup.messages.base import CLIENT as CLIENT_TASK
+from splitup.messages.base import ZERO_BYTES32, Message
+from splitup.messages.completions import (
+    Completion,
+    End,
+    SignedEnd,
+    SignedTakeover,
+    Takeover,
+    TaskCommitment,
+)
+from splitup.messages.plans import PlanCertificate, Request, SignedRequest
+from splitup.protocol.execution.ends import check_end, sign_end
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
+from splitup.protocol.planning.signed_requests import sign_request
+from splitup.protocol.settlement.attestations import Attestations
+from tests.protocol.adversary.market import START_S
+from tests.protocol.adversary.reports import Reports
+from tests.protocol.adversary.tensors import (
+    BY_ADDRESS,
+    LATE_S,
+    LoggedTensors,
+    MadeTensors,
+    Run,
+    SentTensors,
+    Tensors,
+    Work,
+    compute,
+    digest,
+    digest_all,
+    make_signed_delivery,
+)
+from tests.protocol.adversary.world import CLIENT, World
+from tests.protocol.committees import CHAIN_ID
+from tests.protocol.simulator import MARKET
+
+
+class Parties:
+    """The client, and all nodes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.runs: dict[str, Run] = {}
+        self.reports = Reports(world, self.runs)
+        world.certified = self._begin
+
+    # ---- the client's request ---------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Request an execution, on chain or with a signature."""
+        world, setting = self.world, self.world.setting
+        market, steps = world.market, setting.steps
+        world.market.balances[CLIENT.address] = 10**7
+        world.market.frozen_until[CLIENT.address] = 2**50
+        price = market.quote(steps) if setting.registered_low else market.quote(steps) + 5
+
+        def make(later_s: float) -> Request:
+            return Request(
+                chain_id=CHAIN_ID,
+                market=MARKET,
+                execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, CLIENT.address, 7),
+                model_id=world.manifest.model_id,
+                client=CLIENT.address,
+                client_key=CLIENT.signing_key_hex,
+                steps=steps,
+                max_price_micro_usdc=price,
+                deadline=START_S + int(world.now + later_s) + setting.deadline_s,
+                snapshot_sequence=1,
+                snapshot_root=world.snapshot.root(),
+                block_hash=ZERO_BYTES32,
+                nonce=7,
+            )
+
+        if not setting.is_signed:
+            world.send(CLIENT.address, make(0), self._open, again=make)
+            return
+        signed = sign_request(CLIENT, make(0))
+        for account in world.members:
+            world.send(
+                CLIENT.address,
+                signed,
+                lambda m, a=account: self._sign_up(a, m),
+                again=lambda later_s: sign_request(CLIENT, make(later_s)),
+            )
+
+    def _open(self, request: Message) -> None:
+        assert isinstance(request, Request)
+        place = request.nonce
+        fixed = {
+            "chain_id": CHAIN_ID,
+            "market": MARKET,
+            "client": CLIENT.address,
+            "execution_id": quorum.compute_execution_id(CHAIN_ID, MARKET, CLIENT.address, place),
+            "snapshot_sequence": 1,
+            "snapshot_root": self.world.snapshot.root(),
+        }  # the contract sets these itself
+        request = request.model_copy(update=fixed)
+        self.world.transact(partial(self.world.market.try_request, request))
+
+    def _sign_up(self, account: str, signed: Message) -> None:
+        assert isinstance(signed, SignedRequest)
+        self.world.take_signed_request(account, signed)
+
+    # ---- steps ------------------------------------------------------------------------------
+
+    def _begin(self, certificate: PlanCertificate) -> None:
+        """Run all steps of a certified execution, then end it."""
+        world = self.world
+        if certificate.plan.request.model_id != world.manifest.model_id:
+            return
+        attestations = Attestations(world.view.quorum)
+        run = Run(certificate, ExecutorMap(certificate.plan), attestations)
+        self.runs[run.id] = run
+        self._control(run)
+        used = min(world.setting.used, run.plan.request.steps)
+        sent = tuple(digest("in", run.id, step) for step in range(used))
+        self._log(run, CLIENT.address, CLIENT_TASK, sent)
+        fails = world.setting.fails
+        for task in range(len(world.manifest.tasks)):
+            if task == fails and not self._replace(run, task):
+                return
+            if not self._deliver(run, task, sent, tries=4):
+                return
+        for task, node in enumerate(run.executors.executors):  # named late
+            if (task, node) not in run.work and not self._deliver(run, task, sent, tries=4):
+                return
+        self._end(run, sent)
+
+    def _control(self, run: Run) -> None:
+        """Give the adversary the accounts of its part in this execution."""
+        adversary, executors = self.world.adversary, run.plan.executors()
+        if adversary.party == "executor" and not adversary.accounts:
+            adversary.accounts.add(adversary.random.choice(executors))
+        if adversary.party == "validator" and not adversary.accounts:
+            others = sorted(BY_ADDRESS.keys() - set(executors))
+            adversary.accounts.update(others[: adversary.random.choice((1, 2))])
+
+    def _deliver(self, run: Run, task: int, sent: Tensors, tries: int) -> bool:
+        """Have a task's executor compute all steps; replace producers that do not deliver."""
+        manifest = self.world.manifest
+        node = run.executors.executors[task]
+        while True:
+            inputs, producers = [], []
+            short = None
+            for source, _ in get_sources(manifest, task):
+                author = (
+                    CLIENT.address if source == CLIENT_TASK else run.executors.get_author(source)
+                )
+                tensors = sent if source == CLIENT_TASK else self._get_outputs(run, source, author)
+                got = self._send_tensors(run, author, source, tensors, node)
+                producers.append(author)
+                inputs.append(got[: run.plan.request.steps])
+                if len(got) < len(sent):
+                    short = source
+            if short is None:
+                break
+            if short == CLIENT_TASK or not tries or not self._replace(run, short):
+                return False
+            tries -= 1
+            if not self._deliver(run, short, sent, tries):
+                return False
+        steps = min(map(len, inputs))
+        read = tuple(tensors[:steps] for tensors in inputs)
+        right = compute(task, read)
+        outputs = self._claim(run, node, task, right)
+        run.work[task, node] = Work(read, outputs, right)
+        run.sources[task, node] = tuple(producers)
+        run.computed = True
+        self._log(run, node, task, outputs)
+        if any(port.task == task for port in manifest.outputs):
+            got = self._send_tensors(run, node, task, outputs, CLIENT.address)
+            if len(got) < len(sent):
+                if not tries or not self._replace(run, task):
+                    return False
+                return self._deliver(run, task, sent, tries - 1)
+            run.received[task] = got[: len(sent)]
+        return True
+
+    def _get_outputs(self, run: Run, task: int, node: str) -> Tensors:
+        """Return what a task's executor has to send; nothing before it has computed it."""
+        work = run.work.get((task, node))
+        return () if work is None else work.outputs
+
+    def _claim(self, run: Run, node: str, task: int, right: Tensors) -> Tensors:
+        made = MadeTensors(execution_id=run.id, node=node, task=task, port=0, tensors=right)
+        claimed = self.world.adversary.make(node, made)
+        assert isinstance(claimed, MadeTensors)
+        return claimed.tensors
+
+    def _send_tensors(
+        self, run: Run, author: str, task: int, tensors: Tensors, reader: str
+    ) -> Tensors:
+        """Return what the reader takes: of every step the first tensor that comes in time."""
+        message = SentTensors(execution_id=run.id, node=author, task=task, port=0, tensors=tensors)
+        via = self.world.via_relay(reader) if reader != CLIENT.address else ""
+        got: Tensors = ()
+        for delay_s, copy in sorted(
+            self.world.adversary.send(author, message, via), key=lambda found: found[0]
+        ):
+            assert isinstance(copy, SentTensors)
+            name = copy.execution_id, copy.node, copy.task, copy.port
+            if delay_s <= LATE_S and name == (run.id, author, task, 0):
+                got += copy.tensors[len(got) :]
+        return got
+
+    def _log(self, run: Run, author: str, task: int, tensors: Tensors) -> None:
+        """Store a port's tensors; an object can be written once, by its author."""
+        message = LoggedTensors(
+            execution_id=run.id, node=author, task=task, port=0, tensors=tensors
+        )
+        for delay_s, copy in self.world.adversary.send(author, message):
+            assert isinstance(copy, LoggedTensors)
+            if (copy.execution_id, copy.node, copy.port) == (run.id, author, 0):
+                self.world.after(
+                    delay_s, partial(run.store.setdefault, (copy.task, author), copy.tensors)
+                )
+
+    def _replace(self, run: Run, task: int) -> bool:
+        """Name the next candidate of a task as its executor; return False when none is left."""
+        plan = run.plan
+        place = plan.tasks[task].index(run.executors.executors[task]) + 1
+        if place >= len(plan.tasks[task]):
+            return False
+        takeover = Takeover(execution_id=run.id, task=task, candidate=place, first_step=0)
+        before = run.executors.executors
+        for _, copy in self.world.adversary.send(CLIENT.address, sign_takeover(CLIENT, takeover)):
+            assert isinstance(copy, SignedTakeover)
+            try:
+                if run.executors.apply(copy):
+                    run.takeovers.append(copy)
+            except PeerFault:
+                self.world.refused["takeover"] += 1
+        return run.executors.executors != before
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def _end(self, run: Run, sent: Tensors) -> None:
+        """Tell every executor that no step follows, and what was sent."""
+        end = self._make_end(run, sent)
+        signed = sign_end(CLIENT, end)
+        for node in sorted(set(run.executors.executors)):
+            self.world.send(
+                CLIENT.address,
+                signed,
+                lambda m, n=node: self._take_end(run, n, m),
+                self.world.via_relay(node),
+            )
+
+    def _make_end(self, run: Run, sent: Tensors) -> End:
+        """Return what was sent, and what was received under its producers' signatures.
+
+        A producer that signs something else than it sends does not deliver: it is replaced.
+        """
+        deliveries = tuple(
+            make_signed_delivery(
+                BY_ADDRESS[run.executors.executors[port.task]],
+                run.id,
+                port.task,
+                run.received[port.task],
+            )
+            for port in self.world.manifest.outputs
+        )
+        return End(
+            execution_id=run.id,
+            steps=len(sent),
+            inputs=(digest_all(sent),),
+            outputs=deliveries,
+        )
+
+    def _take_end(self, run: Run, node: str, signed: Message) -> None:
+        """Commit to what was computed if the client's end fits it."""
+        assert isinstance(signed, SignedEnd)
+        if node in run.told:
+            return
+        try:
+            check_end(signed, run.plan, self.world.manifest)
+        except PeerFault:
+            return
+        own = [t for t, executor in enumerate(run.executors.executors) if executor == node]
+        if any(len(run.work[task, node].outputs) != signed.end.steps for task in own):
+            return  # an honest node has run other steps than these
+        run.told[node] = signed
+        takeovers = tuple(t for t in run.takeovers if t.takeover.task in own)
+        completion = Completion(
+            execution_id=run.id,
+            node=node,
+            tasks=tuple(self._commit_to(run, task, node) for task in own),
+            takeovers=takeovers,
+            salt="0x" + digest("salt", run.id, node),
+            end=signed,
+        )
+        made = self.world.adversary.make(node, completion)
+        assert isinstance(made, Completion)
+        run.completions[node] = made
+        if made.steps:
+            self.reports.commit(run, node, made)
+
+    def _commit_to(self, run: Run, task: int, node: str) -> TaskCommitment:
+        work = run.work[task, node]
+        return TaskCommitment(
+            task=task,
+            inputs=tuple(map(digest_all, work.inputs)),
+            outputs=(digest_all(work.outputs),),
+            state=digest("state", work.right),
+        )

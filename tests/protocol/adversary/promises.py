@@ -1,0 +1,278 @@
+"""What must hold at the end of every world, whoever deviated and however.
+
+Written against the protocol's promises; shares no code with the machines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from splitup.messages.base import CLIENT as CLIENT_TASK
+from splitup.messages.completions import TaskCommitment
+from splitup.messages.verification import Evidence, VerificationResult
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.settlement.proof_of_sampling import UNPAID
+from tests.protocol.adversary.market import Record
+from tests.protocol.adversary.parties import Parties
+from tests.protocol.adversary.tensors import Run, digest, digest_all
+from tests.protocol.adversary.world import CLIENT, NODES, STAKE_MICRO_USDC, World
+
+LARGEST: Final = 1_500  # entries of a member's containers when nothing is open; honest: 230
+_DEPTH: Final = 7
+_UNPAID: Final = frozenset(outcome.value for outcome in UNPAID)
+# What docs/security.md says that remains: who breaks what, and words of the sentence that says so.
+REMAINS: Final = {
+    (
+        "executor",
+        "honest work is unpaid: a neighbour contradicts it, and is not paid either",
+    ): "neighbours that contradict each other both go unpaid",
+    (
+        "executor",
+        "honest work is unpaid: somebody did not commit",
+    ): "An executor that finishes and never commits",
+    (
+        "executor",
+        "a node received other tensors than were committed to, and nobody pays",
+    ): "What a node received of another, or of one that was replaced",
+    (
+        "executor",
+        "honest validation is unpaid: the executor's inputs are others than the store's",
+    ): "Validators of a task whose executor commits to other inputs",
+    (
+        "executor",
+        "a node is paid for inputs of a node that was replaced",
+    ): "What a node received of another, or of one that was replaced",
+    (
+        "validator",
+        "honest validation is unpaid: it came too late",
+    ): "A validator that was asked because another was late",
+    (
+        "validator",
+        "honest validation is unpaid: it was asked in addition",
+    ): "A validator that was asked because another was late",
+    (
+        "relay",
+        "honest validation is unpaid: it came too late",
+    ): "A relay that holds a verification order back",
+    (
+        "gateway",
+        "honest validation is unpaid: its inputs were altered",
+    ): "A storage gateway that serves altered log objects",
+}
+
+
+def list_broken(world: World, parties: Parties) -> list[str]:
+    """Return the promises that this world broke, each in a sentence, also those in ``REMAINS``."""
+    found = [*_check_bonds(world), *_check_stakes(world), *_check_end(world)]
+    for run in parties.runs.values():
+        record = world.market.records.get(run.id)
+        found += _check_price(world, run)
+        if record is None:
+            continue
+        evidence = _find_evidence(world, run.id)
+        if record.status == "settled" and evidence is not None:
+            found += _Settled(world, run, record, evidence).check()
+        elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
+            why = "it was not settled" if run.id in world.drawn else "somebody did not commit"
+            found.append(f"honest work is unpaid: {why}")
+    return list(dict.fromkeys(found))
+
+
+def _check_bonds(world: World) -> Iterator[str]:
+    for (member, _), roots in world.plan_votes.items():
+        if len(roots) > 1 and member not in world.adversary.accounts:
+            yield "an honest member signed two plans for one execution: its bond is lost"
+    if world.accused - world.adversary.accounts:
+        yield "an honest member is accused of equivocation"
+
+
+def _check_stakes(world: World) -> Iterator[str]:
+    for node in NODES:
+        if node.address in world.adversary.accounts:
+            continue
+        if world.market.stakes[node.address] < STAKE_MICRO_USDC:
+            yield "an honest node's stake was slashed"
+
+
+def _check_price(world: World, run: Run) -> Iterator[str]:
+    request = run.plan.request
+    if run.computed and request.max_price_micro_usdc < 2 * world.manifest.price_micro_usdc(
+        request.steps
+    ):
+        yield "nodes computed below the price"
+
+
+def _check_end(world: World) -> Iterator[str]:
+    for record in world.market.records.values():
+        if record.status not in ("settled", "refunded"):
+            yield f"an execution is {record.status} for ever"
+        if any(record.locked.values()):
+            yield "stake stays locked"
+    for account, member in world.members.items():
+        if account in world.adversary.accounts:
+            continue
+        if member.count_open() or len(member._settlements):
+            yield "a member keeps an execution for ever"
+        if world.is_measured and count_entries(member) > LARGEST:
+            yield f"a member's memory holds {count_entries(member)} entries"
+
+
+def count_entries(value: Any, depth: int = _DEPTH) -> int:
+    """Return how many entries the containers below an object hold."""
+    if depth == 0 or isinstance(value, str | bytes | int | float | type | None):
+        return 0
+    if isinstance(value, dict):
+        return len(value) + sum(count_entries(item, depth - 1) for item in value.values())
+    if isinstance(value, list | set | tuple | frozenset):
+        return len(value) + sum(count_entries(item, depth - 1) for item in value)
+    if any(kind.__module__.startswith("splitup.protocol") for kind in type(value).__mro__):
+        names = [*getattr(type(value), "__slots__", ()), *getattr(value, "__dict__", {})]
+        return sum(count_entries(getattr(value, name, None), depth - 1) for name in names)
+    return 0
+
+
+def _find_evidence(world: World, execution_id: str) -> Evidence | None:
+    for account, member in world.members.items():
+        evidence = member.find_evidence(execution_id)
+        if evidence is not None and account not in world.adversary.accounts:
+            return evidence
+    return None
+
+
+class _Settled:
+    """The promises about one settled execution."""
+
+    def __init__(self, world: World, run: Run, record: Record, evidence: Evidence) -> None:
+        self.world, self.run, self.evidence = world, run, evidence
+        self.bad = world.adversary.accounts
+        self.executors = evidence.draw.executors or run.plan.executors()
+        self.verdicts = {verdict.task: verdict for verdict in evidence.verdicts}
+        self.paid: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        assert record.settlement is not None
+        for payment in record.settlement.payments:
+            self.paid[payment.to] += payment.amount_micro_usdc
+        for slash in record.settlement.slashes:
+            self.lost[slash.node] += slash.amount_micro_usdc
+        first = next(iter(run.received.values()), ())
+        self.used = len(first) or world.setting.used
+        self.prices = [task.price_micro_usdc * self.used for task in world.manifest.tasks]
+
+    def check(self) -> list[str]:
+        found = [*self._check_gain(), *self._check_lies(), *self._check_sent()]
+        if self.world.adversary.party != "client":
+            found += [*self._check_pay(), *self._check_validators()]
+        return found
+
+    def is_paid(self, task: int) -> bool:
+        verdict = self.verdicts.get(task)
+        is_owed = verdict is None or verdict.outcome not in _UNPAID
+        return is_owed and self.paid[self.executors[task]] > 0
+
+    def _check_pay(self) -> Iterator[str]:
+        due: Counter[str] = Counter()
+        for task, node in enumerate(self.executors):
+            if node in self.bad or (task, node) not in self.run.work:
+                continue
+            verdict = self.verdicts.get(task)
+            if verdict is None or verdict.outcome not in _UNPAID:
+                due[node] += self.prices[task]
+            elif verdict.outcome == "contradicted" and self._has_unpaid_neighbour(task):
+                yield "honest work is unpaid: a neighbour contradicts it, and is not paid either"
+            else:
+                yield f"honest work is unpaid: its task is {verdict.outcome}"
+        if any(self.paid[node] < amount for node, amount in due.items()):
+            yield "honest work is unpaid"
+
+    def _has_unpaid_neighbour(self, task: int) -> bool:
+        """Return whether a task of the adversary next to this one is not paid."""
+        edges = [edge for edge in self.world.manifest.edges() if task in edge]
+        others = {end for edge in edges for end in edge} - {task}
+        return any(self.executors[o] in self.bad and not self.is_paid(o) for o in others)
+
+    def _check_validators(self) -> Iterator[str]:
+        for (task, node), result in self.run.results.items():
+            verdict = self.verdicts.get(task)
+            if node in self.bad or result.error or verdict is None:
+                continue
+            if node not in verdict.validators:
+                yield f"honest validation is unpaid: {self._explain(task, node, result)}"
+
+    def _explain(self, task: int, node: str, result: VerificationResult) -> str:
+        """Return why a validator's result was of no use."""
+        claim = self._find_claim(task, self.executors[task])
+        sources = get_sources(self.world.manifest, task)
+        authors = [CLIENT.address if s == CLIENT_TASK else self.executors[s] for s, _ in sources]
+        stored = [
+            self.run.store.get((s, a), ()) for (s, _), a in zip(sources, authors, strict=True)
+        ]
+        if result.inputs != tuple(digest_all(tensors[: self.used]) for tensors in stored):
+            return "its inputs were altered"
+        if claim is not None and claim.inputs != result.inputs:
+            return "the executor's inputs are others than the store's"
+        if self.run.attestations.find_fixed(task, node) is None:
+            return "it came too late"
+        if self.verdicts[task].validators:
+            return "it was asked in addition"
+        return f"the task is {self.verdicts[task].outcome}"
+
+    def _check_gain(self) -> Iterator[str]:
+        """No account of the adversary gets more than for honest work."""
+        for account in self.bad - {CLIENT.address}:
+            due = sum(self.prices[t] for t, node in enumerate(self.executors) if node == account)
+            due += sum(self.prices[t] for t, node in self.run.ordered if node == account)
+            if self.paid[account] - self.lost[account] > due:
+                yield "a deviation gains: its party gets more than for honest work"
+
+    def _check_lies(self) -> Iterator[str]:
+        """A task whose result does not follow from what was read is not paid once it is drawn."""
+        for task, node in enumerate(self.executors):
+            claim, work = self._find_claim(task, node), self.run.work.get((task, node))
+            if node not in self.bad or claim is None or work is None:
+                continue
+            right = work.right[: self.used]
+            wrong = claim.outputs != (digest_all(right),) or claim.state != digest("state", right)
+            drawn = task in self.verdicts
+            if wrong and drawn and self.is_paid(task) and self.lost[node] < self.prices[task]:
+                yield f"a drawn lie is paid: {self.verdicts[task].outcome}"
+            read = tuple(digest_all(tensors[: self.used]) for tensors in work.inputs)
+            if claim.inputs != read and self.is_paid(task):
+                planned = self.run.plan.executors()
+                replaced = any(
+                    source != CLIENT_TASK and planned[source] != self.executors[source]
+                    for source, _ in get_sources(self.world.manifest, task)
+                )
+                what = "of a node that was replaced" if replaced else "that nobody sent"
+                yield f"a node is paid for inputs {what}"
+
+    def _check_sent(self) -> Iterator[str]:
+        """What somebody received is what its sender committed to, or the sender is not paid."""
+        for task, node in enumerate(self.executors):
+            claim = self._find_claim(task, node)
+            if node not in self.bad or claim is None or not self.is_paid(task):
+                continue
+            received = self.run.received.get(task)
+            if received is not None and (digest_all(received),) != claim.outputs:
+                yield "the client received other outputs than were committed to, and nobody pays"
+            if any((digest_all(got[: self.used]),) != claim.outputs for got in self._read_of(task)):
+                yield "a node received other tensors than were committed to, and nobody pays"
+
+    def _read_of(self, task: int) -> Iterator[Sequence[str]]:
+        """Yield what honest executors read of a task's output."""
+        for reader, node in enumerate(self.executors):
+            work = self.run.work.get((reader, node))
+            if work is None or node in self.bad:
+                continue
+            for (source, _), tensors in zip(
+                get_sources(self.world.manifest, reader), work.inputs, strict=True
+            ):
+                if source == task != CLIENT_TASK:
+                    yield tensors
+
+    def _find_claim(self, task: int, node: str) -> TaskCommitment | None:
+        completion = self.run.completions.get(node)
+        if completion is None:
+            return None
+        return next((entry for entry in completion.tasks if entry.task == task), None)

@@ -1,0 +1,271 @@
+"""What nodes report about an execution: commitments, reveals, and what validators recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from splitup.core import tuning
+from splitup.core.errors import PeerFault
+from splitup.crypto.jws import sign_jws
+from splitup.crypto.keys import Identity
+from splitup.messages import api
+from splitup.messages.base import CLIENT as CLIENT_TASK
+from splitup.messages.base import Message
+from splitup.messages.completions import (
+    EMPTY_DIGEST,
+    Completion,
+    ExecutorCommitment,
+    Takeovers,
+)
+from splitup.messages.verification import (
+    Ruling,
+    ValidatorCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from splitup.protocol.committee import commands as cmd
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.certificates import check_certificate, check_draw, check_plan
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.settlement.proof_of_sampling import compute_exposure, is_sampled
+from tests.protocol.adversary.tensors import (
+    BY_ADDRESS,
+    LATE_S,
+    LoggedTensors,
+    OwnCommitment,
+    Run,
+    Tensors,
+    compute,
+    digest,
+    digest_all,
+)
+from tests.protocol.adversary.world import CHEAP, CLIENT, World
+from tests.protocol.committees import COMMITTEE
+
+
+class Reports:
+    """All nodes, towards the members."""
+
+    def __init__(self, world: World, runs: dict[str, Run]) -> None:
+        self.world, self.runs = world, runs
+        world.pushed = self._take_push
+        world.recompute = self._recompute
+
+    # ---- commitments and reveals ------------------------------------------------------------
+
+    def commit(self, run: Run, node: str, completion: Completion) -> None:
+        """Tell the members what the node commits to; on chain by itself if they are slow."""
+        world, key = self.world, BY_ADDRESS[node].signing_key_hex
+        if completion.takeovers:
+            told = Takeovers(execution_id=run.id, node=node, takeovers=completion.takeovers)
+            world.tell_members(node, told, lambda m: ev.TakeoversReceived(m, key))
+        commitment = ExecutorCommitment(
+            execution_id=run.id,
+            node=node,
+            root=completion.root(),
+            end=completion.end,
+            takeovers=completion.takeovers,
+        )
+        world.tell_members(node, commitment, lambda m: ev.ExecutorCommitmentReceived(m, key))
+        patience_s = tuning.COMMIT_PATIENCE_BLOCKS * world.setting.block_s
+        margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
+        world.after(min(patience_s, margin_s), partial(self._commit_alone, run, node, completion))
+        self._wait(run, node, completion, None)
+
+    def _commit_alone(self, run: Run, node: str, completion: Completion) -> None:
+        record = self.world.market.records.get(run.id)
+        if record is None or record.agreed or record.status in ("settled", "refunded"):
+            return
+        own = [entry.task for entry in completion.tasks]
+        own = [task for task in own if task < len(self.world.manifest.tasks)]
+        paid = run.plan.request.steps
+        message = OwnCommitment(
+            execution_id=run.id,
+            steps=completion.steps,
+            root=completion.root(),
+            exposure_micro_usdc=compute_exposure(
+                own, self.world.manifest, paid, self.world.economics
+            ),
+        )
+        self.world.send(node, message, lambda m: self.world.transact(lambda: self._take(node, m)))
+
+    def _take(self, node: str, message: Message) -> None:
+        assert isinstance(message, OwnCommitment)
+        market = self.world.market
+        event = ev.CompletionCommitted(
+            message.execution_id,
+            node,
+            message.steps,
+            message.root,
+            market.block_hash,
+            message.exposure_micro_usdc,
+        )
+        market.try_commit(event)
+
+    def _wait(self, run: Run, node: str, message: Message, own: ValidatorCommitment | None) -> None:
+        """Reveal a message once 2f+1 members say that it is time."""
+        run.waiting.append((node, message, own))
+        if len(run.waiting) == 1:
+            self.world.after(0.3, partial(self._poll, run))
+
+    def _poll(self, run: Run) -> None:
+        for member in self.world.members.values():
+            signed = member.find_attestation(run.id)
+            if signed is not None and not run.attestations.knows(signed):
+                run.attestations.add(signed)
+        left = []
+        for node, message, own in run.waiting:
+            fixed = own is None or (
+                run.attestations.find_fixed(own.task, own.validator) == own.root
+            )
+            if fixed and run.attestations.is_due():
+                self._reveal(node, message)
+            else:
+                left.append((node, message, own))
+        run.waiting[:] = left
+        record = self.world.market.records.get(run.id)
+        if left and (record is None or record.status in ("requested", "planned")):
+            self.world.after(0.3 if self.world.now < 15 else 3.0, partial(self._poll, run))
+
+    def _reveal(self, node: str, message: Message) -> None:
+        key = BY_ADDRESS[node].signing_key_hex
+        if isinstance(message, Completion):
+            self.world.tell_members(node, message, lambda m: ev.CompletionReceived(m, key))
+            return
+        assert isinstance(message, VerificationResult)
+        self.world.tell_members(node, message, lambda m: _sign_result(BY_ADDRESS[node], m))
+
+    # ---- validators -------------------------------------------------------------------------
+
+    def _take_push(self, node: str, message: Message) -> None:
+        """Take what members, or a relay in their name, post to a node."""
+        if not isinstance(message, VerificationOrder):
+            return
+        try:
+            self._verify(node, message)
+        except PeerFault:
+            self.world.refused["order"] += 1
+
+    def _verify(self, node: str, order: VerificationOrder) -> None:
+        """Check an order as nodes do, recompute the task, commit to the result."""
+        run = self.runs.get(order.certificate.plan.request.execution_id)
+        if run is None or (order.task, node) in run.ordered:
+            return
+        check_order(order, self.world, node)
+        steps = order.steps
+        run.ordered[order.task, node] = steps
+        found = self._replay(run, order.task, order.executors, steps, node)
+        error = "" if found is not None else "its inputs are not in the store"
+        inputs, outputs, state = found or ((), (), EMPTY_DIGEST)
+        result = VerificationResult(
+            execution_id=run.id,
+            task=order.task,
+            validator=node,
+            inputs=inputs,
+            outputs=outputs,
+            state=state,
+            salt="0x" + digest("salt", run.id, order.task, node),
+            error=error,
+        )
+        made = self.world.adversary.make(node, result)
+        assert isinstance(made, VerificationResult)
+        run.results[order.task, node] = made
+        if made.error:
+            self._reveal(node, made)
+            return
+        commitment = ValidatorCommitment(
+            execution_id=run.id, task=made.task, validator=made.validator, root=made.root()
+        )
+        key = BY_ADDRESS[node].signing_key_hex
+        self.world.tell_members(node, commitment, lambda m: ev.ValidatorCommitmentReceived(m, key))
+        self._wait(run, node, made, commitment)
+
+    def _replay(
+        self, run: Run, task: int, executors: Sequence[str], steps: int, reader: str
+    ) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
+        """Return digests of inputs, outputs and state from the store, None when it lacks some."""
+        read = []
+        for source, _ in get_sources(self.world.manifest, task):
+            tensors = self._fetch(run, source, executors, reader)
+            if tensors is None or len(tensors) < steps:
+                return None
+            read.append(tensors[:steps])
+        right = compute(task, tuple(read))
+        return tuple(map(digest_all, read)), (digest_all(right),), digest("state", right)
+
+    def _fetch(
+        self, run: Run, source: int, executors: Sequence[str], reader: str
+    ) -> Tensors | None:
+        author = CLIENT.address if source == CLIENT_TASK else executors[source]
+        tensors = run.store.get((source, author))
+        if tensors is None:
+            return None
+        message = LoggedTensors(
+            execution_id=run.id, node=author, task=source, port=0, tensors=tensors
+        )
+        # A gateway is trusted by more than f members, or it could frame any producer.
+        trusted = list(self.world.members)[(len(self.world.members) - 1) // 3 :]
+        copies = self.world.adversary.send("", message, "" if reader in trusted else "gateway")
+        found = [
+            copy.tensors
+            for delay_s, copy in copies
+            if delay_s <= LATE_S and isinstance(copy, LoggedTensors)
+        ]
+        return found[0] if found else None
+
+    def _recompute(self, command: cmd.RecomputeTask, member: str) -> Ruling | None:
+        """Return what a member gets for a disputed task."""
+        order = command.order
+        run = self.runs[order.draw.execution_id]
+        steps, missing, short = order.steps, [], False
+        for source, _ in get_sources(self.world.manifest, order.task):
+            tensors = self._fetch(run, source, order.executors, member)
+            if tensors is None or len(tensors) < steps:
+                short = short or source == CLIENT_TASK
+                missing.append(source)
+        if short:
+            return Ruling(
+                task=order.task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="no inputs"
+            )
+        found = None if missing else self._replay(run, order.task, order.executors, steps, member)
+        inputs, outputs, state = found or ((), (), EMPTY_DIGEST)
+        return Ruling(
+            task=order.task,
+            inputs=inputs,
+            outputs=outputs,
+            state=state,
+            error="",
+            missing=tuple(missing),
+        )
+
+
+def check_order(order: VerificationOrder, world: World, node: str) -> None:
+    """Check an order as a node does (``splitup_node.settlement.verifier``)."""
+    plan, draw = order.certificate.plan, order.draw
+    check_plan(plan)
+    if draw.execution_id != plan.request.execution_id or order.task >= len(plan.tasks):
+        raise PeerFault("another execution, or no such task")
+    if not plan.has_candidates(draw.executors):
+        raise PeerFault("the draw names strangers")
+    if not is_sampled(draw.seed, order.task, world.economics.sampling_bps):
+        raise PeerFault("the draw does not pick this task")
+    task_id = world.manifest.tasks[order.task].task_id
+    executor = order.executors[order.task]
+    if node not in check_validators(order.snapshot, plan, executor, task_id):
+        raise PeerFault("not among its validators")
+    check_certificate(order.certificate, world.full_view, CHEAP)
+    check_draw(draw, world.full_view, CHEAP)
+
+
+def _sign_result(identity: Identity, result: Message) -> ev.VerificationResultReceived:
+    assert isinstance(result, VerificationResult)
+    token = sign_jws(
+        identity,
+        typ=api.VERIFICATION_RESULT.typ,
+        audience=COMMITTEE,
+        body=result.model_dump(mode="json"),
+        now_s=0,
+    )
+    return ev.VerificationResultReceived(result, identity.signing_key_hex, token)

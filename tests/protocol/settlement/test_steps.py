@@ -1,0 +1,215 @@
+"""Who says how many steps an execution had: the client, and nobody in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from splitup_node.settlement.verifier import check_order
+
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.messages.base import Message
+from splitup.messages.completions import SignedEnd
+from splitup.messages.plans import Plan
+from splitup.messages.verification import VerificationOrder
+from splitup.protocol.committee import commands as cmd
+from splitup.protocol.committee.certificates import check_draw
+from splitup.protocol.settlement.proof_of_sampling import Economics
+from tests.protocol.simulator import (
+    CLIENT,
+    VERIFY_ALL,
+    VERIFY_NONE,
+    Node,
+    Simulation,
+    digest,
+    get_slashes,
+    make_signed_end,
+)
+
+STEPS, PRICE = 4, 10 * 4
+
+
+class Steps(Simulation):
+    """As real logs are: the digest over a log's first steps is another one than over all.
+
+    A log has as many steps as the client told its producer, and who looks for more finds it short.
+    """
+
+    def __init__(self, seed: int = 0, *, economics: Economics) -> None:
+        super().__init__(seed, economics=economics, tasks=3, nodes=8)
+        self.told_steps: Callable[[Plan, int], int] = lambda plan, task: plan.request.steps
+        self._looked_for = STEPS
+
+    def _sign_end(self, plan: Plan, task: int) -> SignedEnd:
+        inputs = (digest("in", plan.request.execution_id),)
+        return make_signed_end(
+            plan.request.execution_id, self.told_steps(plan, task), inputs=inputs
+        )
+
+    def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
+        self._looked_for = command.order.steps
+        super()._recompute(account, command)
+
+    def _verify(self, node: Node, order: VerificationOrder) -> None:
+        self._looked_for = order.steps
+        super()._verify(node, order)
+
+    def _find_hidden(self, plan: Plan, task: int) -> tuple[int, ...]:
+        short = [t for t in range(task) if self.told_steps(plan, t) < self._looked_for]
+        return (*super()._find_hidden(plan, task), *(t for t in short if t == task - 1))
+
+    def _read_store(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        values = super()._read_store(execution_id, plan, task)
+        if self._looked_for == plan.request.steps:
+            return values
+        return tuple(digest("first", self._looked_for, value) for value in values)
+
+
+def begin(economics: Economics) -> tuple[Steps, str, Plan]:
+    """Return an execution of three tasks on three nodes that has a plan."""
+    simulation = Steps(economics=economics)
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    execution_id = simulation.request(steps=STEPS)
+    for node in simulation.nodes:  # what follows begins when the test says so
+        node.plans[execution_id] = None  # type: ignore[assignment]
+    assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    assert len(set(plan.executors())) == 3
+    return simulation, execution_id, plan
+
+
+def end(simulation: Steps, execution_id: str) -> None:
+    """Let all nodes of the plan commit."""
+    certificate = next(iter(simulation.certificates[execution_id].values()))
+    for node in simulation.nodes:
+        del node.plans[execution_id]
+        if node.address in certificate.plan.executors():
+            simulation._run_plan(node, certificate)
+
+
+def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
+    payments = simulation.chain.settlements[execution_id].payments
+    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash and p.to != CLIENT}
+
+
+@pytest.mark.parametrize("economics", [VERIFY_ALL, VERIFY_NONE])
+def test_s02_who_commits_to_fewer_steps_than_the_client_signed_is_the_one_who_loses(
+    economics: Economics,
+) -> None:
+    """On chain a node can write any number; its completion carries the client's."""
+    simulation, execution_id, plan = begin(economics)
+    cheat = simulation.by_node[plan.executors()[-1]]
+    cheat.states_other_steps = cheat.withholds_commitment = True
+    end(simulation, execution_id)
+    assert simulation.run(150, lambda: simulation.is_settled(execution_id))
+    simulation.run(3)
+    assert simulation.chain.settlements[execution_id].steps == STEPS
+    outcomes = simulation.find_outcomes(execution_id)
+    pay = get_pay(simulation, execution_id)
+    assert cheat.address not in pay or pay[cheat.address] in (PRICE, 2 * PRICE), "for verifying"
+    assert set(plan.executors()[:-1]) <= pay.keys()
+    if economics is VERIFY_ALL:
+        assert outcomes == {0: "honest", 1: "honest", 2: "withheld"}
+        assert set(get_slashes(simulation, execution_id)) == {cheat.address}
+    else:
+        assert outcomes == {} and not get_slashes(simulation, execution_id)
+        assert pay == dict.fromkeys(plan.executors()[:-1], PRICE)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake(place: int) -> None:
+    """It is as if it had never ended: nobody is paid, and its money is locked until the deadline.
+
+    An executor that is told fewer steps may be the client's own: what it shows must not become
+    the number by which its neighbours are judged.
+    """
+    simulation, execution_id, _ = begin(VERIFY_ALL)
+    simulation.told_steps = lambda plan, task: STEPS - (task == place)
+    end(simulation, execution_id)
+    assert not simulation.run(60, lambda: simulation.is_settled(execution_id))
+    assert not simulation.orders, "no draw"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake(place: int) -> None:
+    """Its end reached the members too late: it is unpaid, and its neighbours are judged alone."""
+    simulation, execution_id, plan = begin(VERIFY_ALL)
+    simulation.told_steps = lambda plan, task: STEPS - (task == place)
+    for node in plan.executors():
+        simulation.by_node[node].withholds_commitment = True  # the members' root needs them all
+    end(simulation, execution_id)
+    for state in (m._settlements._states[execution_id] for m in simulation.members.values()):
+        state.add_end(make_signed_end(execution_id, STEPS))
+    assert simulation.run(150, lambda: simulation.is_settled(execution_id))
+    simulation.run(3)
+    assert not get_slashes(simulation, execution_id)
+    assert simulation.find_outcomes(execution_id)[place] == "contradicted"
+    executed = {t: n for t, n in enumerate(plan.executors()) if t != place}
+    assert set(executed.values()) <= get_pay(simulation, execution_id).keys()
+    assert simulation.chain.settlements[execution_id].steps == STEPS
+
+
+def test_s02_without_the_clients_end_nothing_is_drawn() -> None:
+    """An executor that commits before the end, or invents one, moves nothing."""
+    simulation, execution_id, plan = begin(VERIFY_ALL)
+    for node in plan.executors():
+        simulation.by_node[node].withholds_commitment = True
+    end(simulation, execution_id)  # all write to the chain, and no member has seen an end
+    assert not simulation.run(60, lambda: simulation.is_settled(execution_id))
+    assert execution_id in simulation.chain.covered and not simulation.orders
+    state = next(iter(simulation.members.values()))._settlements._states[execution_id]
+    forged = make_signed_end(execution_id, 1, simulation.by_node[plan.executors()[0]].identity)
+    with pytest.raises(BadSignature):
+        state.add_end(forged)
+    assert state.find_steps() is None
+
+
+def test_s02_fewer_members_than_a_quorum_cannot_move_the_number() -> None:
+    """A member that says another number in the content of a root is refused by the root."""
+    simulation, execution_id, _ = begin(VERIFY_ALL)
+    liar = simulation.identities[0].address
+
+    def lie(message: Message) -> Message:
+        return message.model_copy(update={"steps": 1}) if hasattr(message, "steps") else message
+
+    simulation.tamper[liar] = lie
+    end(simulation, execution_id)
+    assert simulation.run(60, lambda: simulation.is_settled(execution_id))
+    simulation.run(3)
+    simulation.check()
+    assert simulation.chain.settlements[execution_id].steps == STEPS
+    assert set(simulation.find_outcomes(execution_id).values()) == {"honest"}
+
+
+def test_s09_an_order_with_another_number_of_steps_is_refused() -> None:
+    """Whoever passes an order on cannot change what is computed: the draw's signature covers it."""
+    simulation, execution_id, _ = begin(VERIFY_ALL)
+    end(simulation, execution_id)
+    assert simulation.run(60, lambda: simulation.is_settled(execution_id))
+    assert simulation.orders
+    for order in simulation.orders:
+        assert order.steps == STEPS
+        check_draw(order.draw, simulation.full_view)
+        for steps in (1, STEPS - 1, STEPS + 1):
+            other = order.draw.model_copy(update={"steps": steps})
+            with pytest.raises(BadSignature):
+                check_draw(other, simulation.full_view)
+
+
+def test_an_order_whose_plan_names_no_executor_is_refused() -> None:
+    """Before its signatures are checked: anybody may post an order to a node."""
+    simulation, execution_id, _ = begin(VERIFY_ALL)
+    end(simulation, execution_id)
+    assert simulation.run(60, lambda: simulation.is_settled(execution_id))
+    order = simulation.orders[0]
+    plan = order.certificate.plan
+    bps, node = VERIFY_ALL.sampling_bps, order.snapshot.entries[-1].entry.node
+    check_order(order, simulation.manifest, bps, node)
+    for places in ((99,) * len(plan.tasks), (0,) * (len(plan.tasks) + 1)):
+        bad = order.certificate.model_copy(
+            update={"plan": plan.model_copy(update={"places": places})}
+        )
+        draw = order.draw.model_copy(update={"executors": ()})
+        with pytest.raises(PeerFault, match="not in its task's list"):
+            other = order.model_copy(update={"certificate": bad, "draw": draw})
+            check_order(other, simulation.manifest, bps, node)

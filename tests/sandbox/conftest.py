@@ -1,0 +1,1 @@
+from tests.sandbox.target import target as target

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from tests import faults
+from tests.faults import Outcome, find_tests, judge
+
+
+def test_each_fault_and_attack_has_a_test_and_each_test_a_row() -> None:
+    found = find_tests()
+    assert set(found) == set(faults.ROWS)
+    assert all(found.values())
+
+
+def test_a_test_belongs_to_all_rows_that_its_name_begins_with() -> None:
+    found = find_tests()
+    name = "test_f03_f09_a_member_restarted_in_the_middle_signs_the_same_again"
+    for row in ("F03", "F09"):
+        assert f"tests/protocol/committee/test_member.py::{name}" in found[row]
+    assert "forge::test_a23_forced_ether_and_stray_tokens_change_nothing" in found["A23"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result"),
+    [
+        ({"a": Outcome(ran=True), "b": Outcome(ran=True)}, "passed"),
+        ({"a": Outcome(ran=True), "b": Outcome(ran=True, failed=True)}, "FAILED"),
+        ({"a": Outcome(ran=True)}, "not run"),
+        ({"a": Outcome(ran=True), "b": Outcome(skipped=True)}, "skipped"),
+    ],
+)
+def test_a_row_passes_when_all_its_tests_ran_and_passed(
+    outcomes: dict[str, Outcome], result: str
+) -> None:
+    assert judge(["a", "b"], outcomes)[0] == result
+    assert judge([], outcomes)[0] == "no test"
