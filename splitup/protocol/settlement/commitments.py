@@ -82,11 +82,12 @@ class CommitmentAgreement:
         state.chain.bind(agreement)
 
     def advance(self, state: SettlementState, context: PlanContext, now: float) -> list[Command]:
-        """Before the draw: vote once all executors committed, submit or fetch the agreed root."""
+        """Vote once commitments cover every task; submit the agreed root, or fetch its content."""
         collected, agreement = state.collected, state.find_agreement()
         if state.chain.agreed is not None:
-            return self._catch_up(state, agreement, now)
-        if agreement is None or state.find_basis() is not None:
+            is_drawn = state.verification is not None
+            return [] if is_drawn else self._catch_up(state, agreement, now)
+        if agreement is None or not state.needs_agreement():
             return []
         execution_id = state.request.execution_id
         root = compute_commitments_root(execution_id, agreement)

@@ -359,9 +359,7 @@ class SettlementAgreement:
                 return commands
         context = state.context
         assert context is not None
-        commands = []
-        if state.verification is None:
-            commands += self._commitments.advance(state, context, now)
+        commands = self._commitments.advance(state, context, now)
         for sender, proposal in list(state.proposals.items()):
             commands += self._take_evidence(state, sender, proposal, now)
         commands += self._draws.make(state, now)

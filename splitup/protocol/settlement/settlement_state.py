@@ -247,17 +247,33 @@ class SettlementState:
     def find_agreement(self) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.
 
-        Of several candidates of a task that committed, the highest one counts.
+        Of several candidates of a task that committed, the highest one counts. Commitments on chain
+        come first, as for the draw.
         """
         steps = self.find_steps()
         if self.certificate is None or steps is None:
             return None
-        plan, commitments = self.certificate.plan, self.collected.by_node
-        executors = find_executors(plan, self.collected.takeovers, dict.fromkeys(commitments, 0))
+        plan, takeovers, own = self.certificate.plan, self.collected.takeovers, self.chain.own
+        commitments, executors = self.collected.by_node, self._find_own_executors()
+        if executors is not None:
+            commitments = {node: event.root for node, event in own.items()}
+        else:
+            executors = find_executors(plan, takeovers, dict.fromkeys(commitments, 0))
         if executors is None:
             return None
         ordered = tuple((node, commitments[node]) for node in sorted(set(executors)))
         return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
+
+    def needs_agreement(self) -> bool:
+        """Return whether the chain has neither an agreed root nor a commitment for every executor.
+
+        It keeps the price until the end of the settlement grace only with one of them: the nodes'
+        own commitments are not enough when fewer nodes answer for the tasks than were planned.
+        """
+        if self.certificate is None or self.chain.agreed is not None:
+            return False
+        planned = len(set(self.certificate.plan.executors()))
+        return len(self.chain.own) < planned or self._find_own_executors() is None
 
     def find_basis(self) -> DrawBasis | None:
         """Return what the draw is over, once commitments on chain cover every task, or None.

@@ -160,7 +160,7 @@ class World:
         self.certificates: dict[str, PlanCertificate] = {}
         self.plan_votes: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.accused: set[str] = set()
-        self.drawn: set[str] = set()  # executions whose commitments were complete
+        self.drawn: set[str] = set()  # executions whose commitments were complete in time
         self.is_measured = seed % 8 == 0  # measuring memory is a tenth of the work
         self.relayed = {node.address for node in NODES[::2]}
         self.refused: Counter[str] = Counter()
@@ -322,7 +322,9 @@ class World:
     def _note_votes(self, account: str, message: Message) -> None:
         """Remember under which plans members put their names: two for one slot cost the bond."""
         if isinstance(message, DrawPartial) and account not in self.adversary.accounts:
-            self.drawn.add(message.execution_id)
+            record = self.market.records.get(message.execution_id)
+            if record is not None and self.market.now_s < record.request.deadline:
+                self.drawn.add(message.execution_id)
         if isinstance(message, PlanVote) and message.member == account:
             self.plan_votes[account, get_slot(message)].add(message.root)
         if isinstance(message, PlanCertified):
