@@ -91,9 +91,9 @@ class SignedEnd(Message):
 class Completion(Message):
     """A node's work in one execution; its salted root goes on chain before tasks are drawn.
 
-    ``takeovers`` made this node the executor of tasks that the plan gives to another node. ``end``
-    is what the client sent it; only the client says how many steps there were. In JSON all but
-    ``end`` is packed, in base64.
+    ``takeovers`` made this node the executor of tasks that the plan gives to another node, or
+    another node the executor of a task of this one. ``end`` is what the client sent it; only the
+    client says how many steps there were. In JSON all but ``end`` is packed, in base64.
     """
 
     execution_id: Bytes32Field
@@ -159,7 +159,7 @@ class ExecutorCommitment(Message):
 
 
 class Takeovers(Message):
-    """The takeovers that made ``node`` the executor of tasks that the plan gives to others.
+    """The takeovers that gave tasks to ``node`` or took tasks from it.
 
     The members need them for the draw, when completions are still secret.
     """

@@ -200,7 +200,7 @@ class Execution:
     def make_completion(self, salt: bytes) -> Completion:
         """Return what this node commits to after the end; ``salt`` are 32 random bytes."""
         assert self.end is not None
-        takeovers = self.executor_map.takeovers
+        takeovers, plan = self.executor_map.takeovers, self.certificate.plan
         return Completion(
             execution_id=self.id,
             node=self.node,
@@ -213,7 +213,7 @@ class Execution:
                 )
                 for task in sorted(self.parts)
             ),
-            takeovers=tuple(takeovers[task] for task in sorted(self.parts) if task in takeovers),
+            takeovers=tuple(takeovers[t] for t in sorted(takeovers) if self.node in plan.tasks[t]),
             salt="0x" + salt.hex(),
             end=self.end,
         )

@@ -262,7 +262,7 @@ class Reporter:
 
 
 def _make_takeovers(completion: Completion) -> Takeovers | None:
-    """Return the takeovers that made this node an executor, None when there were none."""
+    """Return the takeovers of tasks that this node has or had, None when there were none."""
     if not completion.takeovers:
         return None
     return Takeovers(

@@ -112,6 +112,19 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
     )
 
 
+def is_replaced(completion: Completion, plan: Plan, task: int) -> bool:
+    """Return whether a completion shows that the client gave a task of its node to a later one.
+
+    Raises PeerFault, BadSignature for a takeover that the client did not sign.
+    """
+    candidates = plan.tasks[task]
+    return any(
+        signed.takeover.task == task
+        and completion.node in candidates[: candidates.index(check_takeover(signed, plan))]
+        for signed in completion.takeovers
+    )
+
+
 def find_executors(
     plan: Plan, named: Iterable[tuple[int, int]], places: Mapping[str, int]
 ) -> tuple[str, ...] | None:

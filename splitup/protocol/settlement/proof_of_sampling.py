@@ -24,7 +24,7 @@ from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Ruling, VerificationResult
 from splitup.protocol.execution.ends import check_end
-from splitup.protocol.execution.takeovers import get_candidate
+from splitup.protocol.execution.takeovers import get_candidate, is_replaced
 
 MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
 BIT_FLIP_SHARE: Final = 10  # a difference that a bit flip explains costs 1/10 of F
@@ -74,7 +74,7 @@ class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
     WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
-    CONTRADICTED = "contradicted"  # of its neighbour or the client: they state other tensors
+    CONTRADICTED = "contradicted"  # by its neighbour or the client, which state something else
     OUTVOTED = "outvoted"  # no ruling, more validators contradict than confirm: unpaid
     UNRESOLVED = "unresolved"  # it cannot be decided: paid, and nobody is punished
 
@@ -210,8 +210,9 @@ def check_completion(
 ) -> None:
     """Check a revealed completion against the plan and the root its node put on chain.
 
-    ``executors`` answer for the tasks; by default the plan's. Raises PeerFault naming the node and
-    what is wrong.
+    ``executors`` answer for the tasks; by default the plan's. A task of the node's may be missing
+    if the completion shows that the client gave it to another node, which then did not commit.
+    Raises PeerFault naming the node and what is wrong, BadSignature.
     """
     node = completion.node
     own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
@@ -223,7 +224,8 @@ def check_completion(
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
-    if not own.issubset(covered):
+    replaced = {task for task in own - set(covered) if is_replaced(completion, plan, task)}
+    if not own.issubset(replaced.union(covered)):
         raise PeerFault(f"completion of {node} does not cover all its tasks", peer=node)
     for entry in completion.tasks:
         get_candidate(completion, plan, entry.task)

@@ -136,7 +136,7 @@ class VerificationRounds:
         attestations = verification.attestations
         commands: list[Command] = []
         if commitment is None:
-            if verification.has_other_steps(check.task):
+            if verification.is_disowned(check.task):
                 outcome = Outcome.CONTRADICTED
             elif executor in verification.list_withheld():
                 outcome = Outcome.WITHHELD

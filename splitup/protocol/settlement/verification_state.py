@@ -79,17 +79,18 @@ class Verification:
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
         completion = self.completions.get(self.executors[task])
-        if completion is None or self.has_other_steps(task):
+        if completion is None or completion.steps != self.draw.steps:
             return None
-        return next(entry for entry in completion.tasks if entry.task == task)
+        return next((entry for entry in completion.tasks if entry.task == task), None)
 
-    def has_other_steps(self, task: int) -> bool:
-        """Return whether the client signed another number of steps for this task's executor.
+    def is_disowned(self, task: int) -> bool:
+        """Return whether the client's word leaves nothing to compare of a task that was revealed.
 
-        Its digests are over those steps, so that nothing can be compared with them.
+        It signed another number of steps for the executor, whose digests are over those. Or it gave
+        the task to another node, which did not commit.
         """
-        completion = self.completions.get(self.executors[task])
-        return completion is not None and completion.steps != self.draw.steps
+        is_revealed = self.executors[task] in self.completions
+        return is_revealed and self.find_commitment(task) is None
 
     def list_withheld(self) -> set[str]:
         """Return the executors that 2f+1 members say never revealed what they committed to."""
@@ -116,8 +117,8 @@ class Verification:
         ends = [completion.end.end for completion in self.completions.values()]
         misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
         misled |= find_edge_faults(manifest, claims, rulings, replaced)
-        other = filter(self.has_other_steps, range(len(executors)))
-        misled |= dict.fromkeys(other, Outcome.CONTRADICTED)
+        disowned = filter(self.is_disowned, range(len(executors)))
+        misled |= dict.fromkeys(disowned, Outcome.CONTRADICTED)
         for task, outcome in misled.items():
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:

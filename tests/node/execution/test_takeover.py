@@ -122,14 +122,11 @@ async def finish(scene: Scene, *nodes: int) -> None:
         async with asyncio.timeout(HANG_S):
             execution = await scene.nodes[number].finished.get()
         completion = execution.make_completion(bytes(32))
-        plan = scene.certificate.plan
-        check_completion(
-            completion,
-            plan.model_copy(update={"request": plan.request.model_copy(update={"steps": STEPS})}),
-            MANIFEST,
-            completion.root(),
-            execution.executor_map.executors,
-        )
+        request = scene.certificate.plan.request.model_copy(update={"steps": STEPS})
+        plan = scene.certificate.plan.model_copy(update={"request": request})
+        for executors in (execution.executor_map.executors, plan.executors()):
+            # the draw names who was replaced if its successor does not commit
+            check_completion(completion, plan, MANIFEST, completion.root(), executors)
         covered += [entry.task for entry in completion.tasks]
         for entry in completion.tasks:
             log = await read_log(scene.store, scene.execution_id, entry.task, 0, completion.node)

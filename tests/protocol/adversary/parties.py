@@ -291,7 +291,7 @@ class Parties:
         if any(len(run.work[task, node].outputs) != signed.end.steps for task in own):
             return  # an honest node has run other steps than these
         run.told[node] = signed
-        takeovers = tuple(t for t in run.takeovers if t.takeover.task in own)
+        takeovers = tuple(t for t in run.takeovers if node in run.plan.tasks[t.takeover.task])
         completion = Completion(
             execution_id=run.id,
             node=node,

@@ -168,9 +168,11 @@ class _Settled:
         return found
 
     def is_paid(self, task: int) -> bool:
-        verdict = self.verdicts.get(task)
+        """Return whether the executor of a task is paid for it, not only for validations."""
+        verdict, node = self.verdicts.get(task), self.executors[task]
         is_owed = verdict is None or verdict.outcome not in _UNPAID
-        return is_owed and self.paid[self.executors[task]] > 0
+        checked = sum(self.prices[v.task] for v in self.verdicts.values() if node in v.validators)
+        return is_owed and self.paid[node] > checked
 
     def _check_pay(self) -> Iterator[str]:
         due: Counter[str] = Counter()

@@ -91,6 +91,10 @@ def _without_a_second_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TaskCheck, "add", add)
 
 
+def _without_replacement(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(proof_of_sampling, "is_replaced", lambda *arguments: False)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -100,15 +104,16 @@ def find_first(party: str, seeds: range) -> str:
     ("remove", "party", "first", "expected"),
     [
         (_without_price, "client", 0, "nodes computed below the price"),
-        (_without_signed_steps, "executor", 1_700, "honest work is unpaid"),
+        (_without_signed_steps, "executor", 2_800, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
         (_without_deliveries, "executor", 300, "the client received other outputs"),
         (_without_the_draws_signature, "relay", 7_900, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
-        (_without_the_edges, "executor", 700, "a drawn lie is paid"),
-        (_without_a_second_answer, "validator", 0, "it was not settled"),
+        (_without_the_edges, "executor", 3_400, "a node is paid for inputs that nobody sent"),
+        (_without_a_second_answer, "validator", 2_200, "it was not settled"),
+        (_without_replacement, "client", 8_000, "an honest node's stake was slashed"),
     ],
-    ids=["price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"],
+    ids=["price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers", "replaced"],
 )
 def test_a_missing_protection_is_found(
     monkeypatch: pytest.MonkeyPatch,

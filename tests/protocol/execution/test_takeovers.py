@@ -6,15 +6,17 @@ import pytest
 
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto.keys import generate_identity
-from splitup.messages.completions import SignedTakeover, Takeover
+from splitup.messages.completions import Completion, SignedTakeover, Takeover
 from splitup.messages.plans import Plan, PlanNode
 from splitup.protocol.execution.takeovers import (
     ExecutorMap,
     check_takeover,
     find_executors,
+    is_replaced,
     sign_takeover,
 )
 from tests.builders import make_request
+from tests.protocol.simulator import make_signed_end
 
 CLIENT_KEY = generate_identity()
 NODES = tuple(generate_identity() for _ in range(4))
@@ -120,3 +122,27 @@ def test_who_was_passed_over_for_its_stake_takes_nothing_over() -> None:
 def test_of_commitments_without_an_order_the_highest_candidates_count() -> None:
     places = {NODES[node].address: 0 for node in (0, 1, 2)}
     assert find_executors(PLAN, [(0, 1), (0, 2)], places) == (NODES[2].address, NODES[1].address)
+
+
+def make_completion(place: int, *takeovers: SignedTakeover) -> Completion:
+    return Completion(
+        execution_id=REQUEST.execution_id,
+        node=NODES[place].address,
+        tasks=(),
+        takeovers=takeovers,
+        salt="0x" + "00" * 32,
+        end=make_signed_end(REQUEST.execution_id, 8),
+    )
+
+
+def test_a_completion_shows_that_its_node_was_replaced_only_by_the_clients_word() -> None:
+    """Otherwise an executor that goes on with another task is slashed for the one that it lost."""
+    for place in (0, 1):
+        assert is_replaced(make_completion(place, sign(0, 2)), PLAN, 0)
+    assert not is_replaced(make_completion(2, sign(0, 2)), PLAN, 0), "it is the successor"
+    assert not is_replaced(make_completion(2, sign(0, 1)), PLAN, 0), "it comes later"
+    assert not is_replaced(make_completion(0, sign(1, 1)), PLAN, 0), "another task"
+    assert not is_replaced(make_completion(0), PLAN, 0)
+    forged = sign_takeover(NODES[0], make_takeover())
+    with pytest.raises(BadSignature):
+        is_replaced(make_completion(0, forged), PLAN, 0)
