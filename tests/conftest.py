@@ -30,7 +30,7 @@ TOGETHER: Final = {
     "tests/e2e/test_unfaithful.py": "market",
 }
 # What takes longest, longest first: begun last, it would run when the others have nothing left.
-FIRST: Final = ("e2e", "protocol", "oracle", "node", "deploy")
+FIRST: Final = ("e2e", "fuzz", "protocol", "oracle", "node", "deploy")
 
 # A machine with other work stops for longer than any example may take.
 BUSY: Final = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
