@@ -113,26 +113,32 @@ class TaskProgram:
         kernels: bytes | None = None,
         memory_bytes: int | None = None,
         gate: int | None = None,
+        is_foreign: bool = True,
     ) -> None:
         """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
         ``weights`` is a safetensors file, or its bytes; None for a task without weights.
         ``kernels`` are what ``splitup.backend.compile_process`` made of this graph: machine code,
         which is run. Results do not depend on ``threads``. The manifest says which memory the task
-        needs, and which input shuts it: ``memory_bytes`` and ``gate``. Raises InvalidModel
-        when the graph breaks a rule or what is said of it, when it takes too long to compile, and
-        when the weights are not those it names.
+        needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that ``is_foreign``,
+        made by somebody else, is compiled in a process of its own; others in this process, which
+        shares kernels with those before it. Raises InvalidModel when the graph breaks a rule or
+        what is said of it, when it takes too long to compile, and when the weights are not those it
+        names.
         """
         self._report = select_device(device_index)
         self._threads = threads
         self.task_id = compute_digest(graph_bytes)
         self.device = self._report.device
         load = functools.partial(load_checked, graph_bytes, self.device, memory_bytes, gate)
-        if kernels is None:
-            schedule = compile_apart(load, self.device)
-        else:
+        graph = None if is_foreign else load()
+        if kernels is not None:
             schedule = decode_schedule(kernels, find_native_code(self.device))
-        self._start(load(), schedule, open_weights(weights))
+        elif graph is not None:
+            schedule = compile_graph(graph, self.device)
+        else:
+            schedule = compile_apart(load, self.device)
+        self._start(graph or load(), schedule, open_weights(weights))
 
     @classmethod
     def from_graph(

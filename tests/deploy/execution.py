@@ -27,6 +27,7 @@ class CutModel:
             TaskProgram(
                 stored[get_task_key(task.task_id)],
                 stored[get_weights_key(task.weights_digest)] if task.weights_digest else None,
+                is_foreign=False,
             )
             for task in self.manifest.tasks
         ]

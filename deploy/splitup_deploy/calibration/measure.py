@@ -26,7 +26,9 @@ from splitup.core.errors import SplitUpError
 def run_job(job: dict[str, Any]) -> None:
     """Run one task over its steps from zero state, and write its outputs."""
     program = TaskProgram(
-        Path(job["graph"]).read_bytes(), Path(job["weights"]) if job["weights"] else None
+        Path(job["graph"]).read_bytes(),
+        Path(job["weights"]) if job["weights"] else None,
+        is_foreign=False,
     )
     columns = []
     for file, array in job["inputs"]:

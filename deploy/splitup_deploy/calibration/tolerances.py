@@ -108,7 +108,8 @@ def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
             with weights.open("wb") as file:
                 for chunk in blobs[get_weights_key(task.weights_digest)].open():
                     file.write(chunk)
-        program = TaskProgram(b"".join(blobs[get_task_key(task.task_id)].open()), weights)
+        graph = b"".join(blobs[get_task_key(task.task_id)].open())
+        program = TaskProgram(graph, weights, is_foreign=False)
     state = program.new_state()
     outputs = [
         program.run(state, make_inputs(program.inputs, SEED, step))
