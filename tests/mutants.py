@@ -110,8 +110,8 @@ MUTANTS: Final = (
     Mutant(
         "steps of a completion",
         f"{_SETTLEMENT}/verification_state.py",
-        "return completion is not None and completion.steps != self.draw.steps",
-        "return False",
+        "if completion is None or completion.steps != self.draw.steps:",
+        "if completion is None:",
         f"{_TESTS}/settlement/test_steps.py::test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake[0]",
         is_quick=False,
     ),
@@ -234,6 +234,13 @@ MUTANTS: Final = (
         f"{_TESTS}/execution/test_takeovers.py::test_who_was_passed_over_for_its_stake_takes_nothing_over",
         is_quick=False,
     ),
+    Mutant(
+        "loss of a task",
+        f"{_EXECUTION}/takeovers.py",
+        "and completion.node in candidates[: candidates.index(check_takeover(signed, plan))]",
+        "",
+        f"{_TESTS}/execution/test_takeovers.py::test_a_completion_shows_that_its_node_was_replaced_only_by_the_clients_word",
+    ),
     # ---- what executors and validators sign -----------------------------------------------------
     Mutant(
         "key of a commitment",
@@ -264,7 +271,7 @@ MUTANTS: Final = (
     Mutant(
         "tasks of a completion",
         f"{_SETTLEMENT}/proof_of_sampling.py",
-        "if not own.issubset(covered):",
+        "if not own.issubset(replaced.union(covered)):",
         "if False:",
         f"{_TESTS}/settlement/test_proof_of_sampling.py::test_a_completion_must_match_its_root_and_its_plan",
     ),
