@@ -442,7 +442,8 @@ async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
         async with SignedClient() as http:
             with pytest.raises(Unavailable, match=r"less than 16 MiB left.*more free space"):
                 await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), refused)
-    await market.members.wait_for(lambda: beats[address].resident)
+    everybody = [one.identity.address for one in nodes]  # all share this process's disk
+    await market.members.wait_for(lambda: all(beats[one].resident for one in everybody))
 
     put = Journal.put
 
