@@ -139,7 +139,13 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
     if buffer.device == "CPU":
         view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return view.tobytes
-    return lambda: bytes(buffer.as_memoryview())
+
+    def read() -> bytes:
+        data = bytearray(buffer.nbytes)
+        buffer.allocator._copyout(memoryview(data), buffer._buf)
+        return bytes(data)
+
+    return read
 
 
 def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memoryview | None:

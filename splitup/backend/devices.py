@@ -12,6 +12,7 @@ import base64
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.resources
 import json
@@ -32,6 +33,7 @@ from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
+_DRIVERS: Final = {"CL": "splitup.backend.opencl", "WEBGPU": "splitup.backend.webgpu"}
 _X86: Final = frozenset({"x86_64", "amd64"})
 
 
@@ -120,6 +122,8 @@ def select_device(index: int = 0) -> DeviceReport:
             "path, or unset DEV"
         )
     try:
+        if (driver := _find_driver(device)) is not None:
+            driver.install()
         if index and device != "CPU":
             device = f"{device}:{index}"
         opened = Device[device]
@@ -131,6 +135,12 @@ def select_device(index: int = 0) -> DeviceReport:
         ) from error
     clang = find_clang() if device == "CPU" and name == "CLANG" else ""
     return DeviceReport(device, name, clang, reason, _get_class(device, name, clang))
+
+
+def _find_driver(device: str) -> Any:
+    """Return the module that completes tinygrad's runtime for a device, None if nothing lacks."""
+    kind = device.partition(":")[0]
+    return importlib.import_module(_DRIVERS[kind]) if kind in _DRIVERS else None
 
 
 def _opens(device: str) -> bool:
@@ -166,7 +176,9 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
     """Return a name made of everything that output bytes may depend on."""
     version = importlib.metadata.version("tinygrad")
     parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
-    if device != "CPU":
+    if (driver := _find_driver(device)) is not None:
+        parts.append(driver.describe(Device[device]))
+    elif device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":
         parts.append("x86_64")  # the assembler needs no optional feature of the CPU (ADR 2)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from tinygrad.device import Device
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
@@ -218,6 +219,14 @@ def _lower_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     return hide_range(UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands)))
 
 
+def _lower_float_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower FDIV; a code generator without it gets a multiplication with the reciprocal."""
+    dividend, divisor = operands
+    if Ops.FDIV in Device[scope.device].renderer.code_for_op:
+        return UOp(Ops.FDIV, src=(dividend, divisor))
+    return UOp(Ops.MUL, src=(dividend, UOp(Ops.RECIPROCAL, src=(divisor,))))
+
+
 def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     """Reduce axes, but not those of one element, on which tinygrad's code generator may fail."""
     node, (value,) = scope.graph.nodes[position], operands
@@ -292,7 +301,7 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "ADD": _lower_arithmetic,
         "SUB": _lower_arithmetic,
         "MUL": _lower_arithmetic,
-        "FDIV": _lower_plain,
+        "FDIV": _lower_float_division,
         "MAX": _lower_plain,
         "AND": _lower_plain,
         "OR": _lower_plain,
