@@ -34,6 +34,7 @@ from splitup.core.errors import ConfigurationError, Unavailable
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _DRIVERS: Final = {"CL": "splitup.backend.opencl", "WEBGPU": "splitup.backend.webgpu"}
+_DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
 _X86: Final = frozenset({"x86_64", "amd64"})
 
 
@@ -177,7 +178,7 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
     version = importlib.metadata.version("tinygrad")
     parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
     if (driver := _find_driver(device)) is not None:
-        parts.append(driver.describe(Device[device]))
+        parts.append(_shorten(driver.describe(Device[device])))
     elif device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":
@@ -192,6 +193,14 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])
     return "/".join(parts)
+
+
+def _shorten(text: str) -> str:
+    """Return a driver's description of itself as a class may hold it; other texts stay others."""
+    plain = "".join(char if " " <= char <= "~" and char != "/" else "_" for char in text)
+    if plain == text and len(text) <= _DRIVER_CHARS:
+        return text
+    return f"{plain[:_DRIVER_CHARS]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _get_cpu_features() -> str:

