@@ -76,7 +76,7 @@ def check_device() -> dict[str, Any]:
         (found,) = program.run(state, inputs)
         step_s = time.perf_counter() - started
         cache = _compare(graph, [*weights.values()], (x, at), cache, found)
-    return {**describe_device().to_dict(), "step_ms": round(1e3 * step_s, 1)}
+    return {**describe_device().to_dict(), "step_ms": round(1e3 * step_s, 2)}
 
 
 def _compare(

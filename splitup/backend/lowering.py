@@ -32,12 +32,20 @@ from splitup.backend.integers import (
     shift_left,
 )
 from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
+from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.dtypes import INTEGERS
 from splitup.graph.ir import Dim, Dims, Node, Weight, decode_float
 from splitup.graph.memory import get_stride
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph
+
+
+# where a device lacks these, tinygrad computes with float32 or pairs of 32-bit integers instead
+_CONVERTED: Final = {
+    *(dtypes.float16, dtypes.bfloat16),
+    *(dtypes.int64, dtypes.uint64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,11 @@ class Lowered:
 
 
 def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
-    """Return tinygrad operations for ``device`` that compute a graph."""
+    """Return tinygrad operations for ``device`` that compute a graph.
+
+    Raises InvalidModel when it has a dtype that the device lacks and tinygrad does not convert.
+    """
+    _check_dtypes(graph, device)
     scope = _Scope(graph, device)
     for position, node in enumerate(graph.nodes):
         operands = [scope.uops[src] for src in node.srcs]
@@ -73,6 +85,17 @@ def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
         values=tuple(scope.stored.values()),
         roots=tuple(dict.fromkeys(roots)),
     )
+
+
+def _check_dtypes(graph: CheckedGraph, device: str) -> None:
+    supported = _CONVERTED | Device[device].renderer.supported_dtypes()
+    ports = (*graph.inputs, *graph.weights, *graph.states)
+    used = {one.dtype for one in (*ports, *graph.nodes)}
+    lacking = sorted(name for name in used if get_tinygrad_dtype(name) not in supported)
+    if lacking:
+        raise InvalidModel(
+            f"device {device} does not compute {', '.join(lacking)}, which the task uses"
+        )
 
 
 # ---- buffers -----------------------------------------------------------------------------------

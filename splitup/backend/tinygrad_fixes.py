@@ -18,7 +18,8 @@ other one: an instruction of 32 bits with a constant of 16, so that the next byt
 as instructions at the wrong place. Here it is used as the dtype that the instruction asks for.
 
 **Small float16 numbers.** For a device without float16 tinygrad converts it by its bits, and takes
-numbers below the normal range, of which weights have many, to be zero. Here they are converted.
+numbers below the normal range, of which weights have many, to be zero, and those that round down to
+the largest float16 to be infinite. Here they are converted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp
 
 _convert_normal: Final = dtype_decompositions.f2f
+_clamp: Final = dtype_decompositions.f2f_clamp
 _FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
 
 
@@ -45,6 +47,7 @@ def install_fixes() -> None:
     _change_first_rule(codegen.pm_number_params, _number_variable)
     _change_first_rule(regalloc.pm_regalloc_rewrite, _allocate_registers)
     dtype_decompositions.f2f = _convert_float
+    dtype_decompositions.f2f_clamp = _clamp_float
     PatternMatcher.__add__.cache_clear()  # sums of rules that hold the old ones
 
 
@@ -68,6 +71,15 @@ def _convert_float(value: UOp, source: DType, target: DType, sat: bool = True) -
     size = (word & 0x3FF).cast(dtypes.float32) * 2.0**-24
     small = (word & 0x8000).ne(0).where(-size, size)
     return (word & 0x7C00).eq(0).where(small, normal)
+
+
+def _clamp_float(value: UOp, dtype: DType, sat: bool = True) -> UOp:
+    """Return infinity in place of what is too large for a dtype: for float16 from 65520 on."""
+    if dtype != dtypes.float16:
+        return _clamp(value, dtype, sat)
+    size = (value < 0).where(-value, value)
+    infinity = value.const_like(float("inf"))
+    return (size < 65520.0).where(value, (value < 0).where(-infinity, value + infinity))
 
 
 def _shrink_to_float16(value: UOp, sat: bool) -> UOp:
