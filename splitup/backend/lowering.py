@@ -40,7 +40,6 @@ from splitup.graph.memory import get_stride
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph
 
-
 # where a device lacks these, tinygrad computes with float32 or pairs of 32-bit integers instead
 _CONVERTED: Final = {
     *(dtypes.float16, dtypes.bfloat16),

@@ -244,9 +244,7 @@ class Kernel(Program):  # type: ignore[misc]
             code=ops_webgpu.to_wgpu_str(source.lib.decode()),
             chain=webgpu.WGPUChainedStruct(sType=webgpu.WGPUSType_ShaderSourceWGSL),
         )
-        link = ctypes.cast(
-            ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
-        )
+        link = ctypes.cast(ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct))
         with _Checked(device):
             self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(
                 device.device_res,
@@ -278,7 +276,6 @@ class Kernel(Program):  # type: ignore[misc]
         webgpu.wgpuPipelineLayoutRelease(layout)
         weakref.finalize(self, webgpu.wgpuComputePipelineRelease, self.pipeline).atexit = False
         weakref.finalize(self, webgpu.wgpuBindGroupLayoutRelease, self.layout).atexit = False
-
 
     def make_launch(
         self,
