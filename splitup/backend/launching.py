@@ -17,6 +17,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 
+from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.launch_sizes import compute_sizes
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.backend.schedule import Executable, Launch, Place
@@ -211,7 +212,8 @@ class RowViews:
 def join_launches(bound: Sequence[Bound]) -> list[LaunchFunction]:
     """Return functions that launch the kernels in order; what is machine code goes together."""
     if bound and isinstance(first := bound[0].launch, Joinable):
-        return [first.join([one.launch for one in bound])]
+        with DRIVER_TURN:
+            return [first.join([one.launch for one in bound])]
     return kernel_sequence.join_launches(
         [one.launch for one in bound], [one.native for one in bound]
     )
@@ -236,7 +238,8 @@ def load_executable(device: str, executable: Executable) -> Any:
         for name, slot, dtype, shape in executable.signature
     )
     target = Target.parse(executable.target)
-    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
+    with DRIVER_TURN:
+        return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
 
 
 def _list_cells(

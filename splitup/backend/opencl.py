@@ -24,8 +24,17 @@ class _View(cl.cl_mem):  # type: ignore[misc]
 
 @functools.cache
 def install() -> None:
-    """Give tinygrad's OpenCL devices views."""
+    """Give tinygrad's OpenCL devices views, and copies that have ended when they return."""
     ops_cl.CLAllocator._offset = _make_view
+    ops_cl.CLAllocator._copyin = _copy_in
+
+
+def _copy_in(allocator: Any, buffer: Any, data: memoryview) -> None:
+    address = ctypes.cast((ctypes.c_char * len(data)).from_buffer(data), ctypes.c_void_p)
+    queue, is_blocking = allocator.dev.queue, True
+    ops_cl.check(
+        cl.clEnqueueWriteBuffer(queue, buffer, is_blocking, 0, len(data), address, 0, None, None)
+    )
 
 
 def _make_view(allocator: Any, buffer: Any, size: int, offset: int) -> _View:

@@ -20,7 +20,7 @@ import platform
 import re
 import sysconfig
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +29,7 @@ from tinygrad.device import Program, TinyELF
 from tinygrad.renderer.wgsl import WGSLRenderer
 from tinygrad.uop.ops import Ops
 
+from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.launch_sizes import compute_sizes
 from splitup.core.errors import Unavailable
 
@@ -56,7 +57,7 @@ def install() -> None:
 
     allocator = ops_webgpu.WebGpuAllocator
     allocator._alloc = _allocate
-    allocator._free = lambda self, region, options: self.dev.free(region.buffer)
+    allocator._free = lambda self, region, options: _drop(self.dev.free, region.buffer)
     allocator._offset = lambda self, region, size, offset: Region(
         region.buffer, region.offset + offset, size
     )
@@ -215,6 +216,16 @@ def _submit(device: Any, encoder: Any) -> None:
     webgpu.wgpuCommandEncoderRelease(encoder)
 
 
+def _drop(release: Callable[[Any], Any], handle: Any) -> None:
+    with DRIVER_TURN:
+        release(handle)
+
+
+def _drop_with(owner: object, release: Callable[[Any], Any], handle: Any) -> None:
+    """Release a handle when its owner is gone, which may be noticed on any thread."""
+    weakref.finalize(owner, _drop, release, handle).atexit = False
+
+
 # ---- kernels -----------------------------------------------------------------------------------
 
 
@@ -274,8 +285,8 @@ class Kernel(Program):  # type: ignore[misc]
             )
         webgpu.wgpuShaderModuleRelease(module)
         webgpu.wgpuPipelineLayoutRelease(layout)
-        weakref.finalize(self, webgpu.wgpuComputePipelineRelease, self.pipeline).atexit = False
-        weakref.finalize(self, webgpu.wgpuBindGroupLayoutRelease, self.layout).atexit = False
+        _drop_with(self, webgpu.wgpuComputePipelineRelease, self.pipeline)
+        _drop_with(self, webgpu.wgpuBindGroupLayoutRelease, self.layout)
 
     def make_launch(
         self,
@@ -326,7 +337,7 @@ class Submission:
 
         usage = webgpu.WGPUBufferUsage_Uniform | webgpu.WGPUBufferUsage_CopyDst
         uniform = _create_buffer(self._device, _WORD, usage)
-        weakref.finalize(self, self._device.free, uniform).atexit = False
+        _drop_with(self, self._device.free, uniform)
         return uniform
 
     def _bind(self, dispatch: Dispatch, uniforms: Mapping[int, Any]) -> Any:
@@ -348,7 +359,7 @@ class Submission:
                 entries=(webgpu.WGPUBindGroupEntry * len(entries))(*entries),
             ),
         )
-        weakref.finalize(self, webgpu.wgpuBindGroupRelease, group).atexit = False
+        _drop_with(self, webgpu.wgpuBindGroupRelease, group)
         return group
 
     def __call__(self) -> None:

@@ -5,6 +5,8 @@ Run it on one with ``DEV=CL pytest tests/backend/on_device.py``.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,27 @@ def test_every_float16_is_converted_exactly_both_ways() -> None:
     with np.errstate(over="ignore"):
         expected = numbers.astype(np.float16)
     np.testing.assert_array_equal(np.frombuffer(narrowed, np.float16), expected, strict=True)
+
+
+def test_a_task_is_loaded_on_a_thread_while_steps_run() -> None:
+    """As in a worker. Drivers' queues and error scopes are not for several threads."""
+    b = make_counter(1_000)
+    y = len(b.nodes) - 1
+    data, weights = b.graph({"y": y}, [y]).to_bytes(), b.safetensors()
+    program = TaskProgram(data, weights)
+    state, ones = program.new_state(), np.ones(1_000, np.float32).tobytes()
+    loaded: list[TaskProgram] = []
+    loader = threading.Thread(
+        target=lambda: loaded.extend(TaskProgram(data, weights) for _ in range(3))
+    )
+    loader.start()
+    steps = 0
+    while loader.is_alive() or steps < 10:
+        (result,) = program.run(state, [ones])
+        steps += 1
+    expected = np.arange(1, 1_001, dtype=np.float32) * steps
+    np.testing.assert_array_equal(np.frombuffer(result, np.float32), expected)
+    assert len(loaded) == 3
 
 
 def test_memory_is_what_was_predicted_and_comes_back() -> None:

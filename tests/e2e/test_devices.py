@@ -22,10 +22,31 @@ NAME, CHUNK, STEPS = "tiny", 2, 3
 
 
 @pytest.fixture(scope="module")
-def webgpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_llama(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def webgpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Network]:
+    """A network with the model on it."""
     network = Network(tmp_path_factory.mktemp("webgpu") / "net", nodes=3, device="WEBGPU")
     try:
         network.start()
+        done = subprocess.run(
+            [
+                *(find_program("splitup-deploy"), "register", "--json", "--model", model),
+                *("--name", NAME, "--target-vram", "100KB", "--config", network.directory),
+                *("--chunk", str(CHUNK)),
+            ],
+            env=network.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        network.wait_for_holders(network.nodes, NAME)
         yield network
     finally:
         if network.process is not None and network.process.poll() is None:
@@ -33,34 +54,20 @@ def webgpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 async def test_a_task_on_webgpu_is_computed_verified_and_paid(
-    webgpu: Network, tmp_path: Path
+    webgpu: Network, model: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
-    save_llama(model)
-    done = subprocess.run(
-        [
-            *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-            *("--name", NAME, "--target-vram", "100KB", "--config", webgpu.directory),
-            *("--chunk", str(CHUNK)),
-        ],
-        env=webgpu.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
     tokens = np.random.default_rng(7).integers(0, TINY["vocab_size"], STEPS)
     steps = [
         make_arrays(make_causal_step([int(token)], place), CHUNK)
         for place, token in enumerate(tokens)
     ]
-    await asyncio.to_thread(webgpu.wait_for_holders, 3, NAME)
     async with SplitUp.connect(webgpu.config) as net:
         inputs = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
         result = await net.execute(NAME, inputs)
         receipt = await result.receipt
         evidence = await net.evidence(receipt)
-    assert result.outputs["logits"].tobytes() == compute_reference(webgpu, model, tmp_path, steps)
+    expected = await asyncio.to_thread(compute_reference, webgpu, model, tmp_path, steps)
+    assert result.outputs["logits"].tobytes() == expected
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert len(evidence.verdicts) == len(result.manifest.tasks) > 1
     assert receipt.status == "settled" and not receipt.slashes
