@@ -109,7 +109,7 @@ def make_task() -> tuple[Graph, dict[Weight, Array]]:
     up; the sum of all results is added to the state.
     """
     random = np.random.default_rng(1)
-    arrays = {
+    arrays: dict[str, Array] = {
         "w": random.standard_normal((_WIDTH, _WIDTH)).astype(np.float16),
         "gain": random.standard_normal(_WIDTH).astype(np.float32),
     }

@@ -88,8 +88,7 @@ def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
 
 def _check_dtypes(graph: CheckedGraph, device: str) -> None:
     supported = _CONVERTED | Device[device].renderer.supported_dtypes()
-    ports = (*graph.inputs, *graph.weights, *graph.states)
-    used = {one.dtype for one in (*ports, *graph.nodes)}
+    used = {node.dtype for node in graph.nodes}  # ports are nodes, too
     lacking = sorted(name for name in used if get_tinygrad_dtype(name) not in supported)
     if lacking:
         raise InvalidModel(
