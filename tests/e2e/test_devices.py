@@ -37,7 +37,7 @@ def webgpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Ne
         done = subprocess.run(
             [
                 *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-                *("--name", NAME, "--target-vram", "100KB", "--config", network.directory),
+                *("--name", NAME, "--target-vram", "50KB", "--config", network.directory),
                 *("--chunk", str(CHUNK)),
             ],
             env=network.environment,
