@@ -7,7 +7,8 @@ ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
-READY := $(ENVIRONMENT) $(NODE_MODULES)
+SWIFTSHADER := $(VENV)/.swiftshader.stamp
+READY := $(ENVIRONMENT) $(NODE_MODULES) $(SWIFTSHADER)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -15,8 +16,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .DEFAULT_GOAL := demo
 .PHONY: demo up test faults mutants lint coverage bench contracts symbolic docs constraints clean
 
-demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
-	$(BIN)/splitup demo
+demo: $(READY)  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
+	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
 
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
@@ -71,6 +72,13 @@ $(HALMOS):  # in an environment of its own, because it pins other versions than 
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json
 	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(SWIFTSHADER): $(ENVIRONMENT) $(NODE_MODULES)  # Vulkan without a GPU, for tests on WebGPU
+	folder=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/swiftshader && \
+	mkdir -p $$folder && \
+	node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))' \
+		contracts/node_modules/@sparticuz/chromium/bin/swiftshader.tar.br | tar -x -C $$folder
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup

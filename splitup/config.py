@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HOME_VARIABLE: Final = "SPLITUP_HOME"
 DEFAULT_HOME: Final = Path(".splitup")
 NETWORK_FILE: Final = "network.json"
+NODE_STATUS_FILE: Final = "status.json"  # in a node's data directory
 
 RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=2048)]
 

@@ -424,6 +424,7 @@ class Node:
                 for t in self._loaded_tasks.tasks
             ],
             "loading": self._loaded_tasks.loading,
+            "not_loaded": self._presence.list_problems(),
             "trades": list(self._presence.trades),
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": self._loaded_tasks.used_bytes,

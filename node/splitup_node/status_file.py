@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from splitup.config import NODE_STATUS_FILE
 from splitup.storage.download import write_file
 from splitup_node.config import make_command
 
-STATUS_FILE: Final = "status.json"
 _STALE_MS: Final = 10_000  # after ten missed updates the daemon hangs or was killed
 
 
@@ -51,6 +51,8 @@ class NodeStatus:
             rows.append(("", f"{what}, {max(0, int(now_s - check['at_s']))} s ago: {end}"))
         labels = [f"{task['label']} ({task['task_id'][:12]})" for task in values["resident"]]
         rows += zip(["tasks"] + [""] * len(labels), labels, strict=False)
+        problems = [_describe_problem(problem) for problem in values["not_loaded"]]
+        rows += zip(["not loaded"] + [""] * len(problems), problems, strict=False)
         trades = [self._describe_trade(trade, now_s) for trade in reversed(values["trades"])]
         return rows + list(zip(["traded"] + [""] * len(trades), trades, strict=False))
 
@@ -86,6 +88,11 @@ class NodeStatus:
         return cls(values, bool(value["running"]))
 
 
+def _describe_problem(problem: dict[str, Any]) -> str:
+    when = "tried again later" if problem["is_refused"] else "waiting"
+    return f"task {problem['task']} ({problem['task_id'][:12]}), {when}: {problem['reason']}"
+
+
 def _format_gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.3f} GB"
 
@@ -93,13 +100,13 @@ def _format_gb(size_bytes: int) -> str:
 def write_status(data_dir: Path, values: dict[str, Any]) -> None:
     """Replace the status file in one step. Raises Unavailable when the disk is full or fails."""
     values = {**values, "updated_at_ms": int(time.time() * 1000)}
-    write_file(data_dir / STATUS_FILE, json.dumps(values).encode(), sync=False)
+    write_file(data_dir / NODE_STATUS_FILE, json.dumps(values).encode(), sync=False)
 
 
 def read_status(data_dir: Path) -> NodeStatus:
     """Return what the daemon wrote last; an old status means that the daemon is gone."""
     try:
-        values = json.loads((data_dir / STATUS_FILE).read_text())
+        values = json.loads((data_dir / NODE_STATUS_FILE).read_text())
     except (OSError, ValueError):
         return NodeStatus({}, False)
     fresh = time.time() * 1000 - values["updated_at_ms"] < _STALE_MS

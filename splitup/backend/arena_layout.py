@@ -21,6 +21,7 @@ class Plan:
     """The kernel calls in order, on views of the arena."""
 
     calls: tuple[UOp, ...]
+    views: dict[UOp, tuple[UOp, int]]  # the arena, and the offset in bytes
     buffers: tuple[dict[UOp, UOp], ...]  # of every call: its arguments, and the buffers of each
     outputs: tuple[UOp, ...]
 
@@ -51,16 +52,19 @@ def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
     ]
     offsets, size = place_buffers(ranges)
     moved: dict[UOp, UOp] = {}
+    views: dict[UOp, tuple[UOp, int]] = {}
     if spans:
         arena = UOp.new_buffer(next(iter(spans)).device, size, dtypes.int8)
         for buffer, offset in zip(spans, offsets, strict=True):
             view = arena[offset : offset + int(buffer.nbytes())]
             moved[buffer] = view.bitcast(buffer.dtype)
+            views[moved[buffer]] = arena, offset
     linear = linear.replace(src=tuple(linear.src[index] for index in order))
     placed = tuple(moved.get(buffer, buffer) for buffer in lowered.outputs)
     # within one call no two buffers lie in one place
     buffers = tuple({moved.get(b, b): b for b in operands[index]} for index in order)
-    return Plan(linear.substitute(moved, name="memory plan", walk=True).src, buffers, placed)
+    calls = linear.substitute(moved, name="memory plan", walk=True).src
+    return Plan(calls, views, buffers, placed)
 
 
 def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:

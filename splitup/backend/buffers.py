@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from tinygrad.device import Buffer
@@ -16,6 +17,10 @@ from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.ir import count_rows
 from splitup.graph.memory import get_stride
+
+# Held while a GPU's driver is called: a task is loaded on a thread of its own, while steps run, and
+# drivers' queues are not for several threads. On the CPU a step touches nothing that they share.
+DRIVER_TURN: Final = threading.RLock()
 
 Rows = dict[str, int]  # how many rows a step binds each symbol to
 First = tuple[tuple[str, int], ...]  # first row by symbol; () where a step runs alone
@@ -129,7 +134,8 @@ def make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
         return functools.partial(view.__setitem__, slice(None))
 
     def write(data: bytes | memoryview) -> None:
-        buffer.allocator._copyin(buffer._buf, memoryview(bytearray(data)))
+        with DRIVER_TURN:
+            buffer.allocator._copyin(buffer._buf, memoryview(bytearray(data)))
 
     return write
 
@@ -139,7 +145,14 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
     if buffer.device == "CPU":
         view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return view.tobytes
-    return lambda: bytes(buffer.as_memoryview())
+
+    def read() -> bytes:
+        data = bytearray(buffer.nbytes)
+        with DRIVER_TURN:
+            buffer.allocator._copyout(memoryview(data), buffer._buf)
+        return bytes(data)
+
+    return read
 
 
 def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memoryview | None:

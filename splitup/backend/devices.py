@@ -12,6 +12,7 @@ import base64
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.resources
 import json
@@ -32,6 +33,8 @@ from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
+_DRIVERS: Final = {"CL": "splitup.backend.opencl", "WEBGPU": "splitup.backend.webgpu"}
+_DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
 _X86: Final = frozenset({"x86_64", "amd64"})
 
 
@@ -120,6 +123,8 @@ def select_device(index: int = 0) -> DeviceReport:
             "path, or unset DEV"
         )
     try:
+        if (driver := _find_driver(device)) is not None:
+            driver.install()
         if index and device != "CPU":
             device = f"{device}:{index}"
         opened = Device[device]
@@ -131,6 +136,12 @@ def select_device(index: int = 0) -> DeviceReport:
         ) from error
     clang = find_clang() if device == "CPU" and name == "CLANG" else ""
     return DeviceReport(device, name, clang, reason, _get_class(device, name, clang))
+
+
+def _find_driver(device: str) -> Any:
+    """Return the module that completes tinygrad's runtime for a device, None if nothing lacks."""
+    kind = device.partition(":")[0]
+    return importlib.import_module(_DRIVERS[kind]) if kind in _DRIVERS else None
 
 
 def _opens(device: str) -> bool:
@@ -166,7 +177,9 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
     """Return a name made of everything that output bytes may depend on."""
     version = importlib.metadata.version("tinygrad")
     parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
-    if device != "CPU":
+    if (driver := _find_driver(device)) is not None:
+        parts.append(_shorten(driver.describe(Device[device])))
+    elif device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":
         parts.append("x86_64")  # the assembler needs no optional feature of the CPU (ADR 2)
@@ -180,6 +193,14 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])
     return "/".join(parts)
+
+
+def _shorten(text: str) -> str:
+    """Return a driver's description of itself as a class may hold it; other texts stay others."""
+    plain = "".join(char if " " <= char <= "~" and char != "/" else "_" for char in text)
+    if plain == text and len(text) <= _DRIVER_CHARS:
+        return text
+    return f"{plain[:_DRIVER_CHARS]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _get_cpu_features() -> str:

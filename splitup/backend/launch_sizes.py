@@ -31,7 +31,7 @@ def read_size(size: int | UOp) -> Any:
     """Return a size of tinygrad's; raises InvalidModel for an operation that is not listed."""
     if isinstance(size, int):
         return size
-    if size.is_variable:
+    if size.op in (Ops.PARAM, Ops.BUFFER):  # a variable
         return str(size.expr)
     if size.op is Ops.CONST:
         return int(size.val)

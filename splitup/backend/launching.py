@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from tinygrad.device import Buffer, Device, TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 
+from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.launch_sizes import compute_sizes
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.backend.schedule import Executable, Launch, Place
@@ -47,6 +48,15 @@ class Cell(NamedTuple):
     value: ctypes.c_uint64
     start: int
     place: Place
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """A launch that its device takes together with those before and after it."""
+
+    def join(self, launches: Sequence[Any]) -> LaunchFunction:
+        """Return what launches all of these, in order."""
+        ...
 
 
 class Bound(NamedTuple):
@@ -105,6 +115,10 @@ class ExecutableCall:
             cells = _list_cells([[address] for address in addresses], self._places)
             native = Native(self._runtime.addr, (*addresses, *bound))
             return Bound(functools.partial(self._runtime.fxn, *native.arguments), native, cells)
+        if hasattr(self._runtime, "make_launch"):
+            names = executable.variables
+            joinable = self._runtime.make_launch(raw, names, bound, executable.global_size)
+            return Bound(joinable, None, [])
         if not bound:
             launch_fixed = functools.partial(
                 self._runtime,
@@ -197,6 +211,9 @@ class RowViews:
 
 def join_launches(bound: Sequence[Bound]) -> list[LaunchFunction]:
     """Return functions that launch the kernels in order; what is machine code goes together."""
+    if bound and isinstance(first := bound[0].launch, Joinable):
+        with DRIVER_TURN:
+            return [first.join([one.launch for one in bound])]
     return kernel_sequence.join_launches(
         [one.launch for one in bound], [one.native for one in bound]
     )
@@ -221,7 +238,8 @@ def load_executable(device: str, executable: Executable) -> Any:
         for name, slot, dtype, shape in executable.signature
     )
     target = Target.parse(executable.target)
-    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
+    with DRIVER_TURN:
+        return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
 
 
 def _list_cells(

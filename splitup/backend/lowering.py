@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from tinygrad.codegen.decomp.transcendental import xsin
+from tinygrad.device import Device
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
@@ -30,12 +32,19 @@ from splitup.backend.integers import (
     shift_left,
 )
 from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
+from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.dtypes import INTEGERS
 from splitup.graph.ir import Dim, Dims, Node, Weight, decode_float
 from splitup.graph.memory import get_stride
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph
+
+# where a device lacks these, tinygrad computes with float32 or pairs of 32-bit integers instead
+_CONVERTED: Final = {
+    *(dtypes.float16, dtypes.bfloat16),
+    *(dtypes.int64, dtypes.uint64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,11 @@ class Lowered:
 
 
 def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
-    """Return tinygrad operations for ``device`` that compute a graph."""
+    """Return tinygrad operations for ``device`` that compute a graph.
+
+    Raises InvalidModel when it has a dtype that the device lacks and tinygrad does not convert.
+    """
+    _check_dtypes(graph, device)
     scope = _Scope(graph, device)
     for position, node in enumerate(graph.nodes):
         operands = [scope.uops[src] for src in node.srcs]
@@ -71,6 +84,16 @@ def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
         values=tuple(scope.stored.values()),
         roots=tuple(dict.fromkeys(roots)),
     )
+
+
+def _check_dtypes(graph: CheckedGraph, device: str) -> None:
+    supported = _CONVERTED | Device[device].renderer.supported_dtypes()
+    used = {node.dtype for node in graph.nodes}  # ports are nodes, too
+    lacking = sorted(name for name in used if get_tinygrad_dtype(name) not in supported)
+    if lacking:
+        raise InvalidModel(
+            f"device {device} does not compute {', '.join(lacking)}, which the task uses"
+        )
 
 
 # ---- buffers -----------------------------------------------------------------------------------
@@ -218,6 +241,26 @@ def _lower_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     return hide_range(UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands)))
 
 
+def _lower_float_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower FDIV; a code generator without it gets a multiplication with the reciprocal."""
+    dividend, divisor = operands
+    if Ops.FDIV in Device[scope.device].renderer.code_for_op:
+        return UOp(Ops.FDIV, src=(dividend, divisor))
+    return UOp(Ops.MUL, src=(dividend, UOp(Ops.RECIPROCAL, src=(divisor,))))
+
+
+def _lower_sine(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower SIN; for a code generator without it, and without uint64, by a series of float32.
+
+    tinygrad's own series reduces arguments above 30 with uint64; this one is right up to 39,800.
+    """
+    renderer = Device[scope.device].renderer
+    (value,) = operands
+    if Ops.SIN in renderer.code_for_op or dtypes.uint64 in renderer.supported_dtypes():
+        return UOp(Ops.SIN, src=(value,))
+    return xsin(value.cast(dtypes.float32), fast=True).cast(value.dtype)
+
+
 def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     """Reduce axes, but not those of one element, on which tinygrad's code generator may fail."""
     node, (value,) = scope.graph.nodes[position], operands
@@ -283,7 +326,7 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "BITCAST": _lower_bitcast,
         "EXP2": _lower_plain,
         "LOG2": _lower_plain,
-        "SIN": _lower_plain,
+        "SIN": _lower_sine,
         "POW": _lower_plain,
         "SQRT": _lower_plain,
         "RECIPROCAL": _lower_plain,
@@ -292,7 +335,7 @@ LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
         "ADD": _lower_arithmetic,
         "SUB": _lower_arithmetic,
         "MUL": _lower_arithmetic,
-        "FDIV": _lower_plain,
+        "FDIV": _lower_float_division,
         "MAX": _lower_plain,
         "AND": _lower_plain,
         "OR": _lower_plain,

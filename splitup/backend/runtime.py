@@ -9,13 +9,13 @@ differ (``splitup.cpu.cache_writes``), so no other code may write into a state's
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import hashlib
 import itertools
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -23,7 +23,15 @@ from typing import BinaryIO, Final
 from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
 
-from splitup.backend.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
+from splitup.backend.buffers import (
+    DRIVER_TURN,
+    Ports,
+    PreparedStep,
+    Rows,
+    check_bools,
+    make_reader,
+    make_writer,
+)
 from splitup.backend.compile_process import compile_apart
 from splitup.backend.devices import DeviceReport, select_device
 from splitup.backend.joins import find_join
@@ -53,7 +61,6 @@ from splitup.graph.gates import check_gate
 from splitup.graph.memory import round_up
 from splitup.graph.rules import CheckedGraph, load_graph
 
-_ALLOCATING: Final = threading.Lock()  # a task may be loaded while another one makes a state
 _FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
 
@@ -189,6 +196,7 @@ class TaskProgram:
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph)
         self._native = find_native_code(self.device) if uses_native_code else None
+        self._turn = contextlib.nullcontext() if self.device == "CPU" else DRIVER_TURN
         _check_schedule(schedule, self.vram_bytes)
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
@@ -279,12 +287,13 @@ class TaskProgram:
             self._step = step
         if state._program is not self:
             raise InvalidInput(_FOREIGN_STATE)
-        step.write(inputs)
-        if state._views[parity].is_moved:
-            state._views[parity].move(0, {}, self._find_own)
-        for launch in state._launches[parity]:
-            launch()
-        outputs = step.read(state._buffers[1 - parity])
+        with self._turn:
+            step.write(inputs)
+            if state._views[parity].is_moved:
+                state._views[parity].move(0, {}, self._find_own)
+            for launch in state._launches[parity]:
+                launch()
+            outputs = step.read(state._buffers[1 - parity])
         state._parity = 1 - parity
         return outputs
 
@@ -370,7 +379,7 @@ class TaskProgram:
         return digest.hexdigest()
 
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
-        with _ALLOCATING:
+        with DRIVER_TURN:
             return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
 
     def _prepare(self, schedule: Schedule) -> list[Call]:

@@ -7,11 +7,11 @@ on the node's disk (``splitup.backend.kernel_cache``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tinygrad.engine.realize import compile_linear, get_call_arg_uops
+from tinygrad.engine.realize import get_call_arg_uops, lower_and_compile
 from tinygrad.helpers import Context
 from tinygrad.schedule import create_linear_with_vars
 from tinygrad.tensor import transform_to_call
@@ -111,10 +111,10 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
         kinds = find_kinds(graph, lowered)
         kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
         rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
-        compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
+        compiled = iter(lower_and_compile(linear.replace(src=rest)).src)
     if variables:
         raise InvalidModel("the graph bound variables while it was scheduled")
-    writer = _Writer(lowered)
+    writer = _Writer(lowered, plan.views)
     for kernel in kernels:
         writer.add(kernel, next(compiled) if kernel.native is None else kernel.call)
     return writer.finish(plan.outputs)
@@ -214,8 +214,9 @@ def _find_needed(plan: Plan, lowered: Lowered, updates: _Updates) -> dict[int, _
 class _Writer:
     """Collects a schedule; of equal kernels one is kept."""
 
-    def __init__(self, lowered: Lowered) -> None:
+    def __init__(self, lowered: Lowered, views: Mapping[UOp, tuple[UOp, int]]) -> None:
         self._lowered = lowered
+        self._views = views
         self._places: dict[UOp, tuple[Role, int]] = {}
         roles: tuple[tuple[Role, tuple[UOp, ...]], ...] = (
             ("input", lowered.inputs),
@@ -270,12 +271,7 @@ class _Writer:
 
     def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:
         """Return the place of an operand: a buffer, or a view of the arena."""
-        base, offset = uop, 0
-        if uop.op is not Ops.BUFFER:
-            view = uop.buffer
-            offset = int(view.offset)
-            while base.op is not Ops.BUFFER:
-                base = base.src[0]
+        base, offset = self._views.get(uop, (uop, 0))
         if base not in self._places:
             self._places[base] = ("value", len(self._values))
             self._values.append(_count_bytes(base))
@@ -292,12 +288,15 @@ def _count_bytes(uop: UOp) -> int:
 
 def _read_executable(program: UOp) -> Executable:
     elf, info = program.to_elf(), program.arg
+    # the places of arguments: tinygrad's numbers have gaps (``splitup.backend.tinygrad_fixes``)
+    numbers = (*info.globals, *(variable.arg.slot for variable in info.vars))
+    places = {number: place for place, number in enumerate(numbers)}
     return Executable(
         code=elf.lib,
         name=elf.name,
         target=str(elf.target),
         signature=tuple(
-            (name, int(slot), str(dtype).removeprefix("dtypes."), _get_sizes(shape))
+            (name, places[slot], str(dtype).removeprefix("dtypes."), _get_sizes(shape))
             for name, slot, dtype, shape in elf.signature
         ),
         variables=tuple(str(variable.expr) for variable in info.vars),

@@ -16,6 +16,10 @@ instruction, only a use of the register as another dtype. Where the register had
 stack, tinygrad used what it loaded again as the dtype that was put there, with a constant of the
 other one: an instruction of 32 bits with a constant of 16, so that the next bytes of code were read
 as instructions at the wrong place. Here it is used as the dtype that the instruction asks for.
+
+**Small float16 numbers.** For a device without float16 tinygrad converts it by its bits, and takes
+numbers below the normal range, of which weights have many, to be zero, and those that round down to
+the largest float16 to be infinite. Here they are converted.
 """
 
 from __future__ import annotations
@@ -26,9 +30,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tinygrad import codegen
+from tinygrad.codegen.decomp import dtype as dtype_decompositions
 from tinygrad.codegen.late import coalesce, regalloc
+from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp
 
+_convert_normal: Final = dtype_decompositions.f2f
+_clamp: Final = dtype_decompositions.f2f_clamp
 _FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
 
 
@@ -38,6 +46,8 @@ def install_fixes() -> None:
     _change_first_rule(coalesce.indexing_simplify, _simplify_address)
     _change_first_rule(codegen.pm_number_params, _number_variable)
     _change_first_rule(regalloc.pm_regalloc_rewrite, _allocate_registers)
+    dtype_decompositions.f2f = _convert_float
+    dtype_decompositions.f2f_clamp = _clamp_float
     PatternMatcher.__add__.cache_clear()  # sums of rules that hold the old ones
 
 
@@ -45,6 +55,42 @@ def _change_first_rule(rules: PatternMatcher, function: Callable[..., Any]) -> N
     """Change rules in place: tinygrad copies the globals of whatever uses them."""
     (pattern, _), *others = rules.patterns
     rules.__init__([(pattern, function), *others])
+
+
+def _convert_float(value: UOp, source: DType, target: DType, sat: bool = True) -> UOp:
+    """Convert bits of a float dtype; of float16 also those below the normal range.
+
+    A device may flush float32 numbers below its normal range to zero; none occurs here.
+    """
+    if (source, target) == (dtypes.float32, dtypes.float16):
+        return _shrink_to_float16(value, sat)
+    normal = _convert_normal(value, source, target, sat)
+    if (source, target) != (dtypes.float16, dtypes.float32):
+        return normal
+    word = value.cast(dtypes.uint32)
+    size = (word & 0x3FF).cast(dtypes.float32) * 2.0**-24
+    small = (word & 0x8000).ne(0).where(-size, size)
+    return (word & 0x7C00).eq(0).where(small, normal)
+
+
+def _clamp_float(value: UOp, dtype: DType, sat: bool = True) -> UOp:
+    """Return infinity in place of what is too large for a dtype: for float16 from 65520 on."""
+    if dtype != dtypes.float16:
+        return _clamp(value, dtype, sat)
+    size = (value < 0).where(-value, value)
+    infinity = value.const_like(float("inf"))
+    return (size < 65520.0).where(value, (value < 0).where(-infinity, value + infinity))
+
+
+def _shrink_to_float16(value: UOp, sat: bool) -> UOp:
+    """Return the bits of the float16 number that is nearest to a float32 number, given by bits."""
+    normal = _convert_normal(value, dtypes.float32, dtypes.float16, sat)
+    word = value.cast(dtypes.uint32)
+    # adding 0.5 leaves 24 bits, the last of which is worth 2^-24, rounded to the nearest even
+    raised = (word & 0x7FFFFFFF).bitcast(dtypes.float32) + 0.5
+    small = (raised.bitcast(dtypes.uint32) - 0x3F000000) | ((word >> 16) & 0x8000)
+    is_small = (word & 0x7FFFFFFF) < 0x38800000  # 2^-14
+    return is_small.where(small.cast(dtypes.uint16), normal)
 
 
 # The names of these functions' parameters are those of tinygrad's patterns.

@@ -29,7 +29,7 @@ from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
-from splitup.devnet.status import fetch_health
+from splitup.devnet.status import fetch_health, read_load_problems
 from splitup.net.http import SignedClient
 
 MODEL: Final = "packages-4m"
@@ -257,29 +257,45 @@ async def _run_program(command: Sequence[str | Path]) -> dict[str, Any]:
 
 
 async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
-    """Wait until enough nodes hold every task, as the snapshot on chain says."""
+    """Wait until enough nodes hold every task, as the snapshot on chain says.
+
+    Raises Unavailable, with a node's reason, as soon as too many nodes have refused a task.
+    """
     state = DevnetState.load(directory)
     if state is None:
         raise InvalidInput(f"there is no network in {directory}")
     model = await net.fetch_model(MODEL)
     wanted = [task.task_id for task in model.manifest.tasks]
-    ends = time.monotonic() + _LOAD_TIMEOUT_S
-    said = -1
+    ends, said = time.monotonic() + _LOAD_TIMEOUT_S, (-1, 0)
     async with SignedClient() as http:
         while True:
             holders = (await fetch_health(net.chain, http, state)).count_holders()
             ready = sum(holders[task] >= _MIN_HOLDERS for task in wanted)
-            if ready != said:
-                said = ready
-                say(f"{ready}/{len(wanted)} tasks are held by {_MIN_HOLDERS} nodes or more")
+            if (ready, holders.total()) != said:
+                if ready != said[0]:
+                    say(f"{ready}/{len(wanted)} tasks are held by {_MIN_HOLDERS} nodes or more")
+                said = ready, holders.total()
+                ends = time.monotonic() + _LOAD_TIMEOUT_S
             if ready == len(wanted):
                 return
+            _check_refusals(directory, wanted, state.nodes)
             if time.monotonic() > ends:
                 raise Unavailable(
-                    f"after {_LOAD_TIMEOUT_S:g} s only {ready} of {len(wanted)} tasks have "
-                    f"{_MIN_HOLDERS} nodes; run it again with --keep and read the nodes' logs"
+                    f"only {ready} of {len(wanted)} tasks have {_MIN_HOLDERS} nodes, and no node "
+                    f"loaded another one for {_LOAD_TIMEOUT_S:g} s; run it again with --keep and "
+                    "read the nodes' logs"
                 )
             await asyncio.sleep(_POLL_S)
+
+
+def _check_refusals(directory: Path, wanted: Sequence[str], nodes: int) -> None:
+    """Raise Unavailable when fewer nodes than needed are left that have not refused a task."""
+    for task_id, reasons in read_load_problems(directory).items():
+        if task_id in wanted and nodes - reasons.total() < _MIN_HOLDERS:
+            reason, count = reasons.most_common(1)[0]
+            raise Unavailable(
+                f"{count} of {nodes} nodes do not load task {wanted.index(task_id)}: {reason}"
+            )
 
 
 def _make_report(

@@ -32,7 +32,7 @@ from splitup.devnet.state import (
     read_runtime,
     write_runtime,
 )
-from splitup.devnet.status import Health, fetch_health
+from splitup.devnet.status import Health, fetch_health, read_load_problems
 from splitup.net.http import SignedClient
 
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
@@ -88,6 +88,7 @@ class Devnet:
         self._restarts = Restarts()
         self._ended: set[str] = set()  # processes whose end was reported
         self._is_disk_low = False
+        self._told: set[str] = set()  # why tasks do not load
 
     @property
     def children(self) -> list[Child]:
@@ -164,6 +165,15 @@ class Devnet:
             if clock() >= disk_due:
                 disk_due = clock() + _DISK_PERIOD_S
                 self._check_disk()
+                self.report_load_problems()
+
+    def report_load_problems(self) -> None:
+        """Say once for every reason that nodes refuse tasks."""
+        for task_id, reasons in read_load_problems(self.directory).items():
+            for reason, nodes in reasons.items():
+                if reason not in self._told:
+                    self._told.add(reason)
+                    self._report(f"{nodes} nodes do not load task {task_id[:12]}: {reason}")
 
     def _process_end(self, child: Child, now: float, *, restart: bool) -> None:
         """Report the end of a process once, and plan its restart."""

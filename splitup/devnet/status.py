@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from splitup.chain.client import Chain
+from splitup.config import NODE_STATUS_FILE
 from splitup.core import limits
 from splitup.core.errors import PeerFault, SplitUpError
 from splitup.devnet.funding import make_endpoint
@@ -133,6 +137,17 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         wanted_nodes=state.nodes,
         wanted_members=state.members,
     )
+
+
+def read_load_problems(directory: Path) -> dict[str, Counter[str]]:
+    """Return why nodes of the devnet refuse tasks: by task, how many nodes give each reason."""
+    found: dict[str, Counter[str]] = {}
+    for path in sorted(directory.glob(f"node-*/{NODE_STATUS_FILE}")):
+        with suppress(OSError, ValueError):  # the node has not written it yet
+            for problem in json.loads(path.read_text()).get("not_loaded", []):
+                if problem["is_refused"]:
+                    found.setdefault(problem["task_id"], Counter())[problem["reason"]] += 1
+    return found
 
 
 async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -> Snapshot | None:

@@ -36,6 +36,8 @@ DEVICES: Final = frozenset(
         "NV:NAK",
         "NV:NVCC",
         "NV:PTX",
+        "CL:OPENCL",
+        "WEBGPU:WGSL",
     }
 )
 _NAME: Final = re.compile(

@@ -25,8 +25,11 @@ _AMD: Final = (
     *("/dev/kfd", "/dev/dri", "/proc/self", "/sys/class/drm", "/sys/class/kfd", "/sys/module/amd*"),
     *("/sys/devices/virtual/kfd", "/sys/bus/pci/devices", "/sys/devices/pci*"),
 )
-_DRIVERS: Final = {"AMD": _AMD, "CUDA": _NVIDIA, "NV": _NVIDIA}
+_ANY: Final = (*_NVIDIA, *_AMD)
+_DRIVERS: Final = {"AMD": _AMD, "CUDA": _NVIDIA, "NV": _NVIDIA, "CL": _ANY, "WEBGPU": _ANY}
 _SYSTEM_LIBRARIES: Final = (
+    # OpenCL's and Vulkan's lists of drivers; what pocl, OpenCL on the processor, compiles with
+    *("/etc/OpenCL", "/etc/vulkan", "/usr/share/vulkan", "/usr/share/pocl"),
     *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib"),
     *("/usr/local/cuda*", "/opt/rocm*", "/etc/ld.so.cache", "/etc/alternatives"),
 )
@@ -34,7 +37,10 @@ _MACHINE: Final = (  # what numerical libraries ask about the processor and its 
     *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
 _SINKS: Final = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-_LIBRARY_SETTINGS: Final = ("LD_LIBRARY_PATH", "CUDA_PATH", "LLVM_PATH")
+_LIBRARY_SETTINGS: Final = (
+    *("LD_LIBRARY_PATH", "CUDA_PATH", "LLVM_PATH", "WEBGPU_PATH", "VK_ICD_FILENAMES"),
+    *("OCL_ICD_VENDORS",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +50,28 @@ class Device:
     drivers: tuple[Path, ...]
     compiler: Path | None
     scratch: Path | None  # where drivers write
+    writes_files: bool  # its driver does
 
     @classmethod
     def find(cls, name: str) -> Device:
         """Return what exists of it on this machine."""
         kind = name.partition(":")[0].upper()
-        patterns = _DRIVERS.get(kind, ()) if kind else (*_NVIDIA, *_AMD)
+        patterns = _DRIVERS.get(kind, ()) if kind else _ANY
         drivers = tuple(_expand(patterns))
         if not any(path.is_relative_to("/dev") and path != Path("/dev/shm") for path in drivers):
             drivers = ()
-        scratch = os.environ.get("TMPDIR") if drivers else None
+        writes_files = bool(drivers) or kind == "CL"
+        scratch = os.environ.get("TMPDIR") if writes_files else None
         # on x86-64 tinygrad's own assembler and the shipped objects need no compiler
         is_needed = "CLANG" in name.upper() or platform.machine().lower() not in ("x86_64", "amd64")
         found = shutil.which(os.environ.get("CC", "") or "clang") if is_needed else None
+        if kind == "CL" and not drivers:
+            found = shutil.which("ld")  # pocl's linker
         return cls(
             drivers,
             None if found is None else Path(found),
             None if scratch is None else Path(scratch),
+            writes_files,
         )
 
     def list_groups(self) -> list[int]:

@@ -38,7 +38,7 @@ def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise RuntimeError(f"confine() is called after {threads - 1} threads were started")
     needs = None if device is None else access.Device.find(device)
-    uses_driver = needs is not None and bool(needs.drivers)
+    uses_driver = needs is not None and needs.writes_files
     if not uses_driver:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, _MAX_FILE_BYTES))
     try:

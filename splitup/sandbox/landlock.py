@@ -35,12 +35,13 @@ class Right(IntFlag):
     REMOVE_FILE = 1 << 5
     MAKE_DIR = 1 << 7
     MAKE_REG = 1 << 8
+    REFER = 1 << 13  # renaming from one folder to another
     TRUNCATE = 1 << 14
     IOCTL_DEV = 1 << 15
 
     READ = READ_FILE | READ_DIR
     DEVICE = READ_FILE | READ_DIR | WRITE_FILE | IOCTL_DEV
-    SCRATCH = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | TRUNCATE
+    SCRATCH = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
 
 
 _OF_FILES: Final = (

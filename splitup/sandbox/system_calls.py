@@ -49,9 +49,10 @@ _QUESTIONS: Final = (
 )
 _BASE: Final = _MEMORY + _FILES + _INHERITED_SOCKETS + _THREADS + _SIGNALS + _QUESTIONS
 _FORKS: Final = ("fork", "wait4", "waitid")
-_PROGRAMS: Final = ("chdir", "execve", "umask", "vfork")
+_PROGRAMS: Final = ("chdir", "chmod", "execve", "umask", "vfork")
 _DRIVERS: Final = (  # of GPUs
-    *("epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_wait", "eventfd2", "ftruncate"),
+    *("epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_wait", "eventfd2", "fdatasync"),
+    *("fsync", "ftruncate"),
     *("get_mempolicy", "ioctl", "mbind", "memfd_create", "mkdir", "mkdirat", "mlock2", "rename"),
     *("rmdir", "sched_get_priority_max", "sched_get_priority_min", "set_mempolicy", "unlink"),
     *("unlinkat",),

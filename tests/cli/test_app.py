@@ -78,7 +78,17 @@ def test_doctor_command_reports_as_json() -> None:
     done = RUNNER.invoke(app, ["doctor", "--json"])
     report = json.loads(done.stdout)
     assert done.exit_code == (0 if report["ok"] else 1)
-    assert {"python", "device (tinygrad)", "clock", "disk"} <= {c["name"] for c in report["checks"]}
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {"python", "device (tinygrad)", "clock", "disk"} <= checks.keys()
+    assert "a task agrees with the reference" in checks["device (tinygrad)"]["found"]
+
+
+def test_doctor_says_which_device_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEV", "NONE")
+    done = RUNNER.invoke(app, ["doctor", "--json"])
+    (check,) = [c for c in json.loads(done.stdout)["checks"] if c["name"] == "device (tinygrad)"]
+    assert (done.exit_code, check["ok"]) == (1, False)
+    assert "tinygrad cannot use DEV=NONE" in check["found"]
 
 
 @pytest.mark.parametrize(("verb", "model"), [("run", OracleConfig), ("gateway", GatewayConfig)])

@@ -47,6 +47,7 @@ class Network:
     directory: Path
     nodes: int = NODES
     members: int = 4
+    device: str = ""  # DEV of all parties, by default of the tests
     process: subprocess.Popen[bytes] | None = None
     killed: set[str] = field(default_factory=set)
     replacements: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name
@@ -59,6 +60,10 @@ class Network:
     def log(self) -> Path:
         return self.directory / "supervisor.log"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "DEV": self.device} if self.device else {**os.environ}
+
     def start(self) -> None:
         self.directory.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
@@ -69,6 +74,7 @@ class Network:
                 ],
                 stdout=log,
                 stderr=log,
+                env=self.environment,
                 start_new_session=True,
             )
         wait_for(self.is_ready, self.describe)

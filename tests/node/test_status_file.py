@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "state_limit_bytes": 10**9,
     "queue_ms": 3,
     "verified": 9,
+    "not_loaded": [],
     "verifications": [
         {"execution_id": "0x" + "ab" * 32, "task": 1, "at_s": 100, "error": ""},
         {"execution_id": "0x" + "cd" * 32, "task": 2, "at_s": 160, "error": "no log"},
@@ -78,3 +79,11 @@ def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
 def test_s10_what_the_sandbox_lacks_is_said(lacks: str, words: str) -> None:
     device = {"reason": "a CPU", "sandbox": lacks}
     assert ("sandbox", words) in NodeStatus({**VALUES, "device": device}, True).list_rows(0.0)
+
+
+def test_a_task_that_does_not_load_is_shown_with_the_reason() -> None:
+    problem = {"model_id": "0x11", "task": 4, "task_id": "c" * 64, "reason": "no float64 here"}
+    problems = [{**problem, "is_refused": True}, {**problem, "is_refused": False}]
+    rows = NodeStatus({**VALUES, "not_loaded": problems}, True).list_rows(0.0)
+    assert ("not loaded", "task 4 (cccccccccccc), tried again later: no float64 here") in rows
+    assert ("", "task 4 (cccccccccccc), waiting: no float64 here") in rows

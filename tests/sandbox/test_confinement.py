@@ -172,9 +172,18 @@ def test_a_device_s_files_are_those_of_its_driver(monkeypatch: pytest.MonkeyPatc
     assert access.Device.find("CPU:X86").drivers == ()
     assert access.Device.find("CUDA:1").drivers == (Path("/dev/nvidia0"), Path("/dev/nvidiactl"))
     assert access.Device.find("AMD").drivers == (Path("/dev/kfd"),)
-    assert len(access.Device.find("").drivers) == 3  # any that this machine has
+    for name in ("", "CL", "WEBGPU"):
+        assert len(access.Device.find(name).drivers) == 3  # any that this machine has
     files = access.find_files(access.Device.find("AMD"))
     assert files[Path("/dev/kfd")] == landlock.Right.DEVICE
+
+
+def test_opencl_on_the_processor_may_write_files_and_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_expand", lambda patterns: [])
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    found = access.Device.find("CL")
+    assert (found.compiler, found.writes_files) == (Path("/usr/bin/ld"), True)
+    assert not access.Device.find("WEBGPU").writes_files
 
 
 @needs_linux

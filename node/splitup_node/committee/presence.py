@@ -58,7 +58,7 @@ class Presence:
         self._heartbeat_due = asyncio.Event()
         self._failures: Counter[str] = Counter()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
-        self._waiting: set[str] = set()  # tasks that failed to load and are tried again soon
+        self._problems: dict[str, str] = {}  # task_id -> why it was not loaded
         self._trader = Trader(identity.address)
         self._withdrawn = ""  # the task that is about to be unloaded: not offered any more
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
@@ -139,10 +139,26 @@ class Presence:
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
-        self._waiting.discard(choice.task_id)
+        self._problems.pop(choice.task_id, None)
         return True
 
+    def list_problems(self) -> list[dict[str, str | int | bool]]:
+        """Return the wanted tasks that could not be loaded, and why; a refused one waits long."""
+        return [
+            {
+                "model_id": entry.model_id,
+                "task": entry.task,
+                "task_id": entry.task_id,
+                "reason": self._problems[entry.task_id],
+                "is_refused": entry.task_id in self._unloadable,
+            }
+            for entry in self._demand
+            if entry.task_id in self._problems
+        ]
+
     def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
+        is_new = choice.task_id not in self._problems
+        self._problems[choice.task_id] = str(error)
         # the task may be what killed the worker
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
@@ -151,9 +167,8 @@ class Presence:
             retry_s = tuning.LOAD_RETRY_S * 2**doublings
             self._unloadable[choice.task_id] = time.monotonic() + retry_s
         else:  # the store, the gateway, the memory or the disk: tried again soon, said once
-            level = logging.DEBUG if choice.task_id in self._waiting else logging.WARNING
+            level = logging.WARNING if is_new else logging.DEBUG
             _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)
-            self._waiting.add(choice.task_id)
 
     # ---- trades --------------------------------------------------------------------------------
 

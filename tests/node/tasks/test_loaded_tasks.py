@@ -263,6 +263,10 @@ async def test_s04_a_task_that_fails_again_is_tried_later_each_time(
     longest = tuning.LOAD_RETRY_S * 2**tuning.LOAD_RETRY_DOUBLINGS
     assert waits[:3] == [tuning.LOAD_RETRY_S * factor for factor in (1, 2, 4)]
     assert waits[-2:] == [longest, longest]
+    presence._demand = (entry, make_entry(1, "22" * 32, 0))
+    (problem,) = presence.list_problems()
+    assert (problem["task"], problem["reason"]) == (0, "it was given up")
+    assert problem["is_refused"]
 
 
 def make_presence(loaded_tasks: LoadedTasks, used: set[str]) -> Presence:
