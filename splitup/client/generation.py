@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from splitup.client.execution.session import Session
+from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
@@ -45,6 +46,7 @@ class TextModel:
     manifest: Manifest
     info: TextInfo
     tokenizer: ModelTokenizer
+    grammars: Grammars
     chunk: int
 
     def make_request(
@@ -155,6 +157,7 @@ async def generate_tokens(
         if vocabulary and position is not None:
             loop.call_soon(decoder.sampler.prepare, position, vocabulary)
         arrays, future = in_flight.popleft()
+        await decoder.sampler.ready()  # while the nodes compute
         logits = (await future)["logits"]
         vocabulary = logits.shape[-1]
         if on_step is not None:

@@ -327,7 +327,10 @@ class Network:
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
         tokenizer = await self._models.fetch_tokenizer(found)
-        return TextModel(model, found.manifest, info, tokenizer, get_chunk(found.manifest))
+        grammars = self._models.get_grammars(found, tokenizer)
+        return TextModel(
+            model, found.manifest, info, tokenizer, grammars, get_chunk(found.manifest)
+        )
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

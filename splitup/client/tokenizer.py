@@ -46,6 +46,7 @@ class ModelTokenizer:
 
         Raises InvalidModel when the library refuses the file or does not survive it.
         """
+        self.data = data
         self._name = name
         self._streams = itertools.count()
         self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])

@@ -30,6 +30,10 @@ _LIKELY = 1_024  # largest logits, which nearly always hold all that ``top_p`` k
 class TokenChooser(Protocol):
     """What chooses tokens for a decoder."""
 
+    async def ready(self) -> None:
+        """Wait for what the next choice needs besides its logits."""
+        ...
+
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``; ``logits`` is float32 [vocab]."""
         ...
@@ -65,6 +69,9 @@ class Sampler:
             raise InvalidInput(f"top_p is {self.top_p}; give a number above 0, at most 1")
         if not 0 <= self.min_p <= 1:
             raise InvalidInput(f"min_p is {self.min_p}; give a number from 0 to 1")
+
+    async def ready(self) -> None:
+        """Return at once: a choice needs nothing but its logits."""
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``.
