@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, get_args
 
 from splitup.client.execution.session import Session
@@ -163,7 +164,7 @@ async def generate_tokens(
         if on_step is not None:
             on_step(arrays, logits)
         tokens = list(decoder.receive_logits(number, logits))
-        texts = await asyncio.to_thread(stream.decode, tokens) if tokens else []
+        texts = await tokenizer.run(partial(stream.decode, tokens)) if tokens else []
         for token, part in zip(tokens, texts, strict=True):
             if not ends.found:
                 for known, text in ends.push(token, part):

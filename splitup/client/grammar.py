@@ -207,13 +207,14 @@ class _Library:
         known = self._compiled.pop((kind, grammar), None)
         if known is None:
             text = grammar.decode()
-            make = {
-                "json_schema": LLMatcher.grammar_from_json_schema,
-                "regex": LLMatcher.grammar_from_regex,
-                "lark": LLMatcher.grammar_from_lark,
-            }[kind]
+            if kind == "json_schema":
+                text = LLMatcher.grammar_from_json_schema(text)
+            elif kind == "regex":
+                text = LLMatcher.grammar_from_regex(text)
+            else:
+                text = LLMatcher.grammar_from_lark(text)
             bounds = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-            known = LLMatcher(self._tokenizer, make(text), log_level=0, limits=bounds)
+            known = LLMatcher(self._tokenizer, text, log_level=0, limits=bounds)
             _check(known)
         _keep(self._compiled, (kind, grammar), known, tuning.GRAMMARS)
         return known

@@ -75,7 +75,9 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         if record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
         elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
-            why = "it was not settled" if run.id in world.drawn else "somebody did not commit in time"
+            why = (
+                "it was not settled" if run.id in world.drawn else "somebody did not commit in time"
+            )
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
 
