@@ -7,6 +7,7 @@ ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
+NODE_CLIENTS := tests/npm/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
@@ -21,7 +22,7 @@ demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop eve
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint  ## everything that CI checks
+test: lint $(NODE_CLIENTS)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
 faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
@@ -71,6 +72,10 @@ $(HALMOS):  # in an environment of its own, because it pins other versions than 
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json
 	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(NODE_CLIENTS): tests/npm/package.json tests/npm/package-lock.json
+	cd tests/npm && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup
