@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.generation import TextModel
+from splitup.serve.errors import ApiError
 from splitup.serve.generation import Piece, Report
 from splitup.serve.tools import CallParser, Part, ToolCall
 
@@ -74,6 +75,10 @@ class AnswerForm(Protocol):
         """Return one event of a stream."""
         ...
 
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        ...
+
     def make_answer(self, choices: Sequence[Choice]) -> Event:
         """Return the whole answer."""
         ...
@@ -105,6 +110,10 @@ class EventStream:
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         name = f"event: {event['type']}\n" if "type" in event else ""
         return f"{name}data: {text}\n\n".encode()
+
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        return error.describe()
 
 
 class CompletionForm(EventStream):

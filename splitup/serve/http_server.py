@@ -29,7 +29,17 @@ from splitup.serve.api_keys import ApiKey
 from splitup.serve.errors import ApiError, translate
 from splitup.serve.generation import Ended, Piece, Report, TextOptions, fill_queue, generate_text
 from splitup.serve.leases import LeaseOptions, LeasePool
-from splitup.serve.preparing import Prepared, prepare
+from splitup.serve.ollama import (
+    VERSION,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaForm,
+    ShowRequest,
+    describe_error,
+    describe_model,
+    show_model,
+)
+from splitup.serve.preparing import prepare
 from splitup.serve.quotes import Quotes
 from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
 from splitup.serve.response_requests import ResponseRequest
@@ -83,6 +93,11 @@ class ApiServer:
         app.router.add_post("/v1/responses", self._respond)
         app.router.add_post("/v1/quote", self._quote)
         app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
+        app.router.add_post("/api/generate", self._ollama_generate)
+        app.router.add_post("/api/chat", self._ollama_chat)
+        app.router.add_get("/api/tags", self._ollama_tags)
+        app.router.add_post("/api/show", self._ollama_show)
+        app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
         return app
 
@@ -92,10 +107,13 @@ class ApiServer:
         return web.json_response({"status": "ok"})
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        key = await self._authorise(request)
-        names = [name for name in self._models if key is None or key.allows(name)]
-        data = [self._describe(name) for name in names]
+        data = [self._describe(name) for name in await self._list(request)]
         return web.json_response({"object": "list", "data": data})
+
+    async def _list(self, request: web.Request) -> list[str]:
+        """Return the models that a request may use."""
+        key = await self._authorise(request)
+        return [name for name in self._models if key is None or key.allows(name)]
 
     async def _get_model(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
@@ -144,9 +162,37 @@ class ApiServer:
         key = await self._authorise(request)
         asked = parse_request(kind, await _read_json(request))
         served = await self._find(asked.model, key)
-        prepared = await prepare(served.model, asked)
-        form = _make_form(served.model, asked)
-        return await self._answer(request, served, prepared, form, key, stream=bool(asked.stream))
+        return await self._answer(request, served, asked, _make_form(served.model, asked), key)
+
+    # ---- Ollama's API --------------------------------------------------------------------------
+
+    async def _ollama_generate(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        wanted = parse_request(GenerateRequest, await _read_json(request))
+        served = await self._find(wanted.model.removesuffix(":latest"), key)
+        asked = wanted.convert(has_template=served.model.info.chat is not None)
+        return await self._answer(request, served, asked, OllamaForm(served.model, False), key)
+
+    async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        asked = parse_request(OllamaChatRequest, await _read_json(request)).convert()
+        served = await self._find(asked.model, key)
+        return await self._answer(request, served, asked, OllamaForm(served.model, True), key)
+
+    async def _ollama_tags(self, request: web.Request) -> web.Response:
+        models = [describe_model(self._models[name].model) for name in await self._list(request)]
+        return web.json_response({"models": models})
+
+    async def _ollama_show(self, request: web.Request) -> web.Response:
+        key = await self._authorise(request)
+        wanted = parse_request(ShowRequest, await _read_json(request))
+        served = await self._find(wanted.name.removesuffix(":latest"), key)
+        return web.json_response(show_model(served.model))
+
+    async def _ollama_version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    # ---- prices and receipts -------------------------------------------------------------------
 
     async def _quote(self, request: web.Request) -> web.Response:
         """Answer what a request, of any of the three kinds, may cost."""
@@ -194,12 +240,11 @@ class ApiServer:
         self,
         request: web.Request,
         served: ServedModel,
-        prepared: Prepared,
+        asked: Sampling,
         form: AnswerForm,
         key: ApiKey | None,
-        *,
-        stream: bool,
     ) -> web.StreamResponse:
+        prepared = await prepare(served.model, asked)
         choices = [
             Choice(
                 index,
@@ -215,7 +260,7 @@ class ApiServer:
             pieces = _generate_all(served, prepared.texts, choices)
             try:
                 async with contextlib.aclosing(pieces):
-                    if stream:
+                    if asked.stream:
                         return await _stream(request, form, choices, pieces, most)
                     async for choice, piece in pieces:
                         if piece is None:
@@ -282,7 +327,7 @@ async def _stream(
     except SplitUpError as error:
         if response is None:
             raise
-        await _send(response, form, [translate(error).describe()])
+        await _send(response, form, [form.describe_error(translate(error))])
         await response.write_eof()
         return response
     assert response is not None, "every choice ends with an entry of its own"
@@ -338,17 +383,19 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
     try:
         return await handler(request)
     except SplitUpError as error:
-        return _reply_error(translate(error))
+        return _reply_error(request, translate(error))
     except web.HTTPException as error:
         reason = f"{request.method} {request.path:.200}: {error.reason}"
-        return _reply_error(ApiError(reason, status=error.status))
+        return _reply_error(request, ApiError(reason, status=error.status))
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         message = "internal error; the server's log has the details"
-        return _reply_error(ApiError(message, status=500, kind="server_error"))
+        return _reply_error(request, ApiError(message, status=500, kind="server_error"))
 
 
-def _reply_error(error: ApiError) -> web.Response:
-    return web.json_response(error.describe(), status=error.status, headers=error.headers)
+def _reply_error(request: web.Request, error: ApiError) -> web.Response:
+    is_ollama = request.path.startswith("/api/")
+    body = describe_error(error) if is_ollama else error.describe()
+    return web.json_response(body, status=error.status, headers=error.headers)

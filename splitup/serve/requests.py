@@ -195,7 +195,7 @@ class _Generation(Sampling):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-R = TypeVar("R", bound=Sampling)
+R = TypeVar("R", bound=Fields)
 
 
 class ChatRequest(_Generation):

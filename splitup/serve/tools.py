@@ -205,17 +205,18 @@ def make_toolbox(
         if not must_call:
             raise ApiError(f"there is no tool '{choice[1:]}'", param="tool_choice")
         is_parallel = False
-    return Toolbox(tuple(functions), _find_syntax(template), must_call, is_parallel)
+    syntax = find_syntax(template)
+    if syntax is None:
+        reason = "does not show tools to the model"
+        if re.search(r"\btools\b", template):
+            reason = "has another syntax of calls than those of Hermes, Qwen and Llama 3"
+        raise ApiError(f"this model cannot call tools: its chat template {reason}", param="tools")
+    return Toolbox(tuple(functions), syntax, must_call, is_parallel)
 
 
-def _find_syntax(template: str) -> Syntax:
-    for syntax, mark in _MARKS:
-        if mark.search(template):
-            return syntax
-    reason = "does not show tools to the model"
-    if re.search(r"\btools\b", template):
-        reason = "has another syntax of calls than those of Hermes, Qwen and Llama 3"
-    raise ApiError(f"this model cannot call tools: its chat template {reason}", param="tools")
+def find_syntax(template: str) -> Syntax | None:
+    """Return the syntax of calls that a chat template explains to the model, None for no known."""
+    return next((syntax for syntax, mark in _MARKS if mark.search(template)), None)
 
 
 class CallParser:

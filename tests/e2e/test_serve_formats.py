@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import ollama
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
@@ -283,3 +285,24 @@ async def test_a_hostile_schema_delays_nobody(client: openai.OpenAI, url: str) -
             asyncio.gather(*(ask(seed) for seed in range(3))),
         )
     assert set(statuses) <= {200, 400} and set(reasons) == {"stop"}
+
+
+def test_the_client_of_ollama_runs_unchanged(client: openai.OpenAI, url: str) -> None:
+    host = ollama.Client(host=url.removesuffix("/v1"))
+    with contextlib.closing(host._client):
+        assert [model.model for model in host.list().models] == [MODEL]
+        assert "tools" in (host.show(MODEL).capabilities or ())
+        options = {"num_predict": 8, "seed": 1, "temperature": 0}
+        plain = host.chat(MODEL, CHAT, options=options)
+        wanted = client.chat.completions.create(
+            model=MODEL, messages=CHAT, max_tokens=8, temperature=0
+        )
+        assert plain.message.content == wanted.choices[0].message.content and plain.done
+        lines = list(host.generate(f"{MODEL}:latest", "library for", stream=True, options=options))
+        assert "".join(line.response for line in lines) == plain.message.content
+        assert lines[-1].done_reason == "length" and lines[-1].eval_count == 8
+        options["num_predict"] = 80
+        found = host.chat(MODEL, CHAT, format=Package.model_json_schema(), options=options)
+        assert Package.model_validate_json(found.message.content or "")
+        with pytest.raises(ollama.ResponseError, match="not served here"):
+            host.chat("unknown", CHAT)
