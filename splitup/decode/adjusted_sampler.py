@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import Sampler, find_largest
 
 MAX_PENALTY: Final = 2.0
 MAX_BIAS: Final = 100.0
@@ -139,6 +139,6 @@ def _describe(token: int, logits: npt.NDArray[np.float32], count: int) -> Choice
     wide = logits.astype(np.float64)
     logprobs = wide - wide.max()
     logprobs -= np.log(np.exp(logprobs).sum())
-    largest = np.argsort(-logprobs, kind="stable")[:count]
+    largest = find_largest(logprobs, count) if count else ()
     top = tuple((int(other), float(logprobs[other])) for other in largest)
     return Choice(token, float(logprobs[token]), top)

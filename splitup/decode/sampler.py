@@ -110,9 +110,9 @@ class Sampler:
     def _find_top(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that ``top_k`` and ``top_p`` leave, in the order of the vocabulary."""
         if self.top_p == 1:
-            return np.sort(_find_largest(scaled, self.top_k or scaled.size))
+            return np.sort(find_largest(scaled, self.top_k or scaled.size))
         for count in (self.top_k or _LIKELY, scaled.size):
-            order = _find_largest(scaled, count)
+            order = find_largest(scaled, count)
             powers = np.exp(scaled[order] - scaled[order[0]])
             whole = powers.sum() if self.top_k else np.exp(scaled - scaled[order[0]]).sum()
             enough = np.count_nonzero(np.cumsum(powers) - powers < self.top_p * whole)
@@ -121,7 +121,7 @@ class Sampler:
         return np.sort(order[: max(1, enough)])
 
 
-def _find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
+def find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
     """Return the indices of the ``count`` largest, largest first; of equal ones the first."""
     if count >= values.size:
         return np.argsort(-values, kind="stable")
