@@ -139,6 +139,7 @@ def _describe(token: int, logits: npt.NDArray[np.float32], count: int) -> Choice
     wide = logits.astype(np.float64)
     logprobs = wide - wide.max()
     logprobs -= np.log(np.exp(logprobs).sum())
-    largest = find_largest(logprobs, count) if count else ()
-    top = tuple((int(other), float(logprobs[other])) for other in largest)
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        top = tuple((int(each), float(logprobs[each])) for each in find_largest(logprobs, count))
     return Choice(token, float(logprobs[token]), top)
