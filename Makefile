@@ -9,6 +9,8 @@ HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
 SWIFTSHADER := $(VENV)/.swiftshader.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES) $(SWIFTSHADER)
+NODE_CLIENTS := tests/npm/node_modules/.stamp
+READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -22,7 +24,7 @@ demo: $(READY)  ## start a network, run a model on it, verify, pay, stop; about 
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint  ## everything that CI checks
+test: lint $(NODE_CLIENTS)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
 faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
@@ -79,6 +81,8 @@ $(SWIFTSHADER): $(ENVIRONMENT) $(NODE_MODULES)  # Vulkan without a GPU, for test
 	mkdir -p $$folder && \
 	node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))' \
 		contracts/node_modules/@sparticuz/chromium/bin/swiftshader.tar.br | tar -x -C $$folder
+$(NODE_CLIENTS): tests/npm/package.json tests/npm/package-lock.json
+	cd tests/npm && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup

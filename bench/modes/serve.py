@@ -40,15 +40,23 @@ async def run_server(config: str, *flags: str) -> AsyncIterator[tuple[str, int]]
         *(find_program("splitup"), "serve", MODEL, "--config", config, "--port", "0", *flags),
         stderr=asyncio.subprocess.PIPE,
     )
-    try:
-        assert process.stderr is not None
-        line = (await process.stderr.readline()).decode()
-        found = re.search(r"base URL: (\S+)", line)
-        assert found, line
-        yield found[1], process.pid
-    finally:
-        process.send_signal(signal.SIGINT)
-        await process.wait()
+    assert process.stderr is not None
+    async with asyncio.TaskGroup() as group:
+        try:
+            line = (await process.stderr.readline()).decode()
+            found = re.search(r"base URL: (\S+)", line)
+            assert found, line
+            group.create_task(_pass_on(process.stderr))
+            yield found[1], process.pid
+        finally:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+
+
+async def _pass_on(lines: asyncio.StreamReader) -> None:
+    """Print what the server says; it would wait for a reader when the pipe is full."""
+    async for line in lines:
+        say(line.decode(errors="replace").rstrip())
 
 
 async def run(quick: bool) -> Report:
@@ -183,12 +191,13 @@ async def chat_by_sdk(net: SplitUp) -> float:
                 counts[seed] += 1
             await gate.wait()
 
-    tasks = [asyncio.create_task(chat(seed)) for seed in range(CHATS)]
-    await gate.wait()
-    begun = time.perf_counter()
-    await gate.wait()
-    seconds = time.perf_counter() - begun
-    await asyncio.gather(*tasks)
+    async with asyncio.TaskGroup() as chats:  # one that fails ends all, who would wait for it
+        for seed in range(CHATS):
+            chats.create_task(chat(seed))
+        await gate.wait()
+        begun = time.perf_counter()
+        await gate.wait()
+        seconds = time.perf_counter() - begun
     return sum(counts) / seconds
 
 

@@ -32,10 +32,16 @@ def check_template(template: str) -> None:
         raise InvalidModel(f"the model's chat template is not valid Jinja: {error}") from None
 
 
-def render_chat(chat: ChatInfo, messages: Sequence[Mapping[str, Any]]) -> str:
+def render_chat(
+    chat: ChatInfo,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """Return the text that the assistant's answer continues.
 
-    ``messages`` have "role" and "content". Raises InvalidInput with the template's own words when
+    ``messages`` have "role" and "content", and "tool_calls" or "tool_call_id" where tools were
+    called; ``tools`` are those on offer. All have the form of OpenAI's API, but that arguments of
+    calls are objects. Raises InvalidInput with the template's own words when
     it refuses them, for example two messages of one role in a row.
     """
     check_template(chat.template)
@@ -45,7 +51,7 @@ def render_chat(chat: ChatInfo, messages: Sequence[Mapping[str, Any]]) -> str:
             bos_token=chat.bos_token,
             eos_token=chat.eos_token,
             add_generation_prompt=True,
-            tools=None,
+            tools=tools,
             documents=None,
         )
     except _Refusal as error:

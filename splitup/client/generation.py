@@ -6,9 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, get_args
 
 from splitup.client.execution.session import Session
+from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
@@ -45,6 +47,7 @@ class TextModel:
     manifest: Manifest
     info: TextInfo
     tokenizer: ModelTokenizer
+    grammars: Grammars
     chunk: int
 
     def make_request(
@@ -155,12 +158,13 @@ async def generate_tokens(
         if vocabulary and position is not None:
             loop.call_soon(decoder.sampler.prepare, position, vocabulary)
         arrays, future = in_flight.popleft()
+        await decoder.sampler.ready()  # while the nodes compute
         logits = (await future)["logits"]
         vocabulary = logits.shape[-1]
         if on_step is not None:
             on_step(arrays, logits)
         tokens = list(decoder.receive_logits(number, logits))
-        texts = await asyncio.to_thread(stream.decode, tokens) if tokens else []
+        texts = await tokenizer.run(partial(stream.decode, tokens)) if tokens else []
         for token, part in zip(tokens, texts, strict=True):
             if not ends.found:
                 for known, text in ends.push(token, part):

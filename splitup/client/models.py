@@ -12,6 +12,7 @@ from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.generation import get_text_info
+from splitup.client.grammar import Grammars
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
 from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
@@ -49,6 +50,7 @@ class Models:
         self._cache_directory = cache_directory
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[str, ModelTokenizer] = {}  # by digest
+        self._grammars: dict[str, Grammars] = {}  # by model id
         self._programs: dict[str, ClientPrograms] = {}  # by model id
         self._loading = asyncio.Lock()
 
@@ -91,6 +93,15 @@ class Models:
                 self._tokenizers[info.tokenizer_digest] = known
             return known
 
+    def get_grammars(self, model: Model, tokenizer: ModelTokenizer) -> Grammars:
+        """Return what keeps a text model's answers to grammars."""
+        if model.model_id not in self._grammars:
+            info = get_text_info(model.manifest, model.name)
+            self._grammars[model.model_id] = Grammars(
+                tokenizer.data, f"model {model.name}", info.vocab, info.eos_ids
+            )
+        return self._grammars[model.model_id]
+
     async def load_programs(self, model: Model) -> ClientPrograms | None:
         """Return the tasks that the model leaves to the client, compiled; None for most models.
 
@@ -117,7 +128,9 @@ class Models:
             return known
 
     def close(self) -> None:
-        """End the processes of tokenizers and of the client's tasks."""
+        """End the processes of tokenizers, of grammars and of the client's tasks."""
+        for grammars in self._grammars.values():
+            grammars.close()
         for tokenizer in self._tokenizers.values():
             tokenizer.close()
         for programs in self._programs.values():

@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -318,7 +319,7 @@ class Network:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         check_decoder(decoder, lookahead)
         found = await self.fetch_text_model(model)
-        tokens = await asyncio.to_thread(encode_prompt, found.tokenizer, prompt)
+        tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
         request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
         return make_decoder(decoder, request, lookahead), found.tokenizer
 
@@ -327,7 +328,10 @@ class Network:
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
         tokenizer = await self._models.fetch_tokenizer(found)
-        return TextModel(model, found.manifest, info, tokenizer, get_chunk(found.manifest))
+        grammars = self._models.get_grammars(found, tokenizer)
+        return TextModel(
+            model, found.manifest, info, tokenizer, grammars, get_chunk(found.manifest)
+        )
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

@@ -7,7 +7,7 @@ The file is parsed by native code of a library, and the template is a program.
     {"decode": true, "skip_special": b}, tokens    -> {"text": …}
     {"stream": n} and tokens                       what each adds to a text -> {"texts": […]}
     {"check": true} and the template               raises for one that is no Jinja
-    {"render": true}, chat and messages in JSON    -> the text, UTF-8
+    {"render": true}, chat and what to render      -> the text; all three in UTF-8, two in JSON
 
 Tokens are uint32, little-endian.
 """
@@ -18,8 +18,8 @@ import itertools
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "splitup.client.tokenizer"
 _TOKEN: Final = np.dtype("<u4")
+R = TypeVar("R")
 
 
 class ModelTokenizer:
@@ -46,6 +47,7 @@ class ModelTokenizer:
 
         Raises InvalidModel when the library refuses the file or does not survive it.
         """
+        self.data = data
         self._name = name
         self._streams = itertools.count()
         self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
@@ -74,15 +76,27 @@ class ModelTokenizer:
         answer, _ = self._ask(question, [_pack(tokens)])
         return str(answer.get("text", ""))
 
-    def render_chat(self, chat: ChatInfo, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self,
+        chat: ChatInfo,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the text that a conversation becomes. Raises InvalidInput."""
-        buffers = [chat.model_dump_json().encode(), json.dumps(list(messages)).encode()]
-        _, found = self._ask({"render": True}, buffers)
+        said = json.dumps({"messages": list(messages), "tools": tools}).encode()
+        _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
         return str(found[0], "utf-8", "replace") if found else ""
 
     def open_stream(self) -> TokenStream:
         """Return a text that grows token by token, without special tokens."""
         return TokenStream(self, next(self._streams))
+
+    async def run(self, call: Callable[[], R]) -> R:
+        """Make a call of these, which block, on the process's own thread."""
+        try:
+            return await self._child.run_apart(call)
+        except ChildDied:
+            return call()  # it blocks no longer, and says why
 
     def close(self) -> None:
         """End the process."""
@@ -157,7 +171,7 @@ class _Library:
         try:
             if "render" in question:
                 chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
-                text = render_chat(chat, json.loads(str(buffers[1], "utf-8")))
+                text = render_chat(chat, **json.loads(str(buffers[1], "utf-8")))
                 return {}, [text.encode(errors="replace")]
             if "check" in question:
                 check_template(str(buffers[0], "utf-8"))

@@ -58,12 +58,23 @@ def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
     100,000): far enough for nested brackets to overflow the stack and kill the process.
     """
     text = data if isinstance(data, str) else bytes(data).decode()
+    _check_depth(text)
+    return json.loads(text, **options)
+
+
+def parse_json_prefix(text: str) -> tuple[Any, int]:
+    """Parse the JSON value that a text begins with, likewise; return it and its length."""
+    _check_depth(text)
+    value, length = json.JSONDecoder().raw_decode(text)
+    return value, length
+
+
+def _check_depth(text: str) -> None:
     depth = 0
     for bracket in _NOT_BRACKETS.sub("", _STRINGS.sub("", text)):
         depth += 1 if bracket in "[{" else -1
         if depth > limits.MAX_JSON_DEPTH:
             raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
-    return json.loads(text, **options)
 
 
 def compute_digest(data: bytes | memoryview) -> str:

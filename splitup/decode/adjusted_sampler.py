@@ -1,4 +1,4 @@
-"""Sampling that depends on the text so far: penalties, biases, and the probabilities of choices.
+"""Sampling that depends on the text so far: penalties, biases, grammars, recorded probabilities.
 
 It counts the tokens that it chooses, so it serves one text and a decoder that chooses every token
 once, in order (``SequentialDecoder``).
@@ -7,13 +7,13 @@ once, in order (``SequentialDecoder``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import Sampler, find_largest
 
 MAX_PENALTY: Final = 2.0
 MAX_BIAS: Final = 100.0
@@ -60,22 +60,52 @@ class Choice:
     top: tuple[tuple[int, float], ...]
 
 
-class AdjustedSampler:
-    """A ``Sampler`` behind ``Adjustments``, for one text."""
+class TokenFilter(Protocol):
+    """Which tokens may follow one text, as a grammar says."""
 
-    def __init__(self, sampler: Sampler, adjustments: Adjustments, vocab: int) -> None:
+    async def ready(self) -> None:
+        """Compute the mask of the next token. A decoder waits for it while logits are computed."""
+        ...
+
+    def get_mask(self) -> npt.NDArray[np.bool_]:
+        """Return which tokens may follow, bool [vocab], after ``ready``."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Continue the text by a token."""
+        ...
+
+
+class AdjustedSampler:
+    """A ``Sampler`` behind ``Adjustments`` and a ``TokenFilter``, for one text."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        adjustments: Adjustments,
+        vocab: int,
+        allowed: TokenFilter | None = None,
+    ) -> None:
         unknown = [token for token, _ in adjustments.bias if token >= vocab]
         if unknown:
             raise InvalidInput(f"token {unknown[0]} of logit_bias is outside the {vocab} tokens")
         self._sampler = sampler
         self._adjustments = adjustments
+        self._allowed = allowed
         self._counts: dict[int, int] = {}
         self.choices: list[Choice] = []  # in order, also a token that ends the text
+
+    async def ready(self) -> None:
+        """Wait until it is known which tokens may follow."""
+        if self._allowed is not None:
+            await self._allowed.ready()
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``; raise InvalidInput as ``Sampler`` does."""
         token = self._sampler.choose(self._adjust(logits), position)
         self._counts[token] = self._counts.get(token, 0) + 1
+        if self._allowed is not None:
+            self._allowed.accept(token)
         if self._adjustments.top_logprobs is not None:
             self.choices.append(_describe(token, logits, self._adjustments.top_logprobs))
         return token
@@ -86,13 +116,22 @@ class AdjustedSampler:
 
     def _adjust(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         ours = self._adjustments
-        if not ours.bias and not ours.frequency_penalty and not ours.presence_penalty:
+        if (
+            self._allowed is None
+            and not ours.bias
+            and not ours.frequency_penalty
+            and not ours.presence_penalty
+        ):
             return logits
         adjusted = logits.copy()
         for token, count in self._counts.items():
             adjusted[token] -= ours.frequency_penalty * count + ours.presence_penalty
         for token, value in ours.bias:
             adjusted[token] += value
+        if self._allowed is not None:
+            adjusted[~self._allowed.get_mask()] = -np.inf
+            if np.isneginf(adjusted.max()):
+                raise InvalidInput("the model gives no token that the grammar allows a probability")
         return adjusted
 
 
@@ -100,6 +139,7 @@ def _describe(token: int, logits: npt.NDArray[np.float32], count: int) -> Choice
     wide = logits.astype(np.float64)
     logprobs = wide - wide.max()
     logprobs -= np.log(np.exp(logprobs).sum())
-    largest = np.argsort(-logprobs, kind="stable")[:count]
-    top = tuple((int(other), float(logprobs[other])) for other in largest)
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        top = tuple((int(each), float(logprobs[each])) for each in find_largest(logprobs, count))
     return Choice(token, float(logprobs[token]), top)

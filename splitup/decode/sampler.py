@@ -30,6 +30,10 @@ _LIKELY = 1_024  # largest logits, which nearly always hold all that ``top_p`` k
 class TokenChooser(Protocol):
     """What chooses tokens for a decoder."""
 
+    async def ready(self) -> None:
+        """Wait for what the next choice needs besides its logits."""
+        ...
+
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``; ``logits`` is float32 [vocab]."""
         ...
@@ -65,6 +69,9 @@ class Sampler:
             raise InvalidInput(f"top_p is {self.top_p}; give a number above 0, at most 1")
         if not 0 <= self.min_p <= 1:
             raise InvalidInput(f"min_p is {self.min_p}; give a number from 0 to 1")
+
+    async def ready(self) -> None:
+        """Return at once: a choice needs nothing but its logits."""
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``.
@@ -103,9 +110,9 @@ class Sampler:
     def _find_top(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that ``top_k`` and ``top_p`` leave, in the order of the vocabulary."""
         if self.top_p == 1:
-            return np.sort(_find_largest(scaled, self.top_k or scaled.size))
+            return np.sort(find_largest(scaled, self.top_k or scaled.size))
         for count in (self.top_k or _LIKELY, scaled.size):
-            order = _find_largest(scaled, count)
+            order = find_largest(scaled, count)
             powers = np.exp(scaled[order] - scaled[order[0]])
             whole = powers.sum() if self.top_k else np.exp(scaled - scaled[order[0]]).sum()
             enough = np.count_nonzero(np.cumsum(powers) - powers < self.top_p * whole)
@@ -114,7 +121,7 @@ class Sampler:
         return np.sort(order[: max(1, enough)])
 
 
-def _find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
+def find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
     """Return the indices of the ``count`` largest, largest first; of equal ones the first."""
     if count >= values.size:
         return np.argsort(-values, kind="stable")

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, Unavailable
@@ -44,6 +44,7 @@ _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else 
 
 Buffers = Sequence[bytes | memoryview]
 Answer = tuple[Mapping[str, Any], Buffers]
+R = TypeVar("R")
 
 
 def make_environment(scratch: Path, device: str = "") -> dict[str, str]:
@@ -163,13 +164,19 @@ class Child:
         timeout_s: float,
         max_bytes: int,
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        """Do the same on a thread of its own. Whoever is cancelled leaves the child running."""
+        """Do the same on the child's thread. Whoever is cancelled leaves the child running."""
+        return await self.run_apart(
+            lambda: self.ask(question, buffers, timeout_s=timeout_s, max_bytes=max_bytes)
+        )
+
+    async def run_apart(self, call: Callable[[], R]) -> R:
+        """Make a call that asks this child on a thread of its own, where it delays nobody else.
+
+        Raises ChildDied when the child has ended.
+        """
         if not self.is_running:
             raise ChildDied("its process has ended")
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            lambda: self.ask(question, buffers, timeout_s=timeout_s, max_bytes=max_bytes),
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def close(self) -> None:
         """Kill the child, and what it started. Whoever is asking gets ChildDied."""

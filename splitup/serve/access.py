@@ -10,7 +10,7 @@ from time import monotonic
 
 from splitup.client.inputs import format_usdc
 from splitup.serve.api_keys import ApiKey, ApiKeys
-from splitup.serve.requests import ApiError
+from splitup.serve.errors import ApiError
 
 
 @dataclass(slots=True)

@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from splitup.client.generation import TextModel
+from splitup.serve.errors import ApiError
 from splitup.serve.generation import Piece, Report
-from splitup.serve.requests import ApiError
+from splitup.serve.tools import CallParser, Part, ToolCall
 
+RECEIPTS: Final = "/v1/receipts"
 Event = dict[str, Any]
 
 
@@ -22,24 +24,60 @@ class Choice:
 
     index: int
     report: Report
+    parser: CallParser | None = None  # None: the answer is text, whatever it looks like
     pieces: list[Piece] = field(default_factory=list)
-    length: int = 0  # of the text, in characters
+    parts: list[Part] = field(default_factory=list)  # no text follows a text
+    length: int = 0  # of all tokens' texts, in characters
 
-    def append(self, piece: Piece) -> None:
-        """Add the next token."""
+    def append(self, piece: Piece) -> list[Part]:
+        """Add the next token; return what it adds to the answer for certain."""
         self.pieces.append(piece)
-        self.length += len(piece.token.text)
+        text = piece.token.text
+        self.length += len(text)
+        return self._take([text] if self.parser is None else self.parser.push(text))
+
+    def finish(self) -> list[Part]:
+        """Return what was held back, when no token follows."""
+        return self._take([] if self.parser is None else self.parser.finish())
+
+    def _take(self, parts: list[Part]) -> list[Part]:
+        for part in parts:
+            if isinstance(part, str) and self.parts and isinstance(self.parts[-1], str):
+                self.parts[-1] += part
+            else:
+                self.parts.append(part)
+        return parts
 
     @property
     def text(self) -> str:
-        """The text so far."""
-        return "".join(piece.token.text for piece in self.pieces)
+        """The text so far, without calls."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls so far."""
+        return [part for part in self.parts if isinstance(part, ToolCall)]
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ended."""
+        is_called = self.calls and self.report.finish_reason == "stop"
+        return "tool_calls" if is_called else self.report.finish_reason
 
 
 class AnswerForm(Protocol):
     """The form of one answer: as an object, or as the events of a stream."""
 
+    content_type: str  # of a stream
     end_of_stream: bytes
+
+    def encode(self, event: Event) -> bytes:
+        """Return one event of a stream."""
+        ...
+
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        ...
 
     def make_answer(self, choices: Sequence[Choice]) -> Event:
         """Return the whole answer."""
@@ -49,12 +87,12 @@ class AnswerForm(Protocol):
         """Return the events that begin a choice."""
         ...
 
-    def add(self, choice: Choice, piece: Piece) -> list[Event]:
-        """Return the events of a choice's next token, which is in ``choice.pieces`` already."""
+    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+        """Return the events of a choice's next token, which added these parts to it."""
         ...
 
-    def end(self, choice: Choice) -> list[Event]:
-        """Return the events that end a choice."""
+    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+        """Return the events that end a choice, whose last parts these are."""
         ...
 
     def finish(self, choices: Sequence[Choice]) -> list[Event]:
@@ -62,7 +100,23 @@ class AnswerForm(Protocol):
         ...
 
 
-class CompletionForm:
+class EventStream:
+    """Answers that are streamed as server-sent events."""
+
+    content_type = "text/event-stream"
+
+    def encode(self, event: Event) -> bytes:
+        """Return one event; one that has a type is named by it."""
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        return f"{name}data: {text}\n\n".encode()
+
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        return error.describe()
+
+
+class CompletionForm(EventStream):
     """The answer of /v1/completions, or with ``is_chat`` of /v1/chat/completions."""
 
     end_of_stream = b"data: [DONE]\n\n"
@@ -93,11 +147,11 @@ class CompletionForm:
         for choice in choices:
             entry: dict[str, Any] = {
                 "index": choice.index,
-                "finish_reason": choice.report.finish_reason,
+                "finish_reason": choice.finish_reason,
                 "logprobs": self._describe(choice.pieces, 0),
             }
             if self._is_chat:
-                entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+                entry["message"] = _make_message(choice)
             else:
                 entry["text"] = choice.text
             entries.append(entry)
@@ -112,20 +166,31 @@ class CompletionForm:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
 
-    def add(self, choice: Choice, piece: Piece) -> list[Event]:
-        """Return the events of a choice's next token, which is in ``choice.pieces`` already."""
-        text = piece.token.text
-        content = {"delta": {"content": text}} if self._is_chat else {"text": text}
-        entry = _chunk_choice(choice.index, **content)
-        entry["logprobs"] = self._describe([piece], choice.length - len(text))
-        return [self._make([entry], is_chunk=True)]
+    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+        """Return the events of a choice's next token, which added these parts to it."""
+        logprobs = self._describe([piece], choice.length - len(piece.token.text))
+        events = [self._make_delta(choice, part) for part in parts]
+        if logprobs is not None:
+            events = events or [self._make_delta(choice, "")]
+            events[0]["choices"][0]["logprobs"] = logprobs
+        return events
 
-    def end(self, choice: Choice) -> list[Event]:
-        """Return the events that say why a choice ended."""
+    def _make_delta(self, choice: Choice, part: Part) -> Event:
+        content: dict[str, Any] = {"text": part}
+        if isinstance(part, ToolCall):
+            place = choice.calls.index(part)
+            content = {"delta": {"tool_calls": [{"index": place, **_describe_call(part)}]}}
+        elif self._is_chat:
+            content = {"delta": {"content": part}}
+        return self._make([_chunk_choice(choice.index, **content)], is_chunk=True)
+
+    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+        """Return the events that say why a choice ended, after its last parts."""
         content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         entry = _chunk_choice(choice.index, **content)
-        entry["finish_reason"] = choice.report.finish_reason
-        return [self._make([entry], is_chunk=True)]
+        entry["finish_reason"] = choice.finish_reason
+        rest = [self._make_delta(choice, part) for part in parts]
+        return [*rest, self._make([entry], is_chunk=True)]
 
     def finish(self, choices: Sequence[Choice]) -> list[Event]:
         """Return the events that end the answer: its usage, if that was asked for."""
@@ -168,6 +233,19 @@ class CompletionForm:
         }
 
 
+def _make_message(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [_describe_call(call) for call in choice.calls]
+    return message
+
+
+def _describe_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _chunk_choice(index: int, **content: Any) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": None, "finish_reason": None}
 
@@ -189,34 +267,22 @@ def make_usage(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
-    """Return what texts cost, and by which executions."""
+    """Return what texts cost, by which executions, and where their receipts will be."""
+    executions = list_executions(reports)
     return {
-        "executions": list(dict.fromkeys(report.execution_id for report in reports)),
+        "executions": executions,
+        "receipts": [f"{RECEIPTS}/{execution}" for execution in executions],
         "steps": sum(report.steps for report in reports),
         "cost_micro_usdc": sum(report.cost_micro_usdc for report in reports),
     }
+
+
+def list_executions(reports: Sequence[Report]) -> list[str]:
+    """Return the executions that computed texts, each once."""
+    return list(dict.fromkeys(report.execution_id for report in reports if report.execution_id))
 
 
 def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
     """Return a token that a piece names, and its probability."""
     text = piece.names[token]
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def make_error(error: ApiError) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it."""
-    return {
-        "error": {
-            "message": str(error),
-            "type": error.kind,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
-
-
-def encode_event(value: Event) -> bytes:
-    """Return one server-sent event; one that has a type is named by it."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {value['type']}\n" if "type" in value else ""
-    return f"{name}data: {text}\n\n".encode()

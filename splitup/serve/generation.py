@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 from splitup.client.generation import TextModel, Token, generate_tokens, make_decoder
+from splitup.client.grammar import Grammar
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
@@ -28,6 +30,7 @@ class TextOptions:
     stop: tuple[str, ...]
     sampler: Sampler
     adjustments: Adjustments
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -98,8 +101,9 @@ async def _generate(
 ) -> AsyncIterator[Piece]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
-    if not options.adjustments.is_empty:
-        adjusted = AdjustedSampler(options.sampler, options.adjustments, model.info.vocab)
+    allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
+    if allowed is not None or not options.adjustments.is_empty:
+        adjusted = AdjustedSampler(options.sampler, options.adjustments, model.info.vocab, allowed)
         sampler, choices = adjusted, adjusted.choices
     cached = lease.contents.count_common(options.prompt)
     request = model.make_request(
@@ -120,7 +124,7 @@ async def _generate(
             report.completion_tokens += 1
             if place < len(choices):
                 choice = choices[place]
-                names = await asyncio.to_thread(_name_tokens, model, choice)
+                names = await model.tokenizer.run(partial(_name_tokens, model, choice))
                 yield Piece(token, choice, names)
             else:
                 yield Piece(token, None)

@@ -6,58 +6,55 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from aiohttp import web
 
-from splitup.client.generation import TextModel, encode_prompt
+from splitup.client.generation import TextModel
 from splitup.client.network import Network
 from splitup.core.codec import parse_json
-from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
-from splitup.graph.manifest import ChatInfo
+from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import read_in_time
 from splitup.serve.access import Access
 from splitup.serve.answers import (
+    RECEIPTS,
     AnswerForm,
     Choice,
     CompletionForm,
     Event,
-    encode_event,
-    make_error,
+    list_executions,
 )
 from splitup.serve.api_keys import ApiKey
-from splitup.serve.generation import (
-    DEFAULT_CHAT_TOKENS,
-    Ended,
-    Piece,
-    Report,
-    TextOptions,
-    check_room,
-    count_steps,
-    fill_queue,
-    generate_text,
-)
+from splitup.serve.errors import ApiError, translate
+from splitup.serve.generation import Ended, Piece, Report, TextOptions, fill_queue, generate_text
 from splitup.serve.leases import LeaseOptions, LeasePool
-from splitup.serve.requests import (
-    DEFAULT_COMPLETION_TOKENS,
-    MAX_CHOICES,
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    parse_request,
+from splitup.serve.ollama import (
+    VERSION,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaForm,
+    ShowRequest,
+    describe_error,
+    describe_model,
+    show_model,
 )
+from splitup.serve.preparing import prepare
+from splitup.serve.quotes import Quotes
+from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
+from splitup.serve.response_requests import ResponseRequest
 from splitup.serve.responses import ResponseForm
+from splitup.serve.tools import CallParser
 
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 4 * 2**20
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
+RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedModel:
     """A text model and its leases."""
 
@@ -72,6 +69,7 @@ class ApiServer:
         self._net = net
         self._options = options
         self._access = access
+        self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
 
     async def add_model(self, name: str) -> None:
@@ -93,6 +91,13 @@ class ApiServer:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._respond)
+        app.router.add_post("/v1/quote", self._quote)
+        app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
+        app.router.add_post("/api/generate", self._ollama_generate)
+        app.router.add_post("/api/chat", self._ollama_chat)
+        app.router.add_get("/api/tags", self._ollama_tags)
+        app.router.add_post("/api/show", self._ollama_show)
+        app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
         return app
 
@@ -102,14 +107,17 @@ class ApiServer:
         return web.json_response({"status": "ok"})
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        key = await self._authorise(request)
-        names = [name for name in self._models if key is None or key.allows(name)]
-        data = [self._describe(name) for name in names]
+        data = [self._describe(name) for name in await self._list(request)]
         return web.json_response({"object": "list", "data": data})
+
+    async def _list(self, request: web.Request) -> list[str]:
+        """Return the models that a request may use."""
+        key = await self._authorise(request)
+        return [name for name in self._models if key is None or key.allows(name)]
 
     async def _get_model(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
-        served = self._find(request.match_info["model"], key)
+        served = await self._find(request.match_info["model"], key)
         return web.json_response(self._describe(served.model.name))
 
     async def _authorise(self, request: web.Request) -> ApiKey | None:
@@ -126,7 +134,7 @@ class ApiServer:
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
         }
 
-    def _find(self, name: str, key: ApiKey | None) -> ServedModel:
+    async def _find(self, name: str, key: ApiKey | None) -> ServedModel:
         served = self._models.get(name)
         if served is None or (key is not None and not key.allows(name)):
             raise ApiError(
@@ -135,112 +143,142 @@ class ApiServer:
                 param="model",
                 code="model_not_found",
             )
+        if not served.model.tokenizer.is_running:  # a prompt has ended its process
+            served.model = await self._net.fetch_text_model(name)
         return served
 
     # ---- texts ---------------------------------------------------------------------------------
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        key = await self._authorise(request)
-        asked = parse_request(CompletionRequest, await _read_json(request))
-        served = self._find(asked.model, key)
-        if len(asked.prompts) * asked.choices > MAX_CHOICES:
-            raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
-        texts = []
-        for prompt in asked.prompts:
-            tokens = await _encode(served.model, prompt)
-            count = _check_room(served.model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
-            adjustments = asked.make_adjustments(asked.logprobs)
-            for sampler in asked.make_samplers():
-                texts.append(TextOptions(tokens, count, asked.stop_strings, sampler, adjustments))
-        form = CompletionForm(served.model, is_chat=False, wants_usage=asked.wants_usage)
-        return await self._answer(request, served, texts, form, key, stream=bool(asked.stream))
+        return await self._serve(request, CompletionRequest)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        key = await self._authorise(request)
-        asked = parse_request(ChatRequest, await _read_json(request))
-        served = self._find(asked.model, key)
-        messages = [message.to_template() for message in asked.messages]
-        tokens = await _encode_chat(served.model, messages)
-        count = _check_room(served.model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
-        adjustments = asked.make_adjustments(asked.recorded_logprobs)
-        texts = [
-            TextOptions(tokens, count, asked.stop_strings, sampler, adjustments)
-            for sampler in asked.make_samplers()
-        ]
-        form = CompletionForm(served.model, is_chat=True, wants_usage=asked.wants_usage)
-        return await self._answer(request, served, texts, form, key, stream=bool(asked.stream))
+        return await self._serve(request, ChatRequest)
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, ResponseRequest)
+
+    async def _serve(self, request: web.Request, kind: type[Sampling]) -> web.StreamResponse:
         key = await self._authorise(request)
-        asked = parse_request(ResponseRequest, await _read_json(request))
-        served = self._find(asked.model, key)
-        tokens = await _encode_chat(served.model, asked.list_messages())
-        limit = asked.max_output_tokens
-        count = _check_room(served.model, tokens, limit, DEFAULT_CHAT_TOKENS)
-        adjustments = asked.make_adjustments(asked.recorded_logprobs)
-        [sampler] = asked.make_samplers()
-        text = TextOptions(tokens, count, (), sampler, adjustments)
-        form = ResponseForm(served.model, asked)
-        return await self._answer(request, served, [text], form, key, stream=bool(asked.stream))
+        asked = parse_request(kind, await _read_json(request))
+        served = await self._find(asked.model, key)
+        return await self._answer(request, served, asked, _make_form(served.model, asked), key)
+
+    # ---- Ollama's API --------------------------------------------------------------------------
+
+    async def _ollama_generate(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        wanted = parse_request(GenerateRequest, await _read_json(request))
+        served = await self._find(wanted.model.removesuffix(":latest"), key)
+        asked = wanted.convert(has_template=served.model.info.chat is not None)
+        return await self._answer(request, served, asked, OllamaForm(served.model, False), key)
+
+    async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        asked = parse_request(OllamaChatRequest, await _read_json(request)).convert()
+        served = await self._find(asked.model, key)
+        return await self._answer(request, served, asked, OllamaForm(served.model, True), key)
+
+    async def _ollama_tags(self, request: web.Request) -> web.Response:
+        models = [describe_model(self._models[name].model) for name in await self._list(request)]
+        return web.json_response({"models": models})
+
+    async def _ollama_show(self, request: web.Request) -> web.Response:
+        key = await self._authorise(request)
+        wanted = parse_request(ShowRequest, await _read_json(request))
+        served = await self._find(wanted.name.removesuffix(":latest"), key)
+        return web.json_response(show_model(served.model))
+
+    async def _ollama_version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    # ---- prices and receipts -------------------------------------------------------------------
+
+    async def _quote(self, request: web.Request) -> web.Response:
+        """Answer what a request, of any of the three kinds, may cost."""
+        key = await self._authorise(request)
+        body = await _read_json(request)
+        fields = body if isinstance(body, dict) else {}
+        kind: type[Sampling] = ChatRequest if "messages" in fields else CompletionRequest
+        asked = parse_request(ResponseRequest if "input" in fields else kind, body)
+        served = await self._find(asked.model, key)
+        prepared = await prepare(served.model, asked)
+        steps = prepared.count_steps(served.model)
+        most = served.model.manifest.price_micro_usdc(steps)
+        quote, until = self._quotes.make(served.model.name, most)
+        answer = {
+            "id": quote,
+            "object": "quote",
+            "model": served.model.name,
+            "prompt_tokens": sum(map(len, {text.prompt for text in prepared.texts})),
+            "max_tokens": sum(text.max_tokens for text in prepared.texts),
+            "max_steps": steps,
+            "max_cost_micro_usdc": most,
+            "expires_at": until,
+        }
+        return web.json_response(answer)
+
+    async def _get_receipt(self, request: web.Request) -> web.Response:
+        """Answer how an execution of this server was closed; "open" while it is not."""
+        await self._authorise(request)
+        execution = request.match_info["execution"]
+        if not any(execution in served.pool.opened for served in self._models.values()):
+            raise ApiError(
+                "this server opened no such execution lately; ask the chain: splitup receipt ID",
+                status=404,
+                code="receipt_not_found",
+            )
+        try:
+            receipt = await self._net.receipt(execution, timeout_s=RECEIPT_S)
+        except ChainUnavailable:
+            raise
+        except Unavailable:
+            return web.json_response({"execution_id": execution, "status": "open"})
+        return web.json_response(asdict(receipt))
 
     async def _answer(
         self,
         request: web.Request,
         served: ServedModel,
-        texts: Sequence[TextOptions],
+        asked: Sampling,
         form: AnswerForm,
         key: ApiKey | None,
-        *,
-        stream: bool,
     ) -> web.StreamResponse:
-        choices = [Choice(index, Report(text.prompt)) for index, text in enumerate(texts)]
-        steps = sum(count_steps(served.model, text) for text in texts)
-        async with self._access.charge(
-            key, served.model.manifest.price_micro_usdc(steps)
-        ) as charge:
-            pieces = _generate_all(served, texts, choices)
+        prepared = await prepare(served.model, asked)
+        choices = [
+            Choice(
+                index,
+                Report(text.prompt),
+                None if prepared.toolbox is None else CallParser(prepared.toolbox),
+            )
+            for index, text in enumerate(prepared.texts)
+        ]
+        model = served.model
+        most = model.manifest.price_micro_usdc(prepared.count_steps(model))
+        self._quotes.check(request.headers, model.name, most)
+        async with self._access.charge(key, most) as charge:
+            pieces = _generate_all(served, prepared.texts, choices)
             try:
                 async with contextlib.aclosing(pieces):
-                    if stream:
-                        return await _stream(request, form, choices, pieces)
+                    if asked.stream:
+                        return await _stream(request, form, choices, pieces, most)
                     async for choice, piece in pieces:
-                        if piece is not None:
+                        if piece is None:
+                            choice.finish()
+                        else:
                             choice.append(piece)
             finally:
                 charge.used = sum(choice.report.cost_micro_usdc for choice in choices)
-        return web.json_response(form.make_answer(choices), headers=_get_headers(choices))
+        headers = make_headers(choices) | {"x-splitup-cost": str(charge.used)}
+        return web.json_response(form.make_answer(choices), headers=headers)
 
 
-async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
-    tokens = tuple(await asyncio.to_thread(encode_prompt, model.tokenizer, prompt))
-    if not tokens:
-        raise ApiError("the prompt has no token; give at least one", param="prompt")
-    if not all(0 <= token < model.info.vocab for token in tokens):
-        raise ApiError(
-            f"a token of the prompt is outside the vocabulary of {model.info.vocab}", param="prompt"
-        )
-    return tokens
-
-
-async def _encode_chat(model: TextModel, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    chat = model.info.chat
-    if chat is None:
-        raise ApiError(
-            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
-        )
-
-    def encode(chat: ChatInfo) -> tuple[int, ...]:
-        text = model.tokenizer.render_chat(chat, messages)
-        return tuple(model.tokenizer.encode(text, add_special_tokens=False))
-
-    return await asyncio.to_thread(encode, chat)
-
-
-def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
-    try:
-        return check_room(model, prompt, asked, default)
-    except InvalidInput as error:
-        raise ApiError(str(error), param="max_tokens", code="context_length_exceeded") from None
+def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:
+    if isinstance(asked, ResponseRequest):
+        return ResponseForm(model, asked)
+    assert isinstance(asked, ChatRequest | CompletionRequest)
+    is_chat = isinstance(asked, ChatRequest)
+    return CompletionForm(model, is_chat=is_chat, wants_usage=asked.wants_usage)
 
 
 async def _generate_all(
@@ -270,6 +308,7 @@ async def _stream(
     form: AnswerForm,
     choices: Sequence[Choice],
     pieces: AsyncIterator[tuple[Choice, Piece | None]],
+    most_micro_usdc: int,
 ) -> web.StreamResponse:
     """Send the answer as server-sent events; an error after the first one is an event, too."""
     response: web.StreamResponse | None = None
@@ -277,49 +316,56 @@ async def _stream(
     try:
         async for choice, piece in pieces:
             if response is None:
-                response = await _begin_stream(request, choices)
+                response = await _begin_stream(request, form, choices, most_micro_usdc)
             if choice.index not in begun:
                 begun.add(choice.index)
-                await _send(response, form.begin(choice))
+                await _send(response, form, form.begin(choice))
             if piece is None:
-                await _send(response, form.end(choice))
+                await _send(response, form, form.end(choice, choice.finish()))
             else:
-                choice.append(piece)
-                await _send(response, form.add(choice, piece))
+                await _send(response, form, form.add(choice, piece, choice.append(piece)))
     except SplitUpError as error:
         if response is None:
             raise
-        await _send(response, [make_error(_translate(error))])
+        await _send(response, form, [form.describe_error(translate(error))])
         await response.write_eof()
         return response
     assert response is not None, "every choice ends with an entry of its own"
-    await _send(response, form.finish(choices))
+    await _send(response, form, form.finish(choices))
     await response.write(form.end_of_stream)
     await response.write_eof()
     return response
 
 
-async def _begin_stream(request: web.Request, choices: Sequence[Choice]) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_get_headers(choices))
-    response.content_type = "text/event-stream"
+async def _begin_stream(
+    request: web.Request, form: AnswerForm, choices: Sequence[Choice], most_micro_usdc: int
+) -> web.StreamResponse:
+    headers = make_headers(choices) | {"x-splitup-max-cost": str(most_micro_usdc)}
+    response = web.StreamResponse(headers=headers)
+    response.content_type = form.content_type
     response.headers["Cache-Control"] = "no-store"
     await response.prepare(request)
     return response
 
 
-async def _send(response: web.StreamResponse, events: Sequence[Event]) -> None:
+async def _send(response: web.StreamResponse, form: AnswerForm, events: Sequence[Event]) -> None:
     """Send events; raise ConnectionError when the reader takes nothing for a while."""
     try:
         async with asyncio.timeout(WRITE_S):
             for event in events:
-                await response.write(encode_event(event))
+                await response.write(form.encode(event))
     except TimeoutError:
         raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
 
 
-def _get_headers(choices: Sequence[Choice]) -> dict[str, str]:
-    executions = dict.fromkeys(choice.report.execution_id for choice in choices)
-    return {"x-splitup-execution": ",".join(name for name in executions if name)}
+def make_headers(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return the headers that name the executions of an answer, and where their receipts are."""
+    executions = list_executions([choice.report for choice in choices])
+    receipts = [f"{RECEIPTS}/{execution}" for execution in executions]
+    return {
+        "x-splitup-execution": ",".join(executions),
+        "x-splitup-receipt": ",".join(receipts),
+    }
 
 
 async def _read_json(request: web.Request) -> object:
@@ -337,35 +383,19 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
     try:
         return await handler(request)
     except SplitUpError as error:
-        return _reply_error(_translate(error))
+        return _reply_error(request, translate(error))
     except web.HTTPException as error:
         reason = f"{request.method} {request.path:.200}: {error.reason}"
-        return _reply_error(ApiError(reason, status=error.status))
+        return _reply_error(request, ApiError(reason, status=error.status))
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         message = "internal error; the server's log has the details"
-        return _reply_error(ApiError(message, status=500, kind="server_error"))
+        return _reply_error(request, ApiError(message, status=500, kind="server_error"))
 
 
-def _reply_error(error: ApiError) -> web.Response:
-    return web.json_response(make_error(error), status=error.status, headers=error.headers)
-
-
-def _translate(error: SplitUpError) -> ApiError:
-    """Return an error in OpenAI's form, whose clients repeat 429 and 5xx and nothing else."""
-    match error:
-        case ApiError():
-            return error
-        case Throttled():
-            wait = {"Retry-After": "2"}
-            return ApiError(str(error), status=429, kind="rate_limit_error", headers=wait)
-        case Refused():
-            return ApiError(str(error), status=error.status)
-        case InvalidInput():
-            return ApiError(str(error))
-        case ExecutionFailed():
-            return ApiError(str(error), status=502, kind="upstream_error")
-        case _:
-            return ApiError(str(error), status=503, kind="service_unavailable")
+def _reply_error(request: web.Request, error: ApiError) -> web.Response:
+    is_ollama = request.path.startswith("/api/")
+    body = describe_error(error) if is_ollama else error.describe()
+    return web.json_response(body, status=error.status, headers=error.headers)

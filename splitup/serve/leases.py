@@ -26,6 +26,7 @@ from splitup.decode.cache_contents import CacheContents
 _log = logging.getLogger("splitup.serve")
 
 RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
+KNOWN_EXECUTIONS: Final = 10_000  # whose receipts clients may ask for
 CLOSE_S: Final = 30.0  # that a server which stops waits for its executions
 
 
@@ -98,6 +99,7 @@ class LeasePool:
         self._timer: asyncio.TimerHandle | None = None
         self._retry_at = 0.0
         self._is_open = False
+        self.opened: deque[str] = deque(maxlen=KNOWN_EXECUTIONS)
 
     @property
     def idle(self) -> int:
@@ -271,6 +273,7 @@ class LeasePool:
             self._opening -= 1
             raise
         self._opening -= 1
+        self.opened.append(session.execution_id)
         now = _now()
         contents = make_cache_contents(session.manifest)
         lend_until = now + self._options.seconds / 2

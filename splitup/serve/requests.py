@@ -7,88 +7,121 @@ extensions. A field that would change the answer and is not supported is an erro
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from splitup.core.errors import SplitUpError
+from splitup.client.grammar import Grammar
+from splitup.core.codec import parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
+from splitup.serve.errors import ApiError
+from splitup.serve.formats import AnswerFormat, Fields
+from splitup.serve.tools import MAX_TOOLS, Tool, Toolbox, ToolChoice, make_toolbox
 
 MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of prompts
 MAX_PROMPTS: Final = 16
+MAX_MESSAGES: Final = 2_048
 DEFAULT_COMPLETION_TOKENS: Final = 16
 # fields that do not change the answer here
 IGNORED: Final = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "parallel_tool_calls"),
+        "prompt_cache_retention",
     }
 )
 
 
-class ApiError(SplitUpError):
-    """An error in OpenAI's form; ``param`` names the field at fault, if one is."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.param = param
-        self.code = code
-        self.headers = headers or {}
-
-
-class _Fields(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TextPart(_Fields):
+class TextPart(Fields):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Fields):
-    """A message of a conversation."""
+class CalledFunction(Fields):
+    """A function that the model called; ``arguments`` is JSON."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    name: str
+    arguments: str
+
+
+class MessageCall(Fields):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    """A message of a conversation: what was said, called, or returned by a tool."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    # of answers that are sent back; the model is not told them
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message has content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"only the assistant calls tools, not role '{self.role}'")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("a message of role 'tool', and no other, has a tool_call_id")
+        return self
 
     def to_template(self) -> dict[str, Any]:
-        """Return it as chat templates expect it; "developer" is the newer name of "system"."""
-        content = self.content
+        """Return it as chat templates expect it; "developer" is the newer name of "system".
+
+        Raises ApiError for arguments of a call that are no JSON object.
+        """
+        content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content}
+        found: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            calls = [(call.id, call.function) for call in self.tool_calls]
+            found["tool_calls"] = [
+                make_template_call(key, each.name, each.arguments) for key, each in calls
+            ]
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            found["name"] = self.name
+        return found
 
 
-class StreamOptions(_Fields):
+def make_template_call(key: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call as chat templates expect it; raise ApiError for no JSON object."""
+    try:
+        value = parse_json(arguments or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(
+            f"the arguments of the call '{key:.80}' are no JSON object", param="arguments"
+        )
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+class StreamOptions(Fields):
     """What a stream contains besides the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class TextFormat(_Fields):
-    """The only supported format of an answer."""
-
-    type: Literal["text"]
-
-
-class _Sampling(_Fields):
+class Sampling(Fields):
     """The fields that every request for a text has."""
 
     model: str
@@ -137,11 +170,17 @@ class _Sampling(_Fields):
         )
 
 
-class _Generation(_Sampling):
+class _Generation(Sampling):
     """The fields that chats and completions share."""
 
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
+    response_format: AnswerFormat | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The form of the answer, None for any."""
+        return None if self.response_format is None else self.response_format.make_grammar()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -156,18 +195,30 @@ class _Generation(_Sampling):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-R = TypeVar("R", bound=_Sampling)
+R = TypeVar("R", bound=Fields)
 
 
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def make_toolbox(self, template: str) -> Toolbox | None:
+        """Return the tools, None without any; raise ApiError when the model cannot have them."""
+        choice = self.tool_choice
+        return make_toolbox(
+            [tool.function for tool in self.tools or ()],
+            f"={choice.function.name}" if isinstance(choice, ToolChoice) else choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            template=template,
+        )
 
     @property
     def limit(self) -> int | None:
@@ -178,66 +229,6 @@ class ChatRequest(_Generation):
     def recorded_logprobs(self) -> int | None:
         """How many of the likeliest tokens are reported with each token; None: no report."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class ResponseText(_Fields):
-    """How the text of a response is to be."""
-
-    format: TextFormat | None = None
-    verbosity: str | None = None
-
-
-class ResponsePart(_Fields):
-    """A part of an input item; answers that are sent back have parts of type "output_text"."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class ResponseItem(_Fields):
-    """A message of a conversation, in the form of the Responses API."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ResponsePart]
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponseRequest(_Sampling):
-    """POST /v1/responses. Nothing is stored, so that ``previous_response_id`` is not supported."""
-
-    input: str | Annotated[list[ResponseItem], Field(min_length=1)]
-    instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    text: ResponseText | None = None
-    truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    n: Literal[1] | None = None
-    stream_options: StreamOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
-
-    @property
-    def recorded_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are reported with each token; None: no report."""
-        return (self.top_logprobs or 0) if self.include else self.top_logprobs
-
-    def list_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates expect it."""
-        items = self.input
-        if isinstance(items, str):
-            items = [ResponseItem(role="user", content=items)]
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        for item in items:
-            content = item.content
-            if not isinstance(content, str):
-                content = "".join(part.text for part in content)
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": content})
-        return messages
 
 
 class CompletionRequest(_Generation):
@@ -265,17 +256,33 @@ class CompletionRequest(_Generation):
 
 
 def parse_request(kind: type[R], body: Any) -> R:
-    """Return a request; raise ApiError that names the first field at fault."""
+    """Return a request; raise ApiError that names a field at fault."""
     if not isinstance(body, dict):
         raise ApiError("the request's body is no JSON object")
     known = {name: value for name, value in body.items() if name not in IGNORED}
     try:
         return kind.model_validate(known, strict=False)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(str(part) for part in first["loc"])
+        found = error.errors(include_url=False, include_input=False)
+        first = max(
+            found, key=lambda one: len(one["loc"])
+        )  # of alternatives the one that was meant
+        param = _find_param(first["loc"], known, is_missing=first["type"] == "missing")
         if first["type"] == "extra_forbidden":
             raise ApiError(
                 f"this server does not support the field '{param:.100}'", param=param
             ) from None
         raise ApiError(f"field '{param:.100}': {first['msg']}", param=param) from None
+
+
+def _find_param(place: Sequence[str | int], value: Any, *, is_missing: bool) -> str:
+    """Return the path of a field in a request, without pydantic's names of alternatives."""
+    kept = []
+    for number, part in enumerate(place, 1):
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_index or (isinstance(value, dict) and part in value):
+            value = value[part]
+            kept.append(str(part))
+        elif is_missing and number == len(place):
+            kept.append(str(part))
+    return ".".join(kept)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from splitup.client.generation import TextModel
-from splitup.serve.answers import Choice, Event, describe_token, make_cost
+from splitup.serve.answers import Choice, Event, EventStream, describe_token, make_cost
 from splitup.serve.generation import Piece
-from splitup.serve.requests import ResponseRequest
+from splitup.serve.response_requests import ResponseRequest
+from splitup.serve.tools import Part, ToolCall
 
 
-class ResponseForm:
+class ResponseForm(EventStream):
     """The answer to one request; it has one choice."""
 
     end_of_stream = b""
@@ -22,7 +23,8 @@ class ResponseForm:
         self._model = model
         self._asked = asked
         self._id = f"resp_{secrets.token_hex(16)}"
-        self._item_id = f"msg_{secrets.token_hex(16)}"
+        self._done = 0  # items of the output that have been sent as events
+        self._is_in_message = False
         self._created = int(time.time())
         self._events = 0
 
@@ -30,43 +32,80 @@ class ResponseForm:
         """Return the whole answer."""
         [choice] = choices
         is_cut = choice.report.finish_reason == "length"
+        parts = choice.parts or [""]
         return {
             **self._describe("incomplete" if is_cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [self._make_item(choice)],
+            "output": [self._make_item(choice, place) for place in range(len(parts))],
             "usage": _make_usage(choice),
         }
 
     def begin(self, choice: Choice) -> list[Event]:
         """Return the events before the first token."""
         started = {**self._describe("in_progress"), "output": [], "usage": None}
-        item = {**self._make_item(choice), "status": "in_progress", "content": []}
         return [
             self._make("response.created", response=started),
             self._make("response.in_progress", response=started),
-            self._make("response.output_item.added", output_index=0, item=item),
-            self._make("response.content_part.added", **self._place(), part=_make_part("", [])),
         ]
 
-    def add(self, choice: Choice, piece: Piece) -> list[Event]:
-        """Return the event of one token."""
+    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+        """Return the events of one token."""
         logprobs = self._list_logprobs([piece])
-        delta = piece.token.text
+        events = []
+        for part in parts:
+            events += self._add_part(choice, part, logprobs)
+            logprobs = []
+        return events
+
+    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+        """Return the events after the last token."""
+        events = []
+        for part in parts or [""] * (not choice.parts):
+            events += self._add_part(choice, part, [])
+        return events + self._end_message(choice)
+
+    def _add_part(self, choice: Choice, part: Part, logprobs: list[Event]) -> list[Event]:
+        if isinstance(part, ToolCall):
+            return self._end_message(choice) + self._add_call(choice, part)
+        events = []
+        if not self._is_in_message:
+            self._is_in_message = True
+            item = {**self._make_item(choice, self._done), "status": "in_progress", "content": []}
+            place = self._place()
+            events = [
+                self._make("response.output_item.added", output_index=self._done, item=item),
+                self._make("response.content_part.added", **place, part=_make_part("", [])),
+            ]
+        name = "response.output_text.delta"
+        return [*events, self._make(name, **self._place(), delta=part, logprobs=logprobs)]
+
+    def _add_call(self, choice: Choice, call: ToolCall) -> list[Event]:
+        place = {"item_id": self._get_item_id(self._done), "output_index": self._done}
+        item = _make_call_item(self._get_item_id(self._done), call)
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        name = "response.function_call_arguments"
+        self._done += 1
         return [
             self._make(
-                "response.output_text.delta", **self._place(), delta=delta, logprobs=logprobs
-            )
+                "response.output_item.added", output_index=place["output_index"], item=begun
+            ),
+            self._make(f"{name}.delta", **place, delta=call.arguments),
+            self._make(f"{name}.done", **place, name=call.name, arguments=call.arguments),
+            self._make("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def end(self, choice: Choice) -> list[Event]:
-        """Return the events after the last token."""
-        text, logprobs = choice.text, self._list_logprobs(choice.pieces)
-        place, part = self._place(), _make_part(text, logprobs)
-        item = self._make_item(choice)
+    def _end_message(self, choice: Choice) -> list[Event]:
+        if not self._is_in_message:
+            return []
+        item, place = self._make_item(choice, self._done), self._place()
+        [part] = item["content"]
+        text, logprobs = part["text"], part["logprobs"]
+        self._is_in_message = False
+        self._done += 1
         return [
             self._make("response.output_text.done", **place, text=text, logprobs=logprobs),
             self._make("response.content_part.done", **place, part=part),
-            self._make("response.output_item.done", output_index=0, item=item),
+            self._make("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
     def finish(self, choices: Sequence[Choice]) -> list[Event]:
@@ -74,15 +113,20 @@ class ResponseForm:
         answer = self.make_answer(choices)
         return [self._make(f"response.{answer['status']}", response=answer)]
 
-    def _make(self, name: str, **fields: Any) -> Event:
+    def _make(self, name: str, /, **fields: Any) -> Event:
         self._events += 1
         return {"type": name, "sequence_number": self._events - 1, **fields}
 
     def _place(self) -> Event:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        item_id = self._get_item_id(self._done)
+        return {"item_id": item_id, "output_index": self._done, "content_index": 0}
+
+    def _get_item_id(self, place: int) -> str:
+        return f"item_{self._id.removeprefix('resp_')}_{place}"
 
     def _describe(self, status: str) -> Event:
         asked = self._asked
+        choice = asked.tool_choice or "auto"
         return {
             "id": self._id,
             "object": "response",
@@ -94,24 +138,29 @@ class ResponseForm:
             "max_output_tokens": asked.max_output_tokens,
             "model": self._model.name,
             "metadata": {},
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "text": {"format": asked.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() for tool in asked.tools or ()],
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
         }
 
-    def _make_item(self, choice: Choice) -> Event:
+    def _make_item(self, choice: Choice, place: int) -> Event:
+        part = choice.parts[place] if choice.parts else ""
+        item_id = self._get_item_id(place)
+        if isinstance(part, ToolCall):
+            return _make_call_item(item_id, part)
+        logprobs = self._list_logprobs(choice.pieces) if place == 0 else []
         return {
-            "id": self._item_id,
+            "id": item_id,
             "type": "message",
             "role": "assistant",
             "status": "completed" if choice.report.finish_reason == "stop" else "incomplete",
-            "content": [_make_part(choice.text, self._list_logprobs(choice.pieces))],
+            "content": [_make_part(part, logprobs)],
         }
 
     def _list_logprobs(self, pieces: Sequence[Piece]) -> list[Event]:
@@ -122,6 +171,17 @@ class ResponseForm:
                 top = [describe_token(piece, *other) for other in piece.choice.top]
                 found.append({**entry, "top_logprobs": top})
         return found
+
+
+def _make_call_item(item_id: str, call: ToolCall) -> Event:
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
 
 
 def _make_part(text: str, logprobs: list[Event]) -> Event:

@@ -49,6 +49,7 @@ OWNERS = {
     "solcx": {"contracts"},
     "pyseccomp": {"splitup/sandbox"},
     "tokenizers": {"splitup/client/tokenizer.py"},
+    "llguidance": {"splitup/client/grammar.py"},
     "torch": {"examples"},
 }
 # The only modules that may import these packages: each stands behind an interface.

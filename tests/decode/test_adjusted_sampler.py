@@ -65,3 +65,39 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
 def test_a_bias_of_a_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidInput, match="outside the 4 tokens"):
         make(bias=((4, 1.0),))
+
+
+class Only:
+    """A filter that allows one token more than the text has."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.waits = 0
+
+    async def ready(self) -> None:
+        self.waits += 1
+
+    def get_mask(self) -> Any:
+        return np.arange(len(LOGITS)) == len(self.accepted)
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+async def test_a_filter_decides_which_tokens_may_follow() -> None:
+    allowed = Only()
+    adjustments = Adjustments(bias=((0, 100.0),), top_logprobs=4)
+    sampler = AdjustedSampler(Sampler(1.0, seed=3, top_k=3), adjustments, len(LOGITS), allowed)
+    for place in range(len(LOGITS)):
+        await sampler.ready()
+        assert sampler.choose(LOGITS, place) == place
+    assert allowed.accepted == [0, 1, 2, 3] and allowed.waits == 4
+    assert [entry[0] for entry in sampler.choices[2].top] == [0, 1, 2, 3], "the model's own"
+
+
+def test_a_model_that_gives_no_allowed_token_a_chance_is_named() -> None:
+    logits = LOGITS.copy()
+    logits[0] = -np.inf
+    sampler = AdjustedSampler(Sampler(1.0), Adjustments(), len(LOGITS), Only())
+    with pytest.raises(InvalidInput, match="no token that the grammar allows"):
+        sampler.choose(logits, 0)

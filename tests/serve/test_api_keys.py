@@ -15,7 +15,7 @@ import pytest
 from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.serve.access import Access
 from splitup.serve.api_keys import PREFIX, ApiKey, ApiKeys
-from splitup.serve.requests import ApiError
+from splitup.serve.errors import ApiError
 
 
 @pytest.fixture(scope="module")

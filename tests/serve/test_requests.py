@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
-from splitup.serve.requests import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    ResponseRequest,
-    parse_request,
-)
+from splitup.serve.errors import ApiError
+from splitup.serve.requests import ChatRequest, CompletionRequest, parse_request
+from splitup.serve.response_requests import ResponseRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
+BODIES = {ChatRequest: CHAT, CompletionRequest: TEXT, ResponseRequest: {"model": "m", "input": "x"}}
 
 
 def test_defaults_are_those_of_the_api() -> None:
@@ -64,7 +61,18 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (ChatRequest, {"messages": []}, "messages"),
         (ChatRequest, {"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
         (ChatRequest, {"tools": []}, "tools"),
-        (ChatRequest, {"response_format": {"type": "json_object"}}, "response_format.type"),
+        (ChatRequest, {"response_format": {"type": "xml"}}, "response_format"),
+        (
+            ChatRequest,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            ChatRequest,
+            {"response_format": {"type": "grammar", "syntax": "gbnf", "definition": "x"}},
+            "response_format.syntax",
+        ),
+        (ChatRequest, {"messages": CHAT["messages"] * 2_049}, "messages"),
         (ChatRequest, {"temperature": 3}, "temperature"),
         (ChatRequest, {"top_logprobs": 21}, "top_logprobs"),
         (ChatRequest, {"max_tokens": 0}, "max_tokens"),
@@ -74,12 +82,20 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (CompletionRequest, {"frequency_penalty": 2.1}, "frequency_penalty"),
         (CompletionRequest, {"logit_bias": {"5": "much"}}, "logit_bias.5"),
         (CompletionRequest, {"model": 5}, "model"),
+        (CompletionRequest, {"prompt": {}}, "prompt"),
+        (ResponseRequest, {"input": [{"role": "user"}]}, "input.0.content"),
+        (ResponseRequest, {"input": [{"type": "reasoning"}]}, "input.0"),
+        (ResponseRequest, {"input": [{"type": ["x"]}]}, "input.0"),
+        (ChatRequest, {"messages": [{"role": "tool", "content": ""}]}, "messages.0"),
+        (ChatRequest, {"messages": [{"role": "user"}]}, "messages.0"),
+        (ChatRequest, {"tools": [{"type": "function"}]}, "tools.0.function"),
+        (ChatRequest, {"tool_choice": "any"}, "tool_choice"),
         (CompletionRequest, {"top_p": 0}, "top_p"),
     ],
 )
 def test_a_field_that_cannot_be_served_is_named(kind: Any, change: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_request(kind, {**(CHAT if kind is ChatRequest else TEXT), **change})
+        parse_request(kind, {**BODIES[kind], **change})
     assert caught.value.param == param and caught.value.status == 400
 
 

@@ -43,7 +43,7 @@ class Replay:
 
     async def _catch_up(self, execution: Execution, part: Part) -> None:
         key = execution.id, part.task
-        self._ran[key] = asyncio.Event()
+        ran = self._ran[key] = asyncio.Event()
         sources = dict.fromkeys(get_sources(execution.manifest, part.task))
         try:
             async with asyncio.TaskGroup() as group:
@@ -54,7 +54,8 @@ class Replay:
             reason = f"its past inputs cannot be read: {failures.exceptions[0]}"
             self._table.fail(execution.id, part.task, step, reason)
         finally:
-            del self._ran[key]
+            if self._ran.get(key) is ran:  # otherwise the task has left, and come back
+                del self._ran[key]
             self._schedule()
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
@@ -63,7 +64,7 @@ class Replay:
             name = LogName(*source, execution.node, 0)
             for entry in execution.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
-        while True:
+        while self._is_current(execution, part):  # the task may have left already
             author = execution.executor_map.get_author(source[0])
             spec = execution.routes.specs[source]
             reader = LogReader(execution.id, *source, author, spec.accepts)
@@ -95,9 +96,10 @@ class Replay:
         entries: list[LogEntry],
     ) -> None:
         """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it."""
-        ran = self._ran[execution.id, part.task]
+        ran = self._ran.get((execution.id, part.task))
         while (
-            self._is_current(execution, part)
+            ran is not None
+            and self._is_current(execution, part)
             and entries[0].step > self._get_step(execution, part) + tuning.REPLAY_AHEAD_STEPS
         ):
             ran.clear()

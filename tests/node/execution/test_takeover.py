@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import sys
 import time
@@ -183,6 +184,27 @@ async def test_f26_two_takeovers_in_sequence_then_one_of_a_neighbouring_task(sce
         scene.submit(step)
         await scene.receive(step)
     await finish(scene, 0, 1, 2)
+
+
+async def test_f26_a_task_that_leaves_at_once_is_not_caught_up_with(scene: Scene) -> None:
+    """The newcomer has not begun to read its inputs; it reads none, and raises nothing."""
+    failures: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    try:
+        for step in range(4):
+            scene.submit(step)
+            await scene.receive(step)
+        scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
+        scene.client.take_over(scene.certificate, 1, 2, 4)  # and c to a
+        for step in range(4, STEPS):
+            scene.submit(step)
+            await scene.receive(step)
+        await finish(scene, 0, 1)
+        gc.collect()  # what was raised and not retrieved is reported now
+    finally:
+        loop.set_exception_handler(None)
+    assert not failures
 
 
 async def test_f04_frames_of_a_replaced_node_are_ignored(

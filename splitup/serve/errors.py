@@ -1,0 +1,57 @@
+"""Errors as clients of the OpenAI API read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
+
+
+class ApiError(SplitUpError):
+    """An error in OpenAI's form; ``param`` names the field at fault, if one is."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the body of the answer."""
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def translate(error: SplitUpError) -> ApiError:
+    """Return an error in OpenAI's form, whose clients repeat 429 and 5xx and nothing else."""
+    match error:
+        case ApiError():
+            return error
+        case Throttled():
+            wait = {"Retry-After": "2"}
+            return ApiError(str(error), status=429, kind="rate_limit_error", headers=wait)
+        case Refused():
+            return ApiError(str(error), status=error.status)
+        case InvalidInput():
+            return ApiError(str(error))
+        case ExecutionFailed():
+            return ApiError(str(error), status=502, kind="upstream_error")
+        case _:
+            return ApiError(str(error), status=503, kind="service_unavailable")

@@ -1,0 +1,151 @@
+"""From a request to the texts that it asks for: prompts in tokens, their length, their form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from splitup.client.generation import TextModel, encode_prompt
+from splitup.client.grammar import Grammar
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.graph.manifest import ChatInfo
+from splitup.serve.errors import ApiError
+from splitup.serve.generation import (
+    DEFAULT_CHAT_TOKENS,
+    TextOptions,
+    check_room,
+    count_steps,
+)
+from splitup.serve.requests import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+)
+from splitup.serve.response_requests import ResponseRequest
+from splitup.serve.tools import Toolbox
+
+_MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The texts that a request asks for, one for each choice."""
+
+    texts: tuple[TextOptions, ...]
+    toolbox: Toolbox | None = None
+
+    def count_steps(self, model: TextModel) -> int:
+        """Return the most steps that all of it may take."""
+        return sum(count_steps(model, text) for text in self.texts)
+
+
+async def prepare(model: TextModel, asked: Sampling) -> Prepared:
+    """Return what a request asks for; raise ApiError that names the field at fault."""
+    match asked:
+        case CompletionRequest():
+            return await _prepare_completion(model, asked)
+        case ChatRequest():
+            messages = [message.to_template() for message in asked.messages]
+            field, limit = "response_format", asked.limit
+        case ResponseRequest():
+            messages = asked.list_messages()
+            field, limit = "text.format", asked.max_output_tokens
+        case _:
+            raise TypeError(f"a {type(asked).__name__} asks for no text")
+    chat = model.info.chat
+    if chat is None:
+        raise ApiError(
+            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
+        )
+    toolbox = asked.make_toolbox(chat.template)
+    grammar = asked.grammar
+    if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
+        field, grammar = "tools", constrained
+    await _check_grammar(model, grammar, field)
+    tokens = await _encode_chat(model, chat, messages, toolbox)
+    count = _check_room(model, tokens, limit, DEFAULT_CHAT_TOKENS)
+    adjustments = asked.make_adjustments(asked.recorded_logprobs)
+    stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
+    texts = tuple(
+        TextOptions(tokens, count, stop, sampler, adjustments, grammar)
+        for sampler in asked.make_samplers()
+    )
+    return Prepared(texts, toolbox)
+
+
+async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Prepared:
+    if len(asked.prompts) * asked.choices > MAX_CHOICES:
+        raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
+    grammar = asked.grammar
+    await _check_grammar(model, grammar, "response_format")
+    adjustments = asked.make_adjustments(asked.logprobs)
+    texts = []
+    for prompt in asked.prompts:
+        tokens = await _encode(model, prompt)
+        count = _check_room(model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
+        for sampler in asked.make_samplers():
+            texts.append(
+                TextOptions(tokens, count, asked.stop_strings, sampler, adjustments, grammar)
+            )
+    return Prepared(tuple(texts))
+
+
+async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) -> None:
+    if grammar is None:
+        return
+    try:
+        await model.grammars.open(grammar)
+    except InvalidModel:
+        raise
+    except InvalidInput as error:
+        raise ApiError(f"'{field}' cannot be followed: {error}", param=field) from None
+
+
+async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        _check_chars(model, prompt)
+    tokens = tuple(await model.tokenizer.run(partial(encode_prompt, model.tokenizer, prompt)))
+    if not tokens:
+        raise ApiError("the prompt has no token; give at least one", param="prompt")
+    if not all(0 <= token < model.info.vocab for token in tokens):
+        raise ApiError(
+            f"a token of the prompt is outside the vocabulary of {model.info.vocab}", param="prompt"
+        )
+    return tokens
+
+
+async def _encode_chat(
+    model: TextModel,
+    chat: ChatInfo,
+    messages: Sequence[Mapping[str, Any]],
+    toolbox: Toolbox | None,
+) -> tuple[int, ...]:
+    tools = None if toolbox is None else toolbox.list_for_template()
+    tokenizer = model.tokenizer
+    text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, tools))
+    _check_chars(model, text)
+    found = await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False))
+    if not found:
+        raise ApiError("the messages have no token; say something", param="messages")
+    return tuple(found)
+
+
+def _check_chars(model: TextModel, text: str) -> None:
+    """Refuse a prompt that cannot fit, before others wait until it is encoded."""
+    if len(text) > _MOST_CHARS * model.info.context:
+        raise ApiError(
+            f"the context of model {model.name} is {model.info.context} tokens, and the prompt has "
+            f"{len(text)} characters; shorten it",
+            code="context_length_exceeded",
+        )
+
+
+def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
+    try:
+        return check_room(model, prompt, asked, default)
+    except InvalidInput as error:
+        raise ApiError(str(error), param="max_tokens", code="context_length_exceeded") from None
