@@ -39,6 +39,7 @@ class Report:
     completion_tokens: int = 0
     finish_reason: FinishReason = "length"
     execution_id: str = ""
+    first_step: int = 0  # of the execution
     steps: int = 0
     cost_micro_usdc: int = 0
 
@@ -107,7 +108,7 @@ async def _generate(
     )
     ends = StopFilter(options.stop)
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
-    before = lease.session.steps
+    before = report.first_step = lease.session.steps
     try:
         async for token in generate_tokens(
             lease.session,

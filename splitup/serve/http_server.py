@@ -49,6 +49,7 @@ from splitup.serve.requests import (
     parse_request,
 )
 from splitup.serve.responses import ResponseForm
+from splitup.serve.timelines import Timelines
 
 _log = logging.getLogger("splitup.serve")
 
@@ -68,8 +69,11 @@ class ServedModel:
 class ApiServer:
     """Serves registered text models of one network."""
 
-    def __init__(self, net: Network, options: LeaseOptions, access: Access) -> None:
+    def __init__(
+        self, net: Network, options: LeaseOptions, access: Access, timelines: Timelines
+    ) -> None:
         self._net = net
+        self._timelines = timelines
         self._options = options
         self._access = access
         self._models: dict[str, ServedModel] = {}
@@ -77,7 +81,7 @@ class ApiServer:
     async def add_model(self, name: str) -> None:
         """Serve a model; raise InvalidInput when there is no such text model."""
         model = await self._net.fetch_text_model(name)
-        pool = LeasePool(self._net, name, self._options)
+        pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
         self._models[name] = ServedModel(model, pool)
 
