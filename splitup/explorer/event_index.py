@@ -231,7 +231,7 @@ class EventIndex:
             .group_by(_MENTIONS.c.role)
         )
         with self._begin() as connection:
-            rows = connection.execute(query).tuples().all()
+            rows = connection.execute(query).all()
         return {role: Total(count, int(amount)) for role, count, amount in rows}
 
     def sum_costs(self, model_id: str) -> int:
