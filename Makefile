@@ -7,13 +7,14 @@ ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
+PAGE_MODULES := page/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test faults mutants lint coverage bench contracts symbolic docs constraints clean
+.PHONY: demo up test faults mutants lint coverage bench contracts page symbolic docs constraints clean
 
 demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop everything; about a minute
 	$(BIN)/splitup demo
@@ -21,7 +22,7 @@ demo: $(READY)  ## start a network, run a model on it, verify, pay, and stop eve
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint  ## everything that CI checks
+test: lint $(PAGE_MODULES)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
 faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
@@ -35,7 +36,7 @@ lint: $(READY)
 mutants: $(READY)  ## take out each protection of docs/security.md in a copy; its test must fail
 	$(BIN)/python -m tests.mutants
 
-coverage: $(READY)  ## the tests that start no network, with branch coverage
+coverage: $(READY) $(PAGE_MODULES)  ## the tests that start no network, with branch coverage
 	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term
 
 bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on stdout
@@ -43,6 +44,9 @@ bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
+
+page: $(PAGE_MODULES)  ## build the page of splitup serve into the package again
+	cd page && node_modules/.bin/tsc --noEmit && node build.mjs
 
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
@@ -71,6 +75,10 @@ $(HALMOS):  # in an environment of its own, because it pins other versions than 
 
 $(NODE_MODULES): contracts/package.json contracts/package-lock.json
 	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(PAGE_MODULES): page/package.json page/package-lock.json
+	cd page && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup

@@ -23,7 +23,7 @@ export function gantt(spans: Span[]): TemplateResult {
   const rows = [...new Set(spans.map((span) => span.task))].sort((a, b) => a - b);
   const labels = new Map(spans.map((span) => [span.task, span.label]));
   const end = Math.max(...spans.map((span) => span.sent_us), 1);
-  const [left, width, height] = [150, 760, 24];
+  const [left, width, height] = [168, 760, 24];
   const x = (us: number): number => left + (Math.max(0, us) / end) * width;
   const steps = new Set(spans.map((span) => span.step)).size;
   const summary = `${steps} step${steps > 1 ? "s" : ""} in ${rows.length} tasks on ${nodes.length} nodes, ${ms(end / 1000)}`;
@@ -52,6 +52,26 @@ export function gantt(spans: Span[]): TemplateResult {
     <p class="legend">${nodes.map(
       (node, place) => html`<a href="#/accounts/${node}" title=${node}><span class="dot c${place % COLOURS}"></span>${short(node)}</a>`,
     )}</p>
+  </figure>`;
+}
+
+/** Draw when the tokens of an answer arrived here; `arrivals` are milliseconds after the request. */
+export function arrivalChart(arrivals: number[]): TemplateResult | null {
+  if (!arrivals.length) return null;
+  const end = arrivals.at(-1)!;
+  const width = 900;
+  const summary = `${arrivals.length} tokens in ${ms(end)}, the first after ${ms(arrivals[0])}`;
+  return html`<figure class="chart">
+    <figcaption>As seen from here: ${summary}</figcaption>
+    <div class="scroll">
+      <svg viewBox="0 0 ${width} 20" role="img" aria-label=${summary}>
+        ${arrivals.map((at, token) => {
+          const from = token ? arrivals[token - 1] : 0;
+          return svg`<rect class=${token ? "bar c0" : "wait"} x=${(from / end) * width} y="2" height="16"
+            width=${Math.max(1, ((at - from) / end) * width - 1)}><title>${`token ${token + 1}: ${ms(at - from)}`}</title></rect>`;
+        })}
+      </svg>
+    </div>
   </figure>`;
 }
 

@@ -1,6 +1,7 @@
 // The chat: a conversation with one model, what it costs, and who computed each answer.
 import { html, type TemplateResult } from "lit";
 import { ApiError, get, stream, type Usage } from "./api";
+import { arrivalChart } from "./charts";
 import { Part } from "./element";
 import "./execution";
 import { count, ms, usdc } from "./format";
@@ -178,7 +179,7 @@ export class ChatView extends Part {
     const seconds = arrivals.length > 1 ? (arrivals.at(-1)! - arrivals[0]) / 1000 : 0;
     const speed = seconds > 0 ? `${((arrivals.length - 1) / seconds).toFixed(1)} tokens/s` : "";
     return html`<article class="message assistant">
-      <div class="text" aria-busy=${isRunning}>${message.text}${isRunning ? html`<span class="cursor"></span>` : null}</div>
+      <div class="text" aria-busy=${isRunning}>${message.text.trimStart()}${isRunning ? html`<span class="cursor"></span>` : null}</div>
       ${message.error ? html`<p class="error" role="alert">${message.error}</p>` : null}
       <p class="facts quiet">
         ${[
@@ -206,7 +207,7 @@ export class ChatView extends Part {
   private proof(message: Message): TemplateResult {
     const usage = message.usage?.splitup;
     const executions = usage?.executions ?? [message.execution];
-    return html`${executions.map(
+    return html`${arrivalChart(message.arrivals)}${executions.map(
       (id, place) => html`<lazy-proof .execution=${id} .firstStep=${place ? 0 : (usage?.first_step ?? 0)}></lazy-proof>`,
     )}`;
   }

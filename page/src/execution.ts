@@ -51,6 +51,8 @@ type Timeline = { is_known: boolean; spans: Span[] };
 
 /** Who was chosen for each task, as the members signed it and this server computed it again. */
 export class PlanView extends View<Plan> {
+  static override properties = { ...View.properties, brief: { type: Boolean } };
+  declare brief: boolean;
   override period = 0;
 
   override render(): TemplateResult | null {
@@ -64,12 +66,13 @@ export class PlanView extends View<Plan> {
               follows from the seed.</p>`
       }
       <div class="scroll"><table>
-        <thead><tr><th>Task</th><th>Computed by</th><th>Fallbacks</th><th>Verifiable</th></tr></thead>
+        <thead><tr><th>Task</th><th>Computed by</th>
+          ${this.brief ? null : html`<th>Fallbacks</th>`}<th>Verifiable</th></tr></thead>
         <tbody>${plan.tasks.map(
           (task) => html`<tr>
             <td>${task.label}</td>
             <td>${link("accounts", task.executor)}</td>
-            <td>${task.fallbacks.map((node) => html`${link("accounts", node)} `)}</td>
+            ${this.brief ? null : html`<td>${task.fallbacks.map((node) => html`${link("accounts", node)} `)}</td>`}
             <td>${task.verifiable ? "yes" : "no"}</td>
           </tr>`,
         )}</tbody>
@@ -191,7 +194,7 @@ export class ExecutionView extends View<Execution> {
         }
       </dl>
       <h2>Plan</h2>
-      ${found.plan_root ? html`<plan-view .path=${`${at}/plan`}></plan-view>` : html`<p class="quiet">Not planned yet.</p>`}
+      ${found.plan_root ? html`<plan-view ?brief=${this.brief} .path=${`${at}/plan`}></plan-view>` : html`<p class="quiet">Not planned yet.</p>`}
       <h2>Timeline</h2>
       <timeline-view .path=${`${at}/timeline?start=${this.firstStep}`}></timeline-view>
       <h2>Verification</h2>
