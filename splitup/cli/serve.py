@@ -51,6 +51,14 @@ class ListenOptions:
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
     ] = None
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where Prometheus reads /metrics, such as 127.0.0.1:9464 (default: nowhere).",
+        ),
+    ] = ""
 
     def load_tls(self) -> ssl.SSLContext | None:
         """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
@@ -165,6 +173,7 @@ async def _serve(
 ) -> None:
     from splitup.client.connection import SplitUp
     from splitup.net.http import serve_app
+    from splitup.net.metrics import serve_metrics
     from splitup.serve.explorer_routes import run_explorer
     from splitup.serve.http_server import ApiServer
     from splitup.serve.leases import LeaseOptions
@@ -174,7 +183,9 @@ async def _serve(
     options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
     stopped = asyncio.Event()
     timelines = Timelines()
-    async with SplitUp.connect(config) as net, run_explorer(net, index_url) as explorer:
+    async with contextlib.AsyncExitStack() as stack:
+        net = await stack.enter_async_context(SplitUp.connect(config))
+        explorer = await stack.enter_async_context(run_explorer(net, index_url))
         api = ApiServer(net, options, access, timelines)
         try:
             for model in dict.fromkeys(models):
@@ -182,6 +193,7 @@ async def _serve(
             app = api.make_app()
             explorer.add_to(app, timelines, access)
             add_page(app, has_keys=access.keys is not None)
+            await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(dict.fromkeys(models))
             needs = "no key needed" if access.keys is None else "API keys needed"

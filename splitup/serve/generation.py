@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -12,7 +13,8 @@ from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
 from splitup.decode.stop import StopFilter
-from splitup.serve.leases import Lease, LeasePool
+from splitup.serve.leases import Lease, LeasePool, Totals
+from splitup.serve.metrics import FIRST_TOKEN
 
 FinishReason = Literal["stop", "length"]
 DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
@@ -83,15 +85,29 @@ async def generate_text(
     A lease that fails before the first token is replaced once. Raises InvalidInput, Throttled,
     ExecutionFailed and what opening a lease raises.
     """
-    for attempt in range(1, ATTEMPTS + 1):
-        async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
-            try:
-                async for piece in _generate(lease, model, options, report):
-                    yield piece
-                return
-            except ExecutionFailed:
-                if report.completion_tokens or attempt == ATTEMPTS:
-                    raise
+    began = time.monotonic()
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
+                try:
+                    async for piece in _generate(lease, model, options, report):
+                        if report.completion_tokens == 1:
+                            FIRST_TOKEN.observe(time.monotonic() - began)
+                        yield piece
+                    return
+                except ExecutionFailed:
+                    if report.completion_tokens or attempt == ATTEMPTS:
+                        raise
+    finally:
+        _add_to(pool.totals, report)
+
+
+def _add_to(totals: Totals, report: Report) -> None:
+    totals.texts += 1
+    totals.prompt_tokens += len(report.prompt)
+    totals.cached_tokens += report.cached_tokens
+    totals.completion_tokens += report.completion_tokens
+    totals.cost_micro_usdc += report.cost_micro_usdc
 
 
 async def _generate(

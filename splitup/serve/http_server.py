@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
 from splitup.graph.manifest import ChatInfo
 from splitup.net.http import read_in_time
+from splitup.net.metrics import Reading, count_requests
 from splitup.serve.access import Access
 from splitup.serve.answers import (
     AnswerForm,
@@ -39,6 +40,7 @@ from splitup.serve.generation import (
     generate_text,
 )
 from splitup.serve.leases import LeaseOptions, LeasePool
+from splitup.serve.metrics import list_readings
 from splitup.serve.requests import (
     DEFAULT_COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -89,9 +91,15 @@ class ApiServer:
         """End all leases; they are paid for what they ran."""
         await asyncio.gather(*(served.pool.close() for served in self._models.values()))
 
+    def list_readings(self) -> Iterator[Reading]:
+        """Yield the figures that Prometheus reads."""
+        return list_readings({name: served.pool for name, served in self._models.items()})
+
     def make_app(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[count_requests, _answer_errors]
+        )
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)

@@ -83,6 +83,17 @@ class _Waiter:
     lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
 
 
+@dataclass(slots=True)
+class Totals:
+    """What all texts of a model took since the server was started."""
+
+    texts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micro_usdc: int = 0
+
+
 class LeasePool:
     """The leases of one model."""
 
@@ -94,6 +105,7 @@ class LeasePool:
         on_end: Callable[[Session], Awaitable[None]] | None = None,
     ) -> None:
         """``on_end`` is called with the session of every lease that has ended."""
+        self.totals = Totals()
         self._net = net
         self._on_end = on_end
         self._model = model
@@ -116,6 +128,11 @@ class LeasePool:
     def lent(self) -> int:
         """How many leases serve a request."""
         return len(self._lent)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a lease."""
+        return len(self._waiting)
 
     def open(self) -> None:
         """Begin to keep leases warm."""
