@@ -22,11 +22,11 @@ type Settings = {
   system: string;
   temperature: number;
   top_p: number;
-  max_tokens: number;
+  max_tokens: string; // "": as many as the server allows
   seed: string;
 };
 
-const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: 200, seed: "" };
+const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: "", seed: "" };
 
 export class ChatView extends Part {
   static override properties = {
@@ -88,7 +88,13 @@ export class ChatView extends Part {
 
   private makeBody(): [string, object] {
     const { model, mode, system, temperature, top_p, max_tokens, seed } = this.settings;
-    const options = { model, temperature, top_p, max_tokens, ...(seed === "" ? {} : { seed: Number(seed) }) };
+    const given = Object.entries({ max_tokens, seed }).filter(([, value]) => value !== "");
+    const options = {
+      model,
+      temperature,
+      top_p,
+      ...Object.fromEntries(given.map(([name, value]) => [name, Number(value)])),
+    };
     const said = this.messages.slice(0, -1).filter((message) => !message.error);
     if (mode === "text") {
       return ["/v1/completions", { ...options, prompt: said.at(-1)!.text }];
@@ -143,7 +149,13 @@ export class ChatView extends Part {
     this.settings = { ...this.settings, [name]: value };
   }
 
-  private numberField(name: "temperature" | "top_p" | "max_tokens", words: string, most: number, step: number): TemplateResult {
+  private optionalField(name: "max_tokens" | "seed", words: string, placeholder: string): TemplateResult {
+    return html`<label>${words}
+      <input type="number" min="0" placeholder=${placeholder} .value=${this.settings[name]}
+        @change=${(event: Event) => this.set(name, (event.target as HTMLInputElement).value)}></label>`;
+  }
+
+  private numberField(name: "temperature" | "top_p", words: string, most: number, step: number): TemplateResult {
     return html`<label>${words}
       <input type="number" min="0" max=${most} step=${step} .value=${String(this.settings[name])}
         @change=${(event: Event) => this.set(name, Number((event.target as HTMLInputElement).value))}></label>`;
@@ -164,12 +176,10 @@ export class ChatView extends Part {
       <label class="wide">System prompt
         <textarea rows="3" ?disabled=${settings.mode === "text"} .value=${settings.system}
           @change=${(event: Event) => this.set("system", (event.target as HTMLTextAreaElement).value)}></textarea></label>
-      ${this.numberField("max_tokens", "Most tokens", 100000, 1)}
+      ${this.optionalField("max_tokens", "Most tokens", settings.mode === "text" ? "16" : "what fits")}
+      ${this.optionalField("seed", "Seed", "random")}
       ${this.numberField("temperature", "Temperature", 2, 0.1)}
       ${this.numberField("top_p", "Top p", 1, 0.05)}
-      <label>Seed
-        <input type="number" min="0" placeholder="random" .value=${settings.seed}
-          @change=${(event: Event) => this.set("seed", (event.target as HTMLInputElement).value)}></label>
       <p class="quiet wide">${usdc(this.price)} per step</p>`;
   }
 
