@@ -6,6 +6,8 @@ import asyncio
 import json
 import secrets
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,8 +119,10 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     page.get_by_role("link", name=execution).click()
     expect(page.locator("h1")).to_contain_text("Execution")
     expect(page.locator(".badge", has_text="settled")).to_be_visible()
-    page.go_back()
-    page.go_back()
+    page.locator("dl a[href^='#/accounts/']").first.click()  # its client
+    expect(page.locator("executions-view").get_by_title(execution)).to_be_visible()
+    for _ in range(3):
+        page.go_back()
     expect(page.locator(".user .text")).to_be_visible()  # the conversation is still there
 
 
@@ -141,6 +145,39 @@ def test_strangers_words_are_shown_as_text(page: Page, url: str) -> None:
     page.goto(f"{url}/#/executions/%22%3E{HOSTILE}")
     expect(page.get_by_role("alert")).to_be_visible()
     assert page.evaluate("window.hacked") is None and page.locator("main img").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("executions/0x12", 400),
+        (f"executions/{HOSTILE_ID}", 404),
+        (f"executions/{HOSTILE_ID}/plan", 404),
+        (f"executions/{HOSTILE_ID}/verification", 404),
+        (f"models/0x{'77' * 32}", 404),
+        ("models/%00", 404),
+        (f"accounts/0x{'77' * 20}", 404),
+        ("accounts/..%2f", 404),
+        ("executions?of=me", 400),
+        ("executions?before=1", 400),
+        (f"models?before={'9' * 40}.1", 400),
+        ("nodes?start=-1", 400),
+        ("nothing", 404),
+    ],
+)
+def test_bad_questions_are_errors_of_the_api(url: str, path: str, status: int) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{url}/explorer/v1/{path}")
+    with caught.value as reply:
+        assert reply.status == status and json.load(reply)["error"]["message"]
+
+
+def test_odd_questions_have_empty_answers(url: str) -> None:
+    for path in ("search?q=%25", "search?q=0x", f"search?q={'%F0%9F%92%A9' * 80}", "search?q=%00"):
+        with urllib.request.urlopen(f"{url}/explorer/v1/{path}") as reply:
+            assert len(json.load(reply)["results"]) <= 10
+    with urllib.request.urlopen(f"{url}/explorer/v1/nodes?start=999999999") as reply:
+        assert json.load(reply)["nodes"] == []
 
 
 def test_every_section_on_a_phone_in_the_dark_by_keyboard(browser: Browser, url: str) -> None:
