@@ -257,7 +257,7 @@ class EventIndex:
 
         A model is found by its id for both.
         """
-        start = text.lower()
+        start = text.lower().replace("\0", "\ufffd")  # PostgreSQL takes no NUL
         subjects = _MENTIONS.c.subject
         query = (
             sql.select(subjects, sql.func.min(_MENTIONS.c.role).label("role"))
