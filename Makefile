@@ -8,26 +8,27 @@ DOCS := $(VENV)/.docs.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
 SWIFTSHADER := $(VENV)/.swiftshader.stamp
-READY := $(ENVIRONMENT) $(NODE_MODULES) $(SWIFTSHADER)
 NODE_CLIENTS := tests/npm/node_modules/.stamp
+PAGE_MODULES := page/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
+FOR_TESTS := $(READY) $(SWIFTSHADER) $(NODE_CLIENTS) $(PAGE_MODULES)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test faults mutants lint coverage bench contracts symbolic docs constraints clean
+.PHONY: demo up test faults mutants lint coverage bench contracts page symbolic docs constraints clean
 
-demo: $(READY)  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
+demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
 
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint $(NODE_CLIENTS)  ## everything that CI checks
+test: lint $(FOR_TESTS)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
-faults: $(READY)  ## run the tests of each known fault and attack; a table of the results
+faults: $(FOR_TESTS)  ## run the tests of each known fault and attack; a table of the results
 	$(BIN)/python -m tests.faults -n auto --maxprocesses 4
 
 lint: $(READY)
@@ -35,10 +36,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(PACKAGES) bench tests
 
-mutants: $(READY)  ## take out each protection of docs/security.md in a copy; its test must fail
+mutants: $(FOR_TESTS)  ## take out each protection of docs/security.md in a copy; its test must fail
 	$(BIN)/python -m tests.mutants
 
-coverage: $(READY)  ## the tests that start no network, with branch coverage
+coverage: $(FOR_TESTS)  ## the tests that start no network, with branch coverage
 	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term
 
 bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on stdout
@@ -46,6 +47,9 @@ bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py
+
+page: $(PAGE_MODULES)  ## build the page of splitup serve into the package again
+	cd page && node_modules/.bin/tsc --noEmit && node build.mjs
 
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
@@ -81,8 +85,14 @@ $(SWIFTSHADER): $(ENVIRONMENT) $(NODE_MODULES)  # Vulkan without a GPU, for test
 	mkdir -p $$folder && \
 	node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))' \
 		contracts/node_modules/@sparticuz/chromium/bin/swiftshader.tar.br | tar -x -C $$folder
+	touch $@
+
 $(NODE_CLIENTS): tests/npm/package.json tests/npm/package-lock.json
 	cd tests/npm && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(PAGE_MODULES): page/package.json page/package-lock.json
+	cd page && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup

@@ -14,6 +14,7 @@ from splitup.core import tuning
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
+from splitup.net.metrics import MetricsField
 
 GIGABYTE: Final = 10**9
 DEFAULT_FILE: Final = "node.toml"
@@ -61,6 +62,10 @@ threads = 1
 # Compiled kernels; nodes of one machine may share a directory ("" keeps them in data_dir).
 kernel_cache = ""
 
+# Where Prometheus reads /metrics, such as "127.0.0.1:9464" ("" offers nothing). No secrets are in
+# it, but how busy the node is: keep it on the loopback, or behind a firewall.
+metrics = ""
+
 # Accept peers on loopback and private addresses: only for a network on one machine or in one room.
 allow_loopback = {allow_loopback}
 """
@@ -90,6 +95,7 @@ class NodeConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=tuning.MAX_KERNEL_THREADS)] = 1
     kernel_cache: Path | None = None
     allow_loopback: bool = False
+    metrics: MetricsField = ""
     _path: Path = PrivateAttr(default=Path(DEFAULT_FILE))
 
     @classmethod

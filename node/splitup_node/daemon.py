@@ -16,10 +16,12 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient, make_app, serve_app
+from splitup.net.metrics import serve_metrics
 from splitup.net.relay import Relay
 from splitup.storage.journal import Journal
 from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.config import NodeConfig
+from splitup_node.metrics import list_readings
 from splitup_node.node import Node, NodeResources
 from splitup_node.settlement.account import check_registration
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
@@ -118,6 +120,9 @@ async def _open_node(
         stack.push_async_callback(relay.close)
     server = await serve_app(app, config.host, config.port)
     stack.push_async_callback(server.close)
+    await stack.enter_async_context(
+        serve_metrics(config.metrics, lambda: list_readings(node.get_status()))
+    )
     await node.find_endpoint(server, entry["endpoint"])
     _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
     if node.device["sandbox"]:

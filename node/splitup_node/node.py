@@ -410,8 +410,11 @@ class Node:
         )
 
     def _write_status(self, *, running: bool) -> None:
-        status = {
-            "running": running,
+        write_status(self._config.data_dir, {"running": running, **self.get_status()})
+
+    def get_status(self) -> dict[str, Any]:
+        """Return what the node does, as a JSON object."""
+        return {
             "pid": os.getpid(),
             "address": self._identity.address,
             "endpoint": self.endpoint,
@@ -442,7 +445,6 @@ class Node:
             "worker_restarts": self._workers.restarts,
             "warnings": self._health.warnings,
         }
-        write_status(self._config.data_dir, status)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(coroutine)

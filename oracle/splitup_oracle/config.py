@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
 from splitup.core import tuning
 from splitup.messages.base import EndpointField
+from splitup.net.metrics import MetricsField
 
 _ADVICE: Final = "give another one with --config"
 _Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -32,6 +33,7 @@ class OracleConfig(BaseModel):
     listen_port: _Port
     gateway_urls: GatewayUrlsField
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
+    metrics: MetricsField = ""  # where Prometheus reads, "127.0.0.1:9464"
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -55,6 +57,7 @@ class GatewayConfig(BaseModel):
     # accepts no token for another; "" if it is the URL at which it listens
     public_url: EndpointField | Annotated[str, Field(max_length=0)] = ""
     data_dir: Path  # holds audit.jsonl
+    metrics: MetricsField = ""  # where Prometheus reads, "127.0.0.1:9464"
     open_models: bool = False  # whether keys that no active node holds may read models
     open_uploads: bool = False  # whether keys without deposit or stake may upload models
     upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000

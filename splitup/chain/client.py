@@ -276,6 +276,19 @@ class Chain:
                 ) from None
         return tuple(found)
 
+    async def holds(self, block: BlockId) -> bool:
+        """Return whether a block is on the chain; raise ChainUnavailable."""
+        found = await self._rpc.request("eth_getBlockByNumber", hex(block.number), False)
+        return found is not None and found["hash"] == block.hash
+
+    async def fetch_timestamp(self, block_hash: str) -> int | None:
+        """Return a block's time (Unix seconds), None when the endpoint does not know the block.
+
+        Raises ChainUnavailable.
+        """
+        block = await self._rpc.request("eth_getBlockByHash", block_hash, False)
+        return None if block is None else int(block["timestamp"], 16)
+
     async def _look(self, trail: Trail, confirmations: int) -> _Told | _Forked | None:
         """Read the next range of blocks; None when there is no new one."""
         last = trail.checkpoints[0]
@@ -283,7 +296,7 @@ class Chain:
         head_id = BlockId(int(head["number"], 16), head["hash"])
         if head_id == last or head_id.number < last.number:
             return None  # a lower head comes from an endpoint that lags behind: ignore it
-        if head["parentHash"] != last.hash and not await self._holds(last):
+        if head["parentHash"] != last.hash and not await self.holds(last):
             return _Forked(await self._find_ancestor(trail))
         end = min(head_id.number - confirmations, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
         if end < trail.next_block:
@@ -303,13 +316,9 @@ class Chain:
 
     async def _find_ancestor(self, trail: Trail) -> BlockId | None:
         for checkpoint in trail.checkpoints:
-            if await self._holds(checkpoint):
+            if await self.holds(checkpoint):
                 return checkpoint
         return None
-
-    async def _holds(self, checkpoint: BlockId) -> bool:
-        block = await self._rpc.request("eth_getBlockByNumber", hex(checkpoint.number), False)
-        return block is not None and block["hash"] == checkpoint.hash
 
     async def _fetch_anchors(self, from_block: int) -> list[BlockId]:
         """Return two blocks before ``from_block``, one as far back as a reorganisation reaches."""

@@ -33,17 +33,30 @@ KeysFlag = Annotated[
         help="Database of API keys (default: api-keys.sqlite beside the network's file).",
     ),
 ]
+IndexFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--index",
+        metavar="URL",
+        help="Database of the explorer (default: explorer.sqlite beside the network's file).",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ExecutionArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
 ]
 
 
-def find_keys_url(keys: str | None, config: Path | None) -> str:
-    """Return the URL of the database of API keys, in SQLAlchemy's form."""
+def find_database_url(url: str | None, config: Path | None, name: str) -> str:
+    """Return the URL of a database, in SQLAlchemy's form: by default a file of this name."""
     from splitup.config import find_network_file
 
-    return keys or f"sqlite:///{find_network_file(config).absolute().parent / 'api-keys.sqlite'}"
+    return url or f"sqlite:///{find_network_file(config).absolute().parent / name}"
+
+
+def find_keys_url(keys: str | None, config: Path | None) -> str:
+    """Return the URL of the database of API keys."""
+    return find_database_url(keys, config, "api-keys.sqlite")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, KeysFlag, find_keys_url, with_options
+from splitup.cli.options import (
+    ConfigFlag,
+    IndexFlag,
+    KeysFlag,
+    find_database_url,
+    find_keys_url,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from splitup.serve.access import Access
@@ -44,6 +51,14 @@ class ListenOptions:
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
     ] = None
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where Prometheus reads /metrics, such as 127.0.0.1:9464 (default: nowhere).",
+        ),
+    ] = ""
 
     def load_tls(self) -> ssl.SSLContext | None:
         """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
@@ -105,11 +120,13 @@ def command(
     listen: ListenOptions,
     leases: LeaseFlags,
     keys: KeysFlag = None,
+    index: IndexFlag = None,
     config: ConfigFlag = None,
 ) -> None:
     """Offer models over HTTP to clients of the OpenAI API, paid from this account.
 
-    Requests need a key as soon as there is one: splitup keys new NAME.
+    At the same address is a page to chat and to look at the network. Requests need a key as soon
+    as there is one: splitup keys new NAME.
     """
     output = Output.open()
 
@@ -129,7 +146,8 @@ def command(
                     "give --tls-cert and --tls-key"
                 )
             access = Access(table if needs_keys else None)
-            event_loop.run(_serve(output, config, models, listen, tls, leases, access))
+            index_url = find_database_url(index, config, "explorer.sqlite")
+            event_loop.run(_serve(output, config, models, listen, tls, leases, access, index_url))
         finally:
             table.close()
 
@@ -151,25 +169,36 @@ async def _serve(
     tls: ssl.SSLContext | None,
     leases: LeaseFlags,
     access: Access,
+    index_url: str,
 ) -> None:
     from splitup.client.connection import SplitUp
     from splitup.net.http import serve_app
+    from splitup.net.metrics import serve_metrics
+    from splitup.serve.explorer_routes import run_explorer
     from splitup.serve.http_server import ApiServer
     from splitup.serve.leases import LeaseOptions
+    from splitup.serve.page_files import add_page
+    from splitup.serve.timelines import Timelines
 
     options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
     stopped = asyncio.Event()
-    async with SplitUp.connect(config) as net:
-        api = ApiServer(net, options, access)
+    timelines = Timelines()
+    async with contextlib.AsyncExitStack() as stack:
+        net = await stack.enter_async_context(SplitUp.connect(config))
+        explorer = await stack.enter_async_context(run_explorer(net, index_url))
+        api = ApiServer(net, options, access, timelines)
         try:
             for model in dict.fromkeys(models):
                 await api.add_model(model)
-            server = await serve_app(
-                api.make_app(), listen.host, listen.port, cancels_handlers=True, tls=tls
-            )
+            app = api.make_app()
+            explorer.add_to(app, timelines, access)
+            add_page(app, has_keys=access.keys is not None)
+            await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
+            server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(dict.fromkeys(models))
             needs = "no key needed" if access.keys is None else "API keys needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
             with _catch_signals(stopped):
                 await stopped.wait()

@@ -63,9 +63,12 @@ from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeView
 from splitup.storage.gateway_client import GatewayClient
 
 Usdc = float | int | str | Decimal
@@ -377,6 +380,21 @@ class Network:
         return await asyncio.to_thread(
             check_choices, certificate, snapshot, model.manifest, economics
         )
+
+    async def fetch_committee(self) -> CommitteeView:
+        """Return the committee in force; raise Unavailable."""
+        return await self._committees.fetch_current()
+
+    async def fetch_snapshot(self, root: str | None = None) -> Snapshot | None:
+        """Return the list of live nodes with this root, by default the latest one on chain.
+
+        None before the committee's first list. Raises Unavailable.
+        """
+        if root is None:
+            root = str((await self.chain.call("committee", "latestSnapshot"))["root"])
+        if root == ZERO_BYTES32:
+            return None
+        return await fetch_snapshot(self._http, await self._committees.fetch_current(), root)
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as an awaitable, which fetches it when it is awaited."""

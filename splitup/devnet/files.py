@@ -22,6 +22,9 @@ PROGRAMS: Final = {
 }
 
 
+_METRICS: Final = "127.0.0.1:0"  # a free port, which each party's log names
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The values that the files contain."""
@@ -73,6 +76,7 @@ def write_gateway_file(layout: Layout, index: int) -> Path:
             "listen_host": "127.0.0.1",
             "listen_port": layout.state.gateway_ports[index],
             "data_dir": str(folder),
+            "metrics": _METRICS,
             "open_models": True,
             "open_uploads": True,
         },
@@ -92,6 +96,7 @@ def write_member_file(layout: Layout, party: Party) -> Path:
             "data_dir": str(party.directory),
             "listen_host": "127.0.0.1",
             "listen_port": get_member_port(party, layout.state),
+            "metrics": _METRICS,
             "allow_loopback": True,
         },
     )
@@ -115,6 +120,7 @@ def write_node_file(layout: Layout, index: int) -> Path:
             # tinygrad reads the device from this variable
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
             "kernel_cache": str(layout.directory / "kernel-cache"),
+            "metrics": _METRICS,
             "allow_loopback": True,
         },
     )

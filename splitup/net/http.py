@@ -38,6 +38,7 @@ from splitup.messages.api import Route
 from splitup.messages.base import Message
 from splitup.net.admission import Admission, AdmittingSite
 from splitup.net.endpoints import make_socket_factory
+from splitup.net.metrics import count_requests
 
 _log = logging.getLogger("splitup.http")
 _malformed = logging.getLogger("splitup.http.malformed")  # requests that aiohttp cannot parse …
@@ -83,7 +84,9 @@ class Server:
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
     """Return an application that limits bodies and strangers, and answers errors in JSON."""
-    app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
+    app = web.Application(
+        client_max_size=max_body_bytes, middlewares=[count_requests, _answer_errors]
+    )
     app[_ADMISSION] = Admission()
     return app
 

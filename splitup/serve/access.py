@@ -40,10 +40,12 @@ class Access:
     clock: Callable[[], float] = monotonic
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
 
-    async def authorise(self, authorization: str | None) -> ApiKey | None:
+    async def authorise(
+        self, authorization: str | None, *, is_counted: bool = True
+    ) -> ApiKey | None:
         """Return the key of an Authorization header, None when none are needed.
 
-        Raises ApiError (401) without a valid key, (429) for too many requests.
+        Raises ApiError (401) without a valid key, (429) for too many requests that are counted.
         """
         if self.keys is None:
             return None
@@ -57,7 +59,8 @@ class Access:
                 status=401,
                 code="invalid_api_key",
             )
-        self._check_rate(found)
+        if is_counted:
+            self._check_rate(found)
         return found
 
     def _check_rate(self, key: ApiKey) -> None:

@@ -273,6 +273,7 @@ def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
         "executions": executions,
         "receipts": [f"{RECEIPTS}/{execution}" for execution in executions],
         "steps": sum(report.steps for report in reports),
+        "first_step": reports[0].first_step,  # in the first of the executions
         "cost_micro_usdc": sum(report.cost_micro_usdc for report in reports),
     }
 

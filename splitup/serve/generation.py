@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,8 @@ from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
 from splitup.decode.stop import StopFilter
-from splitup.serve.leases import Lease, LeasePool
+from splitup.serve.leases import Lease, LeasePool, Totals
+from splitup.serve.metrics import FIRST_TOKEN
 
 FinishReason = Literal["stop", "length"]
 DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
@@ -42,6 +44,7 @@ class Report:
     completion_tokens: int = 0
     finish_reason: FinishReason = "length"
     execution_id: str = ""
+    first_step: int = 0  # of the execution
     steps: int = 0
     cost_micro_usdc: int = 0
 
@@ -85,15 +88,29 @@ async def generate_text(
     A lease that fails before the first token is replaced once. Raises InvalidInput, Throttled,
     ExecutionFailed and what opening a lease raises.
     """
-    for attempt in range(1, ATTEMPTS + 1):
-        async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
-            try:
-                async for piece in _generate(lease, model, options, report):
-                    yield piece
-                return
-            except ExecutionFailed:
-                if report.completion_tokens or attempt == ATTEMPTS:
-                    raise
+    began = time.monotonic()
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
+                try:
+                    async for piece in _generate(lease, model, options, report):
+                        if report.completion_tokens == 1:
+                            FIRST_TOKEN.observe(time.monotonic() - began)
+                        yield piece
+                    return
+                except ExecutionFailed:
+                    if report.completion_tokens or attempt == ATTEMPTS:
+                        raise
+    finally:
+        _add_to(pool.totals, report)
+
+
+def _add_to(totals: Totals, report: Report) -> None:
+    totals.texts += 1
+    totals.prompt_tokens += len(report.prompt)
+    totals.cached_tokens += report.cached_tokens
+    totals.completion_tokens += report.completion_tokens
+    totals.cost_micro_usdc += report.cost_micro_usdc
 
 
 async def _generate(
@@ -111,7 +128,7 @@ async def _generate(
     )
     ends = StopFilter(options.stop)
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
-    before = lease.session.steps
+    before = report.first_step = lease.session.steps
     try:
         async for token in generate_tokens(
             lease.session,

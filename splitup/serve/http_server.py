@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -16,6 +16,7 @@ from splitup.client.network import Network
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import read_in_time
+from splitup.net.metrics import Reading, count_requests
 from splitup.serve.access import Access
 from splitup.serve.answers import (
     RECEIPTS,
@@ -29,6 +30,7 @@ from splitup.serve.api_keys import ApiKey
 from splitup.serve.errors import ApiError, translate
 from splitup.serve.generation import Ended, Piece, Report, TextOptions, fill_queue, generate_text
 from splitup.serve.leases import LeaseOptions, LeasePool
+from splitup.serve.metrics import list_readings
 from splitup.serve.ollama import (
     VERSION,
     GenerateRequest,
@@ -44,6 +46,7 @@ from splitup.serve.quotes import Quotes
 from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
 from splitup.serve.response_requests import ResponseRequest
 from splitup.serve.responses import ResponseForm
+from splitup.serve.timelines import Timelines
 from splitup.serve.tools import CallParser
 
 _log = logging.getLogger("splitup.serve")
@@ -65,8 +68,11 @@ class ServedModel:
 class ApiServer:
     """Serves registered text models of one network."""
 
-    def __init__(self, net: Network, options: LeaseOptions, access: Access) -> None:
+    def __init__(
+        self, net: Network, options: LeaseOptions, access: Access, timelines: Timelines
+    ) -> None:
         self._net = net
+        self._timelines = timelines
         self._options = options
         self._access = access
         self._quotes = Quotes()
@@ -75,7 +81,7 @@ class ApiServer:
     async def add_model(self, name: str) -> None:
         """Serve a model; raise InvalidInput when there is no such text model."""
         model = await self._net.fetch_text_model(name)
-        pool = LeasePool(self._net, name, self._options)
+        pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
         self._models[name] = ServedModel(model, pool)
 
@@ -83,9 +89,15 @@ class ApiServer:
         """End all leases; they are paid for what they ran."""
         await asyncio.gather(*(served.pool.close() for served in self._models.values()))
 
+    def list_readings(self) -> Iterator[Reading]:
+        """Yield the figures that Prometheus reads."""
+        return list_readings({name: served.pool for name, served in self._models.items()})
+
     def make_app(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[count_requests, _answer_errors]
+        )
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -84,11 +84,31 @@ class _Waiter:
     lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
 
 
+@dataclass(slots=True)
+class Totals:
+    """What all texts of a model took since the server was started."""
+
+    texts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micro_usdc: int = 0
+
+
 class LeasePool:
     """The leases of one model."""
 
-    def __init__(self, net: Network, model: str, options: LeaseOptions) -> None:
+    def __init__(
+        self,
+        net: Network,
+        model: str,
+        options: LeaseOptions,
+        on_end: Callable[[Session], Awaitable[None]] | None = None,
+    ) -> None:
+        """``on_end`` is called with the session of every lease that has ended."""
+        self.totals = Totals()
         self._net = net
+        self._on_end = on_end
         self._model = model
         self._options = options
         self._idle: list[Lease] = []
@@ -110,6 +130,11 @@ class LeasePool:
     def lent(self) -> int:
         """How many leases serve a request."""
         return len(self._lent)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a lease."""
+        return len(self._waiting)
 
     def open(self) -> None:
         """Begin to keep leases warm."""
@@ -282,20 +307,22 @@ class LeasePool:
 
     def _retire(self, lease: Lease) -> None:
         self._idle.remove(lease)
-        self._start(_end(lease), f"the end of execution {lease.session.execution_id}")
+        self._start(self._end(lease), f"the end of execution {lease.session.execution_id}")
+
+    async def _end(self, lease: Lease) -> None:
+        """End the execution, which pays its steps; the market gives the rest of the price back."""
+        try:
+            await lease.stack.aclose()
+        except SplitUpError as error:
+            _log.warning("%s", error)
+        else:
+            if self._on_end is not None:
+                await self._on_end(lease.session)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _end(lease: Lease) -> None:
-    """End the execution, which pays its steps; the market gives the rest of the price back."""
-    try:
-        await lease.stack.aclose()
-    except SplitUpError as error:
-        _log.warning("%s", error)
 
 
 def _now() -> float:

@@ -47,6 +47,7 @@ OWNERS = {
         "node/splitup_node/worker/process.py",
     },
     "solcx": {"contracts"},
+    "prometheus_client": {"splitup/net/metrics.py"},
     "pyseccomp": {"splitup/sandbox"},
     "tokenizers": {"splitup/client/tokenizer.py"},
     "llguidance": {"splitup/client/grammar.py"},

@@ -35,11 +35,14 @@ def status_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = 
 def fetch_status(options: StatusOptions) -> dict[str, Any]:
     """Return what the chain and the status file say."""
     from splitup_node.config import NodeConfig
+    from splitup_node.obstacles import list_obstacles
     from splitup_node.status_file import read_status
 
     config = NodeConfig.load(options.config)
     chain = run_with_account(options.config, lambda account: account.fetch())
-    return {"chain": chain, "node": read_status(config.data_dir).to_dict()}
+    node = read_status(config.data_dir)
+    obstacles = list_obstacles(chain, node, options.config)
+    return {"chain": chain, "node": node.to_dict(), "obstacles": obstacles}
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:
@@ -55,7 +58,9 @@ def _show(config: Path, result: dict[str, Any], console: Console) -> None:
     state = "active" if chain["active"] else "not registered"
     if chain["stake_micro_usdc"] and not chain["active"]:
         state = "leaving" if chain["unbonding_at_s"] else "inactive"
-    table.add_row("stake", f"{format_usdc(chain['stake_micro_usdc'])} ({state})")
+    locked = chain["locked_micro_usdc"]
+    locks = f", {format_usdc(locked)} locked" if locked else ""
+    table.add_row("stake", f"{format_usdc(chain['stake_micro_usdc'])} ({state}{locks})")
     if chain["unbonding_at_s"]:
         left_s = max(0, chain["unbonding_at_s"] - int(time.time()))
         table.add_row("unbonding", f"{left_s} s left" if left_s else "done")
@@ -64,6 +69,8 @@ def _show(config: Path, result: dict[str, Any], console: Console) -> None:
     table.add_row("daemon", Text(node.describe(config)))
     for sentence in node.values.get("warnings", []):
         table.add_row("warning", Text(sentence))
+    for sentence in result["obstacles"]:
+        table.add_row("no work", Text(sentence))
     if node.is_running:
         for name, text in node.list_rows(time.time()):
             table.add_row(name, Text(text))

@@ -55,6 +55,7 @@ class Account:
             "address": address,
             "active": entry["active"],
             "stake_micro_usdc": entry["stake"],
+            "locked_micro_usdc": entry["locked"],
             "vram_gb": entry["vramGb"],
             "endpoint": entry["endpoint"],
             "unbonding_at_s": entry["unbondingAt"],

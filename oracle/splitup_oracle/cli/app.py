@@ -55,7 +55,7 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
 
     Required settings: rpc_url, deployment (file with the contracts' addresses), keystore,
     passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
-    listen_host (127.0.0.1), allow_loopback (false).
+    listen_host (127.0.0.1), allow_loopback (false), metrics (where Prometheus reads; none).
     """
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
 
@@ -67,7 +67,8 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     Required settings: rpc_url, deployment (file with the contracts' addresses), s3_endpoint,
     bucket, credentials (JSON with access_key and secret_key), listen_port, data_dir. Optional
     settings with their defaults: listen_host (127.0.0.1), public_url (where it listens),
-    open_models (false), open_uploads (false), upload_deposit_micro_usdc, upload_bytes_per_day.
+    metrics (where Prometheus reads; none), open_models (false), open_uploads (false),
+    upload_deposit_micro_usdc, upload_bytes_per_day.
     """
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 

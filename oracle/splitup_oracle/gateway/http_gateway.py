@@ -47,6 +47,7 @@ from splitup.net.http import (
     read_signed,
     serve_app,
 )
+from splitup.net.metrics import serve_metrics
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import recover_account
@@ -427,6 +428,7 @@ async def run_gateway(config: GatewayConfig) -> None:
     running = await start_gateway(config)
     _log.info("the storage gateway listens on %s", running.server.url)
     try:
-        await asyncio.Event().wait()
+        async with serve_metrics(config.metrics, tuple):  # the requests, which all servers count
+            await asyncio.Event().wait()
     finally:
         await running.close()

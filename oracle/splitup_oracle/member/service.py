@@ -19,6 +19,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.net.http import SignedClient, serve_app
+from splitup.net.metrics import serve_metrics
 from splitup.protocol.committee.commands import FetchManifest
 from splitup.protocol.committee.events import (
     BlockSeen,
@@ -34,6 +35,7 @@ from splitup.storage.journal import Journal
 from splitup_oracle.config import OracleConfig
 from splitup_oracle.member.chain_events import make_board_event, make_event, make_node_record
 from splitup_oracle.member.http_server import MemberServer
+from splitup_oracle.member.metrics import list_readings
 from splitup_oracle.member.shell import Member
 
 _TICK_S: Final = 0.05  # a third of the shortest stage delay
@@ -102,6 +104,9 @@ async def _serve(config: OracleConfig, stop: asyncio.Event) -> None:
         server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
         stack.push_async_callback(server.close)
         stack.push_async_callback(interface.relay.close)
+        await stack.enter_async_context(
+            serve_metrics(config.metrics, lambda: list_readings(member.get_status()))
+        )
         log.info("member %s serves on %s", member.account, server.url)
         await source.run(stop)
         log.info("member %s stops", member.account)

@@ -1,0 +1,287 @@
+// The chat: a conversation with one model, what it costs, and who computed each answer.
+import { html, type TemplateResult } from "lit";
+import { ApiError, get, stream, type Usage } from "./api";
+import { arrivalChart } from "./charts";
+import { Part } from "./element";
+import "./execution";
+import { count, ms, usdc } from "./format";
+
+type Model = { id: string; context_length: number; price_micro_usdc_per_step: number };
+type Message = {
+  role: "user" | "assistant";
+  text: string;
+  usage: Usage | null;
+  execution: string;
+  arrivals: number[]; // milliseconds after the request, one a token
+  finish: string | null;
+  error: string;
+};
+type Settings = {
+  model: string;
+  mode: "chat" | "text";
+  system: string;
+  temperature: number;
+  top_p: number;
+  max_tokens: string; // "": as many as the server allows
+  seed: string;
+};
+
+const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: "", seed: "" };
+
+export class ChatView extends Part {
+  static override properties = {
+    models: { state: true },
+    messages: { state: true },
+    settings: { state: true },
+    error: { state: true },
+    running: { state: true },
+  };
+  declare models: Model[] | null;
+  declare messages: Message[];
+  declare settings: Settings;
+  declare error: string;
+  declare running: AbortController | null;
+
+  constructor() {
+    super();
+    this.models = null;
+    this.messages = [];
+    this.settings = { ...START };
+    this.error = "";
+    this.running = null;
+  }
+
+  override connectedCallback(): void {
+    super.connectedCallback();
+    void this.load();
+  }
+
+  /** Ask which models are served; the key may have changed. */
+  async load(): Promise<void> {
+    try {
+      const list = await get<{ data: Model[] }>("/v1/models");
+      this.models = list.data;
+      this.error = "";
+      if (!list.data.some((model) => model.id === this.settings.model)) {
+        this.settings = { ...this.settings, model: list.data[0]?.id ?? "" };
+      }
+    } catch (error) {
+      this.error = String((error as Error).message);
+      if (error instanceof ApiError && error.status === 401) {
+        this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
+      }
+    }
+  }
+
+  private get price(): number {
+    return this.models?.find((model) => model.id === this.settings.model)?.price_micro_usdc_per_step ?? 0;
+  }
+
+  private get cost(): number {
+    return this.messages.reduce((sum, message) => sum + this.costOf(message), 0);
+  }
+
+  /** Return what an answer cost; while it runs, what its tokens so far cost at least. */
+  private costOf(message: Message): number {
+    return message.usage?.splitup.cost_micro_usdc ?? message.arrivals.length * this.price;
+  }
+
+  private makeBody(): [string, object] {
+    const { model, mode, system, temperature, top_p, max_tokens, seed } = this.settings;
+    const given = Object.entries({ max_tokens, seed }).filter(([, value]) => value !== "");
+    const options = {
+      model,
+      temperature,
+      top_p,
+      ...Object.fromEntries(given.map(([name, value]) => [name, Number(value)])),
+    };
+    const said = this.messages.slice(0, -1).filter((message) => !message.error);
+    if (mode === "text") {
+      return ["/v1/completions", { ...options, prompt: said.at(-1)!.text }];
+    }
+    const messages = said.map((message) => ({ role: message.role, content: message.text }));
+    if (system) messages.unshift({ role: "system" as "user", content: system });
+    return ["/v1/chat/completions", { ...options, messages }];
+  }
+
+  private async send(event: Event): Promise<void> {
+    event.preventDefault();
+    const field = this.querySelector<HTMLTextAreaElement>("#prompt")!;
+    const text = field.value;
+    if (!text.trim() || this.running) return;
+    field.value = "";
+    const empty = { usage: null, execution: "", arrivals: [], finish: null, error: "" };
+    const answer: Message = { ...empty, role: "assistant", text: "" };
+    this.messages = [...this.messages, { ...empty, role: "user", text }, answer];
+    const running = (this.running = new AbortController());
+    const began = performance.now();
+    try {
+      const [path, body] = this.makeBody();
+      for await (const delta of stream(path, body, running.signal, (id) => (answer.execution = id))) {
+        if (delta.text) answer.arrivals.push(performance.now() - began);
+        answer.text += delta.text;
+        answer.finish = delta.finish ?? answer.finish;
+        answer.usage = delta.usage ?? answer.usage;
+        this.follow();
+      }
+    } catch (error) {
+      if (running.signal.aborted) answer.finish = "stopped";
+      else answer.error = (error as Error).message;
+      if (error instanceof ApiError && error.status === 401) {
+        this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
+      }
+    } finally {
+      this.running = null;
+      this.follow();
+      field.focus();
+    }
+  }
+
+  /** Draw the text so far; stay at its end unless the reader scrolled up. */
+  private follow(): void {
+    const list = this.querySelector(".messages")!;
+    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+    this.messages = [...this.messages];
+    if (atEnd) void this.updateComplete.then(() => (list.scrollTop = list.scrollHeight));
+  }
+
+  private set<K extends keyof Settings>(name: K, value: Settings[K]): void {
+    this.settings = { ...this.settings, [name]: value };
+  }
+
+  private optionalField(name: "max_tokens" | "seed", words: string, placeholder: string): TemplateResult {
+    return html`<label>${words}
+      <input type="number" min="0" placeholder=${placeholder} .value=${this.settings[name]}
+        @change=${(event: Event) => this.set(name, (event.target as HTMLInputElement).value)}></label>`;
+  }
+
+  private numberField(name: "temperature" | "top_p", words: string, most: number, step: number): TemplateResult {
+    return html`<label>${words}
+      <input type="number" min="0" max=${most} step=${step} .value=${String(this.settings[name])}
+        @change=${(event: Event) => this.set(name, Number((event.target as HTMLInputElement).value))}></label>`;
+  }
+
+  private form(): TemplateResult {
+    const { settings } = this;
+    return html`
+      <label>Model
+        <select @change=${(event: Event) => this.set("model", (event.target as HTMLSelectElement).value)}>
+          ${this.models?.map((model) => html`<option ?selected=${model.id === settings.model} value=${model.id}>${model.id}</option>`)}
+        </select></label>
+      <label>Form
+        <select @change=${(event: Event) => this.set("mode", (event.target as HTMLSelectElement).value as Settings["mode"])}>
+          <option value="chat" ?selected=${settings.mode === "chat"}>Conversation</option>
+          <option value="text" ?selected=${settings.mode === "text"}>Continue one text</option>
+        </select></label>
+      <label class="wide">System prompt
+        <textarea rows="3" ?disabled=${settings.mode === "text"} .value=${settings.system}
+          @change=${(event: Event) => this.set("system", (event.target as HTMLTextAreaElement).value)}></textarea></label>
+      ${this.optionalField("max_tokens", "Most tokens", settings.mode === "text" ? "16" : "what fits")}
+      ${this.optionalField("seed", "Seed", "random")}
+      ${this.numberField("temperature", "Temperature", 2, 0.1)}
+      ${this.numberField("top_p", "Top p", 1, 0.05)}
+      <p class="quiet wide">${usdc(this.price)} per step</p>`;
+  }
+
+  private answer(message: Message): TemplateResult {
+    const { usage, arrivals } = message;
+    const isRunning = this.running !== null && message === this.messages.at(-1);
+    const seconds = arrivals.length > 1 ? (arrivals.at(-1)! - arrivals[0]) / 1000 : 0;
+    const speed = seconds > 0 ? `${((arrivals.length - 1) / seconds).toFixed(1)} tokens/s` : "";
+    return html`<article class="message assistant">
+      <div class="text" aria-busy=${isRunning}>${message.text.trimStart()}${isRunning ? html`<span class="cursor"></span>` : null}</div>
+      ${message.error ? html`<p class="error" role="alert">${message.error}</p>` : null}
+      <p class="facts quiet">
+        ${[
+          usage ? `${count(usage.completion_tokens)} tokens` : `${arrivals.length} tokens`,
+          `${usage ? "" : "≈ "}${usdc(this.costOf(message))}`,
+          arrivals.length ? `first after ${ms(arrivals[0])}` : "",
+          speed,
+          { length: "cut at the limit", stopped: "stopped" }[message.finish ?? ""] ?? "",
+        ]
+          .filter(Boolean)
+          .join(" · ")}
+      </p>
+      ${
+        message.execution && !isRunning
+          ? html`<details @toggle=${() => this.requestUpdate()}>
+              <summary>Who computed this?</summary>
+              ${this.proof(message)}
+            </details>`
+          : null
+      }
+    </article>`;
+  }
+
+  /** Show the execution of an answer; its parts are asked for when it is opened. */
+  private proof(message: Message): TemplateResult {
+    const usage = message.usage?.splitup;
+    const executions = usage?.executions ?? [message.execution];
+    return html`${arrivalChart(message.arrivals)}${executions.map(
+      (id, place) => html`<lazy-proof .execution=${id} .firstStep=${place ? 0 : (usage?.first_step ?? 0)}></lazy-proof>`,
+    )}`;
+  }
+
+  override render(): TemplateResult {
+    const served = this.models && !this.models.length;
+    return html`
+      <div class="chat">
+        <details class="settings" ?open=${matchMedia("(min-width: 60rem)").matches}>
+          <summary>Settings</summary><div class="form">${this.form()}</div>
+        </details>
+        <section class="talk">
+          <div class="messages" role="log" aria-label="Conversation" tabindex="0">
+            ${this.error ? html`<p class="error" role="alert">${this.error}</p>` : null}
+            ${served ? html`<p class="quiet">This key may use no model.</p>` : null}
+            ${this.messages.length ? null : html`<div class="welcome">
+              <h1>Ask the network</h1>
+              <p class="quiet">Each answer is computed by several nodes, paid from this server's account, and verified.</p></div>`}
+            ${this.messages.map((message) =>
+              message.role === "user"
+                ? html`<article class="message user"><div class="text">${message.text}</div></article>`
+                : this.answer(message),
+            )}
+          </div>
+          <form @submit=${this.send}>
+            <textarea id="prompt" rows="2" placeholder="Write a message" aria-label="Message"
+              @keydown=${(event: KeyboardEvent) => {
+                if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void this.send(event);
+              }}></textarea>
+            ${
+              this.running
+                ? html`<button type="button" class="stop" @click=${() => this.running?.abort()}>Stop</button>`
+                : html`<button type="submit" class="primary" ?disabled=${!this.settings.model}>Send</button>`
+            }
+          </form>
+          <p class="facts quiet">
+            <span>Cost so far: <output id="cost">${usdc(this.cost)}</output></span>
+            <button class="plain" ?disabled=${!this.messages.length || this.running !== null}
+              @click=${() => (this.messages = [])}>New conversation</button>
+          </p>
+        </section>
+      </div>`;
+  }
+}
+
+/** An execution that is asked for once its details are open. */
+class LazyProof extends Part {
+  static override properties = { execution: {}, firstStep: { type: Number }, isOpen: { state: true } };
+  declare execution: string;
+  declare firstStep: number;
+  declare isOpen: boolean;
+
+  override connectedCallback(): void {
+    super.connectedCallback();
+    const details = this.closest("details")!;
+    details.addEventListener("toggle", () => (this.isOpen = details.open));
+    this.isOpen = details.open;
+  }
+
+  override render(): TemplateResult | null {
+    if (!this.isOpen) return null;
+    return html`<execution-view brief .execution=${this.execution} .firstStep=${this.firstStep}></execution-view>`;
+  }
+}
+
+customElements.define("lazy-proof", LazyProof);
+customElements.define("chat-view", ChatView);

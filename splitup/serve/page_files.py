@@ -1,0 +1,119 @@
+"""The page at ``/``: its files, the rules that browsers apply to it, and who may call from one.
+
+The files are built from ``page/`` and shipped in ``splitup/serve/page``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from splitup.serve.requests import ApiError
+
+_FILES: Final = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/app.css": ("app.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types lit-html"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content_type: str
+    data: bytes
+    compressed: bytes
+    etag: str
+
+    async def reply(self, request: web.Request) -> web.Response:
+        headers = {**HEADERS, "ETag": f'"{self.etag}"', "Vary": "Accept-Encoding"}
+        if self.etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        body = self.data
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            body = self.compressed
+        return web.Response(
+            body=body, content_type=self.content_type, charset="utf-8", headers=headers
+        )
+
+
+def add_page(app: web.Application, *, has_keys: bool) -> None:
+    """Add the page's files, and refuse what other sites' pages send.
+
+    Without keys whoever reaches the server spends its money, and a page of any site can send
+    requests to this machine from the browser of who looks at it.
+    """
+    folder = files("splitup.serve") / "page"
+    for path, (name, content_type) in _FILES.items():
+        data = (folder / name).read_bytes()
+        etag = hashlib.sha256(data).hexdigest()[:32]
+        file = _File(content_type, data, gzip.compress(data, mtime=0), etag)
+        app.router.add_get(path, file.reply)
+
+    @web.middleware
+    async def refuse_other_sites(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        check_site(
+            request.headers.get("Host", ""),
+            request.headers.get("Origin"),
+            request.headers.get("Sec-Fetch-Site"),
+            is_navigation=request.method == "GET"
+            and request.headers.get("Sec-Fetch-Mode") == "navigate",
+            has_keys=has_keys,
+        )
+        return await handler(request)
+
+    app.middlewares.append(refuse_other_sites)
+
+
+def check_site(
+    host: str, origin: str | None, fetch_site: str | None, *, is_navigation: bool, has_keys: bool
+) -> None:
+    """Raise ApiError (403) for a request that a page of another site sent.
+
+    Programs send neither ``Origin`` nor ``Sec-Fetch-Site``. Without keys also a page whose name
+    was made to point to this machine (DNS rebinding) is refused: such a name is in ``Host``.
+    """
+    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    if fetch_site in ("cross-site", "same-site") and not is_navigation:
+        foreign = True
+    if foreign:
+        raise ApiError("requests from pages of other sites are refused", status=403)
+    if not has_keys and not _is_own_name(host):
+        raise ApiError(
+            f"the server has no API keys and answers to localhost and addresses only, not to "
+            f"'{host:.80}'; create a key (splitup keys new NAME) to use another name",
+            status=403,
+        )
+
+
+def _is_own_name(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost":
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""What Prometheus reads of every party of a real network, and what dashboard and alerts ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from splitup.devnet.ports import find_free_ports
+from tests.e2e.conftest import MODEL, ROOT, Network
+from tests.e2e.test_serve import run_server
+
+MONITORING = ROOT / "deploy" / "monitoring"
+PARTIES = ("node-0", "member-0", "gateway-0")
+NAME = re.compile(r"\b(?:splitup|process)_[a-z_]+\b")
+
+
+def scrape(url: str) -> dict[str, dict[str, float]]:
+    """Return the samples by name, and by labels as Prometheus writes them."""
+    with urllib.request.urlopen(url) as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain")
+        text = reply.read().decode()
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation and family.type != "unknown", family.name
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[str(sample.labels)] = sample.value
+    return found
+
+
+def find_url(network: Network, party: str) -> str:
+    log = (network.directory / "logs" / f"{party}.log").read_text()
+    return re.findall(r"metrics: (http://127\.0\.0\.1:[0-9]+/metrics)", log)[-1]
+
+
+def list_secrets(directory: Path) -> list[str]:
+    return [path.read_text().strip() for path in directory.glob("*/passphrase")]
+
+
+def test_every_party_is_measured_and_dashboard_and_alerts_ask_for_what_there_is(
+    network: Network,
+) -> None:
+    parties = {
+        name: scrape(find_url(network, name)) for name in ("node-0", "member-0", "gateway-0")
+    }
+    node, member, gateway = parties.values()
+    assert node["splitup_node_tasks_loaded"]["{}"] > 0
+    assert 0 < node["splitup_node_memory_used_bytes"]["{}"]
+    assert member["splitup_member_nodes_live"]["{}"] == network.nodes
+    assert member["splitup_member_has_group_key"]["{}"] == 1
+    assert any("/v1/model" in labels for labels in gateway["splitup_http_requests_total"])
+
+    [port] = find_free_ports(1)
+    url = f"http://127.0.0.1:{port}/metrics"
+    with run_server(network, "--metrics", f"127.0.0.1:{port}") as api:
+        body = {"model": MODEL, "prompt": "library for", "max_tokens": 5, "temperature": 2}
+        request = urllib.request.Request(
+            f"{api}/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request).read()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{api}/nothing")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(url.replace(str(port), api.split(":")[2].split("/")[0]))
+        serve = scrape(url)
+    model = str({"model": MODEL})
+    assert serve["splitup_serve_texts_total"][model] == 1
+    assert 1 <= serve["splitup_serve_completion_tokens_total"][model] <= 5
+    assert serve["splitup_serve_cost_usdc_total"][model] > 0
+    assert serve["splitup_serve_first_token_seconds_count"]["{}"] == 1
+    requests = serve["splitup_http_requests_total"]
+    assert requests[str({"method": "POST", "route": "/v1/completions", "status": "200"})] == 1
+    assert requests[str({"method": "GET", "route": "unknown", "status": "404"})] == 2
+
+    known = {name for samples in (*parties.values(), serve) for name in samples}
+    rules = [(MONITORING / "alerts.yml").read_text()]
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    rules += [query["expr"] for panel in dashboard["panels"] for query in panel.get("targets", ())]
+    asked = {name for rule in rules for name in NAME.findall(rule)}
+    assert asked and asked <= known, asked - known
+    ours = {name for name in known if name.startswith("splitup_")}
+    assert all(re.fullmatch(r"splitup_(node|member|serve|http)_[a-z_]+", name) for name in ours)
+
+
+def test_no_secret_is_shown(network: Network) -> None:
+    secrets = list_secrets(network.directory)
+    assert secrets
+    for party in PARTIES:
+        with urllib.request.urlopen(find_url(network, party)) as reply:
+            text = reply.read().decode()
+        assert not [secret for secret in secrets if secret in text]
+        assert not re.search(r"0x[0-9a-f]{40}", text), "no account, no key"
