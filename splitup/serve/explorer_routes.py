@@ -17,7 +17,7 @@ from splitup.explorer.event_index import EventIndex, Place
 from splitup.explorer.follower import Follower
 from splitup.explorer.views import Explorer
 from splitup.serve.access import Access
-from splitup.serve.requests import ApiError
+from splitup.serve.errors import ApiError
 from splitup.serve.timelines import Timelines
 
 MOST_AT_ONCE: Final = 4  # so that pages leave the server's threads to texts

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from splitup.serve.requests import ApiError
+from splitup.serve.errors import ApiError
 
 _FILES: Final = {
     "/": ("index.html", "text/html"),

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from splitup.net.http import serve_app
+from splitup.serve.errors import ApiError
 from splitup.serve.page_files import HEADERS, add_page, check_site
-from splitup.serve.requests import ApiError
 from tests.page_build import PAGE, run_node
 
 SHIPPED = Path(__file__).resolve().parents[2] / "splitup" / "serve" / "page"
