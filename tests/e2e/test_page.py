@@ -60,6 +60,7 @@ def url(network: Network, hostile_model: None) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser(url: str) -> Iterator[Browser]:
+    expect.set_options(timeout=HANG_S * 1_000)
     with sync_playwright() as play:
         browser = play.chromium.launch(
             executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
@@ -95,7 +96,7 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     page.get_by_label("Temperature").fill("2")  # at which hardly a text ends by itself
     page.get_by_label("Seed").fill("7")
     ask(page, f"library for {HOSTILE}", 48)
-    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=HANG_S * 1_000)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
     lengths = page.evaluate("window.lengths")
     assert len(set(lengths)) >= 5 and lengths == sorted(lengths), "the text grew token by token"
     expect(page.locator(".user .text")).to_have_text(f"library for {HOSTILE}")
@@ -105,10 +106,8 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     expect(page.locator("plan-view .badge")).to_have_text("checked")
     expect(page.locator("plan-view tbody tr")).not_to_have_count(0)
     # the lease is used up, so its execution ends: times, verdicts and payments follow
-    expect(page.locator("timeline-view .bar")).not_to_have_count(0, timeout=HANG_S * 1_000)
-    expect(page.locator("verification-view tbody .badge").first).to_have_text(
-        "honest", timeout=HANG_S * 1_000
-    )
+    expect(page.locator("timeline-view .bar")).not_to_have_count(0)
+    expect(page.locator("verification-view tbody .badge").first).to_have_text("honest")
     expect(page.get_by_text("Committee's fee")).to_be_visible()
 
     execution = page.locator("execution-view a[href^='#/executions/']").get_attribute("title")
