@@ -150,9 +150,9 @@ def test_strangers_words_are_shown_as_text(page: Page, url: str) -> None:
     ("path", "status"),
     [
         ("executions/0x12", 400),
-        (f"executions/{HOSTILE_ID}", 404),
-        (f"executions/{HOSTILE_ID}/plan", 404),
-        (f"executions/{HOSTILE_ID}/verification", 404),
+        (f"executions/0x{'77' * 32}", 404),
+        (f"executions/0x{'77' * 32}/plan", 404),
+        (f"executions/0x{'77' * 32}/verification", 404),
         (f"models/0x{'77' * 32}", 404),
         ("models/%00", 404),
         (f"accounts/0x{'77' * 20}", 404),
