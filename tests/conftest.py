@@ -18,15 +18,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS: Final = Path(__file__).parent
-# Files that share one network, started once per process: half of them here, half there. Seven
-# members have their own, later: to start three at once takes three times as long.
+# Files that share one network, started once per process: half of them here, half there. Devices and
+# seven members have their own, in turn: to start three at once takes three times as long.
 TOGETHER: Final = {
+    "tests/e2e/test_devices.py": "faults",
     "tests/e2e/test_failover.py": "faults",
     "tests/e2e/test_gateways.py": "faults",
     "tests/e2e/test_seven_members.py": "faults",
+    "tests/e2e/test_metrics.py": "market",
     "tests/e2e/test_network.py": "market",
+    "tests/e2e/test_page.py": "market",
     "tests/e2e/test_private.py": "market",
     "tests/e2e/test_serve.py": "market",
+    "tests/e2e/test_serve_formats.py": "market",
     "tests/e2e/test_unfaithful.py": "market",
 }
 # What takes longest, longest first: begun last, it would run when the others have nothing left.

@@ -232,7 +232,7 @@ def wait_for(condition: Any, describe: Any = lambda: "") -> None:
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network = Network(tmp_path_factory.mktemp("e2e") / "net")
     try:

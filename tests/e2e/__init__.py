@@ -1,0 +1,1 @@
+"""Whole networks of real processes; those that share one are together in one process."""
