@@ -23,7 +23,13 @@ from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
 from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
-from splitup.devnet.state import DevnetState, make_directory, read_runtime, read_supervisor
+from splitup.devnet.state import (
+    DevnetState,
+    is_ready,
+    make_directory,
+    read_runtime,
+    read_supervisor,
+)
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 
@@ -99,7 +105,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             start_new_session=True,
         )
     began = time.monotonic()
-    while not (read_supervisor(directory) == process.pid and read_runtime(directory).ready):
+    while not is_ready(directory, process.pid):
         if process.poll() is not None:
             said = read_tail(log, start=start)
             mistake = said.rpartition("error: ")[2] if process.returncode == 2 else ""

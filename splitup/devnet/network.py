@@ -328,7 +328,7 @@ class Devnet:
         if self._objects is not None:
             log = self._objects.data_dir / "weed.log"
             processes.append(RunningProcess("objects", self._objects.pid, str(log)))
-        write_runtime(self.directory, Runtime(ready, tuple(processes)))
+        write_runtime(self.directory, Runtime(ready, tuple(processes), os.getpid()))
 
     def _log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"

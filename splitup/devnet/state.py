@@ -192,10 +192,11 @@ def read_supervisor(directory: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The supervisor's notes about its processes; valid while the directory's lock is held."""
+    """The notes of a supervisor about its processes; valid while it holds the directory's lock."""
 
     ready: bool
     processes: tuple[RunningProcess, ...]
+    supervisor: int = 0  # process id of the writer: an earlier one's notes may be there still
 
 
 def write_runtime(directory: Path, runtime: Runtime) -> None:
@@ -210,9 +211,19 @@ def read_runtime(directory: Path) -> Runtime:
         rows = [
             RunningProcess(str(r["name"]), int(r["pid"]), str(r["log"])) for r in value["processes"]
         ]
-        return Runtime(bool(value["ready"]), tuple(rows))
+        return Runtime(bool(value["ready"]), tuple(rows), int(value["supervisor"]))
     except (OSError, ValueError, KeyError, TypeError):
         return Runtime(False, ())
+
+
+def is_ready(directory: Path, supervisor: int) -> bool:
+    """Return whether the network that this process runs is ready."""
+    runtime = read_runtime(directory)
+    return (
+        runtime.ready
+        and runtime.supervisor == supervisor
+        and read_supervisor(directory) == supervisor
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -20,6 +20,7 @@ from splitup.devnet.state import (
     Lock,
     RunningProcess,
     Runtime,
+    is_ready,
     read_runtime,
     read_supervisor,
     write_runtime,
@@ -132,9 +133,20 @@ def test_only_one_supervisor_at_a_time(tmp_path: Path) -> None:
     assert read_supervisor(tmp_path) is None
 
 
+def test_a_network_is_not_ready_by_the_notes_of_an_earlier_supervisor(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    lock.acquire()
+    write_runtime(tmp_path, Runtime(True, (), os.getpid() + 1))  # it was killed
+    assert not is_ready(tmp_path, os.getpid())
+    write_runtime(tmp_path, Runtime(True, (), os.getpid()))
+    assert is_ready(tmp_path, os.getpid())
+    lock.release()
+    assert not is_ready(tmp_path, os.getpid())
+
+
 def test_runtime_survives_and_damage_is_nothing(tmp_path: Path) -> None:
     assert read_runtime(tmp_path) == Runtime(False, ())
-    runtime = Runtime(True, (RunningProcess("chain", 5, "/x"),))
+    runtime = Runtime(True, (RunningProcess("chain", 5, "/x"),), 7)
     write_runtime(tmp_path, runtime)
     assert read_runtime(tmp_path) == runtime
     (tmp_path / "runtime.json").write_text("{")

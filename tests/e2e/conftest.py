@@ -23,7 +23,7 @@ from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.crypto.keystore import load_identity
 from splitup.devnet.processes import find_program, read_tail
-from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
+from splitup.devnet.state import DevnetState, is_ready, read_runtime
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 from tests.builders import HANG_S
@@ -97,8 +97,7 @@ class Network:
     def is_ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.describe()
-        ours = read_supervisor(self.directory) == self.process.pid
-        return ours and read_runtime(self.directory).ready
+        return is_ready(self.directory, self.process.pid)
 
     def stop(self) -> int:
         """Ask it to stop; return its exit code."""
