@@ -18,15 +18,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS: Final = Path(__file__).parent
-# Files that share one network, started once per process: half of them here, half there. Devices and
-# seven members have their own, in turn: to start three at once takes three times as long.
+# Files that share one network, started once per process: half of them here, half there, in this
+# order. Devices and seven members have their own, in turn: to start three at once takes three times
+# as long.
 TOGETHER: Final = {
     "tests/e2e/test_devices.py": "faults",
     "tests/e2e/test_failover.py": "faults",
     "tests/e2e/test_gateways.py": "faults",
-    "tests/e2e/test_metrics.py": "faults",
     "tests/e2e/test_seven_members.py": "faults",
     "tests/e2e/test_network.py": "market",
+    "tests/e2e/test_metrics.py": "market",
     "tests/e2e/test_page.py": "market",
     "tests/e2e/test_private.py": "market",
     "tests/e2e/test_serve.py": "market",
@@ -61,10 +62,14 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {folder: place for place, folder in enumerate(FIRST)}
 
-    def get_place(item: pytest.Item) -> int:
-        return places.get(item.path.relative_to(TESTS).parts[0], len(places))
+    files = {file: place for place, file in enumerate(TOGETHER)}
 
-    items.sort(key=get_place)  # stable: the order within a folder stays
+    def get_place(item: pytest.Item) -> tuple[int, int]:
+        path = item.path.relative_to(TESTS)
+        place = places.get(path.parts[0], len(places))
+        return place, files.get(f"tests/{path.as_posix()}", len(files))
+
+    items.sort(key=get_place)  # stable: otherwise the order within a folder stays
 
 
 @pytest.hookimpl(optionalhook=True)
