@@ -160,8 +160,10 @@ MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
 MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
 VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is replaced after this …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
-# A reveal needs no computing, but its node may have to start again, and members may be busy.
-REVEAL_S: Final = 30.0
+# A reveal needs no computing, but members may be busy, and a node may have to start again. Validators
+# come first: who of them is silent belongs to the settlement of an executor that withholds.
+VALIDATOR_REVEAL_S: Final = 20.0
+EXECUTOR_REVEAL_S: Final = 30.0
 # Validators of a task who together hold less than this share of all stake may be one coalition:
 # then a member recomputes some of what they confirm. Where they hold more, a coalition with 30 % of
 # all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.

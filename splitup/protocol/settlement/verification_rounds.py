@@ -104,7 +104,7 @@ class VerificationRounds:
             silent += [
                 Silence(node=node, task=None)
                 for node in sorted(set(verification.executors) - verification.completions.keys())
-                if now - due_at >= limits.REVEAL_S
+                if now - due_at >= limits.EXECUTOR_REVEAL_S
             ]
             silent += [
                 Silence(node=validator, task=task)

@@ -118,7 +118,7 @@ def test_an_answer_that_is_not_what_was_committed_to_is_silence() -> None:
     check.add(answer(0, GOOD), attestations)
     check.advance(attestations, commit(), 0.0, 0.0)
     assert check.get_heard(attestations) == []
-    check.advance(attestations, commit(), 0.0, limits.REVEAL_S)
+    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
     assert check.is_overdue(attestations, VALIDATORS[0])
     assert asked(check) == VALIDATORS[:2]
     attest(attestations, silent=(Silence(node=VALIDATORS[0], task=TASK),))
@@ -130,7 +130,7 @@ def test_who_has_committed_may_not_back_out_with_an_excuse() -> None:
     attest(attestations, answer(0))
     check.add(answer(0, error="oops"), attestations)
     check.advance(attestations, commit(), 0.0, 0.0)
-    check.advance(attestations, commit(), 0.0, limits.REVEAL_S)
+    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
     assert check.is_overdue(attestations, VALIDATORS[0])
 
 
@@ -177,7 +177,7 @@ def test_all_fixed_answers_are_waited_for() -> None:
     check.add(answer(0), attestations)
     check.advance(attestations, commit(), 20.0, 20.0)
     assert not check.is_heard(attestations, commit())
-    check.advance(attestations, commit(), 20.0, 20.0 + limits.REVEAL_S)
+    check.advance(attestations, commit(), 20.0, 20.0 + limits.VALIDATOR_REVEAL_S)
     assert check.is_heard(attestations, commit())
 
 

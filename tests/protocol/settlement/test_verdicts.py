@@ -83,7 +83,7 @@ def test_a_crashed_executor_that_comes_back_in_time_loses_nothing() -> None:
     execution_id = simulation.request()
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
     executor = next(iter(simulation.certificates[execution_id].values())).plan.executors()[0]
-    simulation.pause(executor, limits.REVEAL_S / 2)
+    simulation.pause(executor, limits.EXECUTOR_REVEAL_S / 2)
     settle(simulation, execution_id, within_s=120)
     assert get_slashes(simulation, execution_id) == {}
     assert executor in {p.to for p in simulation.chain.settlements[execution_id].payments}
