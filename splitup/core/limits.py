@@ -160,8 +160,8 @@ MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
 MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
 VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is replaced after this …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
-# A reveal needs no computing, but members may be busy, and a node may have to start again. Validators
-# come first: who of them is silent belongs to the settlement of an executor that withholds.
+# A reveal needs no computing, but members may be busy, and a node may have to start again.
+# Validators come first: who of them is silent belongs to the settlement of executors that withhold.
 VALIDATOR_REVEAL_S: Final = 20.0
 EXECUTOR_REVEAL_S: Final = 30.0
 # Validators of a task who together hold less than this share of all stake may be one coalition:

@@ -92,7 +92,9 @@ class TaskCheck:
                 late = now - asked_at >= silence_s
             else:
                 fixed_at = self.fixed_at.setdefault(validator, now)
-                late = due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S
+                late = (
+                    due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S
+                )
             if late and self._get_answer(attestations, validator) is None:
                 self.given_up.add(validator)
         wanted = 1
