@@ -31,6 +31,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return compute_reference(tmp_path_factory.mktemp("uncut"), make_inputs(STEPS)).tobytes()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def honest_again(network: Network) -> Iterator[None]:
+    """Leave a network behind in which all nodes serve."""
+    yield
+    wait_for(lambda: all(map(network.is_replaced, network.replacements)), network.describe)
+    network.wait_for_all()
+
+
 @contextmanager
 def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str]]:
     """Run dishonest programs with the keys of some nodes; yield all nodes' names by address."""
