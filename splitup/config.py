@@ -84,9 +84,7 @@ class NetworkConfig(BaseModel):
     @property
     def cache_directory(self) -> Path:
         """Return the directory of cached tasks and weights, by default that of the XDG standard."""
-        return self.cache or (
-            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitup"
-        )
+        return self.cache or find_cache_directory()
 
     def load_user(self) -> Identity:
         """Open the user's key file; raise ConfigurationError when there is none or it is bad."""
@@ -185,3 +183,8 @@ def _explain(error: ValidationError, path: Path | None) -> ConfigurationError:
         f"network setting '{name}' is not usable: {first['msg']}; "
         f"correct it in {file}, in SPLITUP_{name.upper()} or on the command line"
     )
+
+
+def find_cache_directory() -> Path:
+    """Return this user's directory of what can be made again (XDG Base Directory standard)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitup"

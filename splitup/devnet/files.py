@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup.config import NETWORK_FILE
+from splitup.config import NETWORK_FILE, find_cache_directory
 from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
 from splitup.devnet.s3_server import ObjectServer
 from splitup.devnet.state import DevnetState, write_json
@@ -119,7 +119,7 @@ def write_node_file(layout: Layout, index: int) -> Path:
             "vram": f"{layout.state.vram_bytes}B",
             # tinygrad reads the device from this variable
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
-            "kernel_cache": str(layout.directory / "kernel-cache"),
+            "kernel_cache": str(find_cache_directory() / "kernels"),  # the next network starts warm
             "metrics": _METRICS,
             "allow_loopback": True,
         },

@@ -451,7 +451,8 @@ class Simulation:
                 self.chain.settlements[command.execution_id] = command.settlement
                 for exposures in self.chain.exposures[command.execution_id]:
                     self.chain.locked.subtract(dict(exposures))
-                self.emit(ev.ExecutionEnded(command.execution_id))
+                root = command.settlement.evidence_root
+                self.emit(ev.ExecutionEnded(command.execution_id, root))
 
     def _check_slashes(self, command: cmd.SubmitSettlement) -> None:
         """Fail unless the contract would take all that the settlement asks for."""

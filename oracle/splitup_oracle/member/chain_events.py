@@ -76,7 +76,9 @@ def make_event(
                 block_hash=event.block_hash,
                 exposures=tuple(unpack_word(word) for word in args["exposures"]),
             )
-        case "Settled" | "Refunded":
+        case "Settled":
+            return ExecutionEnded(args["executionId"], args["evidenceRoot"])
+        case "Refunded":
             return ExecutionEnded(args["executionId"])
         case "SnapshotAccepted":
             return SnapshotAccepted(args["configuration"], args["sequence"], args["root"])

@@ -12,7 +12,6 @@ from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.settlement.evidence import compute_evidence_root
-from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
 
 PATIENCE_S: Final = 5.0  # a member looks at its chain many times in this time
 _PAUSE_S: Final = 0.1
@@ -24,11 +23,7 @@ def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeVie
         raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
     if evidence.draw.steps != receipt.steps:
         raise PeerFault(f"{receipt.execution_id} was settled for other steps than were drawn")
-    verdicts = [
-        Verdict(entry.task, Outcome(entry.outcome), entry.validators, entry.liars, entry.silent)
-        for entry in evidence.verdicts
-    ]
-    if compute_evidence_root(evidence.draw, verdicts) != receipt.evidence_root:
+    if compute_evidence_root(evidence) != receipt.evidence_root:
         raise PeerFault(f"the evidence of {receipt.execution_id} is not what the chain holds")
     check_draw(evidence.draw, committee)
 

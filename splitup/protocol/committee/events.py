@@ -94,9 +94,10 @@ class ExecutionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionEnded:
-    """Settled or refunded."""
+    """Settled or refunded; a settlement names the root of the evidence that it rests on."""
 
     execution_id: str
+    evidence_root: str = ""
 
 
 RevertibleEvent = (

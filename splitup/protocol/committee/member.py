@@ -237,7 +237,7 @@ class CommitteeMember:
                 self._snapshots.nodes.process_committed(event.execution_id)
                 return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
-                return self._end(event.execution_id)
+                return self._end(event.execution_id, event.evidence_root)
             case SnapshotAccepted():
                 return self._snapshots.process_accepted(
                     event.configuration, event.sequence, event.root, now
@@ -399,8 +399,8 @@ class CommitteeMember:
             case _ as never:
                 assert_never(never)
 
-    def _end(self, execution_id: str) -> list[Command]:
-        self._settlements.process_end(execution_id)
+    def _end(self, execution_id: str, evidence_root: str = "") -> list[Command]:
+        self._settlements.process_end(execution_id, evidence_root)
         self._snapshots.nodes.process_end(execution_id)
         return self._plans.process_end(execution_id)
 

@@ -10,20 +10,20 @@ from splitup.messages.verification import Draw, Evidence, TaskVerdict
 from splitup.protocol.settlement.proof_of_sampling import SettlementTerms, Verdict
 
 
-def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
+def compute_evidence_root(evidence: Evidence) -> str:
     """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
     value = {
-        "draw": draw.signature,
+        "draw": evidence.draw.signature,
         "verdicts": [
             {
                 "close": verdict.close,
                 "liars": list(verdict.liars),
-                "outcome": verdict.outcome.value,
+                "outcome": verdict.outcome,
                 "silent": list(verdict.silent),
                 "task": verdict.task,
                 "validators": list(verdict.validators),
             }
-            for verdict in verdicts
+            for verdict in evidence.verdicts
         ],
     }
     return "0x" + compute_digest(b"splitup/evidence/v3\0" + encode_canonical(value))

@@ -13,7 +13,11 @@ from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSett
 from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
 from splitup.protocol.settlement import settlement_transitions as transitions
-from splitup.protocol.settlement.evidence import compute_evidence_root, make_settlement
+from splitup.protocol.settlement.evidence import (
+    compute_evidence_root,
+    make_evidence,
+    make_settlement,
+)
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_settlement
 from splitup.protocol.settlement.settlement_state import (
     OwnProposal,
@@ -21,7 +25,6 @@ from splitup.protocol.settlement.settlement_state import (
     SettlementState,
     Verifying,
 )
-from splitup.protocol.settlement.verification_state import Verification
 
 
 class Proposals:
@@ -41,7 +44,7 @@ class Proposals:
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
-        settlement = self._compute(state, phase.verification)
+        settlement = self._compute(state, phase)
         settlement_hash = quorum.settlement_hash(settlement)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
@@ -114,7 +117,9 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _compute(self, state: SettlementState, verification: Verification) -> quorum.Settlement:
+    def _compute(self, state: SettlementState, phase: Proposing) -> quorum.Settlement:
+        """Return the settlement that follows from the evidence so far, which is kept."""
+        verification = phase.verification
         verdicts = verification.list_verdicts()
         executors = verification.executors
         terms = compute_settlement(
@@ -127,7 +132,12 @@ class Proposals:
             executors,
             state.chain.get_locked(),
         )
-        return make_settlement(terms, compute_evidence_root(verification.draw, verdicts))
+        evidence = make_evidence(verification.draw, verdicts)
+        root = compute_evidence_root(evidence)
+        phase.evidence[root] = evidence
+        while len(phase.evidence) > limits.MAX_SETTLEMENT_ROUNDS:
+            del phase.evidence[next(iter(phase.evidence))]
+        return make_settlement(terms, root)
 
     def process_signature(
         self, state: SettlementState, sender: str, message: SettlementSignature

@@ -44,7 +44,6 @@ from splitup.protocol.settlement.attestations import Attestations, check_attesta
 from splitup.protocol.settlement.chain_commitments import check_committed, check_revealed
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
-from splitup.protocol.settlement.evidence import make_evidence
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Planned, Requested, SettlementState
@@ -162,8 +161,11 @@ class SettlementAgreement:
         if rested:
             transitions.move(state, transitions.CommitmentsReverted())
 
-    def process_end(self, execution_id: str) -> None:
-        """Drop an execution that is settled, refunded or expired; what we signed stays recorded."""
+    def process_end(self, execution_id: str, evidence_root: str = "") -> None:
+        """Drop an execution that is settled, refunded or expired; what we signed stays recorded.
+
+        ``evidence_root`` is the chain's, "" unless the execution was settled.
+        """
         state = self._states.pop(execution_id, None)
         self._reverted.pop(execution_id, None)
         if state is None:
@@ -171,9 +173,8 @@ class SettlementAgreement:
         self._ended[execution_id] = None
         while len(self._ended) > tuning.MAX_OPEN_EXECUTIONS:
             self._ended.popitem(last=False)
-        verification = state.verification
-        if verification is not None:
-            evidence = make_evidence(verification.draw, verification.list_verdicts())
+        evidence = state.find_evidence(evidence_root)
+        if evidence is not None:
             self._evidence[execution_id] = evidence
             while len(self._evidence) > tuning.MAX_KEPT_EVIDENCE:
                 self._evidence.pop(next(iter(self._evidence)))

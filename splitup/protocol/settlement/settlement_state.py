@@ -19,7 +19,7 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
+from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
@@ -33,6 +33,7 @@ from splitup.protocol.settlement.chain_commitments import (
     make_basis,
     rests_on,
 )
+from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposures
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
@@ -96,6 +97,7 @@ class Proposing:
     verification: Verification
     propose_at: float
     own: OwnProposal | None = None  # once it was our turn
+    evidence: dict[str, Evidence] = field(default_factory=dict)  # by root: late answers change it
 
 
 Phase = Requested | Planned | Committing | Drawing | Verifying | Proposing
@@ -312,6 +314,15 @@ class SettlementState:
             if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):
                 return executors
         return None
+
+    def find_evidence(self, root: str) -> Evidence | None:
+        """Return the evidence of this root; None if we never held it."""
+        if isinstance(self.phase, Proposing) and root in self.phase.evidence:
+            return self.phase.evidence[root]
+        if self.verification is None:
+            return None
+        evidence = make_evidence(self.verification.draw, self.verification.list_verdicts())
+        return evidence if compute_evidence_root(evidence) == root else None
 
     def add_end(self, signed: SignedEnd) -> None:
         """Keep the client's number of steps; ignored once there is a draw, which fixes it.

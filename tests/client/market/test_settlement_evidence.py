@@ -12,7 +12,7 @@ from splitup.client.outcome import Receipt
 from splitup.core.errors import Unavailable
 from splitup.crypto import bls
 from splitup.crypto.quorum import Domain
-from splitup.messages.verification import Draw, Evidence
+from splitup.messages.verification import Draw, Evidence, TaskVerdict
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
@@ -36,7 +36,16 @@ EVIDENCE = Evidence(
         signature=SIGNATURE,
         seed=bls.compute_seed(SIGNATURE),
     ),
-    verdicts=(),
+    verdicts=(
+        TaskVerdict(
+            task=0,
+            outcome="lied",
+            validators=(address(1),),
+            liars=(address(2),),
+            silent=(address(3),),
+            close=True,
+        ),
+    ),
 )
 RECEIPT = Receipt(
     execution_id=ID,
@@ -47,7 +56,7 @@ RECEIPT = Receipt(
     paid_micro_usdc=0,
     fee_micro_usdc=0,
     refunded_micro_usdc=0,
-    evidence_root=compute_evidence_root(EVIDENCE.draw, []),
+    evidence_root=compute_evidence_root(EVIDENCE),
     block_number=1,
     transaction="0x",
 )

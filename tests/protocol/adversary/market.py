@@ -184,7 +184,7 @@ class Market:
         for payment in settlement.payments:
             self.balances[payment.to] += payment.amount_micro_usdc
         self._release(record)
-        self._emit(ev.ExecutionEnded(command.execution_id))
+        self._emit(ev.ExecutionEnded(command.execution_id, settlement.evidence_root))
 
     def _require(self, execution_id: str, status: str) -> Record:
         record = self.records.get(execution_id)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from splitup.core import limits
 from splitup.graph.compare import Tolerance
 from splitup.protocol.committee import events as ev
+from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
 from tests.builders import FOREIGN_CLASS, make_chain_manifest, make_diamond_manifest
 from tests.protocol.simulator import (
@@ -179,6 +181,34 @@ def test_two_colluding_validators_cannot_convict() -> None:
     assert len(slashes) == MAX_JUDGES and plan.executors()[0] not in slashes
     paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
     assert paid == {plan.executors()[0]}
+
+
+def test_members_keep_the_evidence_that_they_signed_though_a_verdict_changes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
+    emit = simulation.emit
+
+    def change_verdicts(event: ev.Event) -> None:
+        """As when it turns out, before the settlement's block, that a validator stays silent."""
+        if isinstance(event, ev.ExecutionEnded):
+            for member in simulation.members.values():
+                verification = member._settlements._states[event.execution_id].verification
+                assert verification is not None
+                for task, verdict in verification.verdicts.items():
+                    silent = (simulation.nodes[0].address,)
+                    verification.verdicts[task] = replace(verdict, silent=silent)
+        emit(event)
+
+    monkeypatch.setattr(simulation, "emit", change_verdicts)
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    simulation.run(1.0)
+    root = simulation.chain.settlements[execution_id].evidence_root
+    found = [member.find_evidence(execution_id) for member in simulation.members.values()]
+    kept = [evidence for evidence in found if evidence is not None]
+    assert len(kept) >= 3
+    assert {compute_evidence_root(one) for one in kept} == {root}
 
 
 def test_where_members_cannot_recompute_nobody_loses_stake_and_the_outvoted_no_pay() -> None:
