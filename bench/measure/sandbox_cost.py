@@ -1,12 +1,15 @@
 """What the worker's sandbox costs: steps of one task in a confined and in an unconfined worker.
 
 ``python -m bench.measure.sandbox_cost`` alternates between the two, so that both see the same
-machine, and prints the ratio of their lower quartiles, which other load disturbs least.
+machine, and prints the ratio of their lower quartiles, which other load disturbs least. Both
+workers stay on one core and this process on another: between which cores a step and its answer go
+changes more than what is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -46,6 +49,7 @@ async def measure(size: int) -> tuple[float, float]:
             programs = []
             for worker in workers:
                 await worker.start()
+                _stay_on(worker.pid, 1)
                 programs.append((await worker.load(path, None))["program"])
             for round_ in range(ROUNDS):
                 order = (0, 1) if round_ % 2 else (1, 0)
@@ -61,6 +65,12 @@ async def measure(size: int) -> tuple[float, float]:
     return confined, unconfined
 
 
+def _stay_on(pid: int | None, core: int) -> None:
+    assert pid is not None
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
 async def _step(worker: Supervisor, program: int, size: int) -> None:
     answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
     worker.run(RunRequest(1, program, [np.zeros(size, np.float32).tobytes()]), answer.set_result)
@@ -68,6 +78,7 @@ async def _step(worker: Supervisor, program: int, size: int) -> None:
 
 
 def main() -> None:
+    _stay_on(os.getpid(), 0)
     for size in SIZES:
         confined, unconfined = asyncio.run(measure(size))
         print(
