@@ -20,6 +20,7 @@ from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError
 from splitup.messages.base import EndpointField
+from splitup.messages.network import RpcUrlField
 
 if TYPE_CHECKING:
     from splitup.crypto.keys import Identity
@@ -28,8 +29,6 @@ HOME_VARIABLE: Final = "SPLITUP_HOME"
 DEFAULT_HOME: Final = Path(".splitup")
 NETWORK_FILE: Final = "network.json"
 NODE_STATUS_FILE: Final = "status.json"  # in a node's data directory
-
-RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=2048)]
 
 
 def _split_commas(value: object) -> object:

@@ -7,9 +7,10 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
+from splitup.config import GatewayUrlsField, load_toml
 from splitup.core import tuning
 from splitup.messages.base import EndpointField
+from splitup.messages.network import RpcUrlField
 from splitup.net.metrics import MetricsField
 
 _ADVICE: Final = "give another one with --config"
@@ -58,6 +59,10 @@ class GatewayConfig(BaseModel):
     public_url: EndpointField | Annotated[str, Field(max_length=0)] = ""
     data_dir: Path  # holds audit.jsonl
     metrics: MetricsField = ""  # where Prometheus reads, "127.0.0.1:9464"
+    # what those who join are told (GET /v1/network): the network's gateways, () for this one alone,
+    # and an RPC endpoint, "" if they bring their own: rpc_url may hold a key, and is never told
+    join_gateway_urls: GatewayUrlsField | Annotated[tuple[str, ...], Field(max_length=0)] = ()
+    join_rpc_url: RpcUrlField | Annotated[str, Field(max_length=0)] = ""
     open_models: bool = False  # whether keys that no active node holds may read models
     open_uploads: bool = False  # whether keys without deposit or stake may upload models
     upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000

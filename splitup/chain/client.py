@@ -289,6 +289,21 @@ class Chain:
         block = await self._rpc.request("eth_getBlockByHash", block_hash, False)
         return None if block is None else int(block["timestamp"], 16)
 
+    async def find_block(self, time_s: int) -> int:
+        """Return the number of the first block at or after a time (Unix seconds).
+
+        That is the block behind the head when all are earlier. Raises ChainUnavailable.
+        """
+        low, high = 0, int((await self._fetch_block("latest"))["number"], 16) + 1
+        while low < high:
+            middle = (low + high) // 2
+            block = await self._fetch_block(hex(middle))
+            if int(block["timestamp"], 16) < time_s:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     async def _look(self, trail: Trail, confirmations: int) -> _Told | _Forked | None:
         """Read the next range of blocks; None when there is no new one."""
         last = trail.checkpoints[0]

@@ -7,30 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from web3.utils.address import get_create_address
 
 from splitup.chain.abi import ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
-
-_ADDRESS = Field(pattern=r"^0x[0-9a-f]{40}$")
-
-
-class _DeploymentFile(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    chain_id: int = Field(ge=1)
-    genesis_hash: str = Field(pattern=r"^0x[0-9a-f]{64}$")
-    usdc: str = _ADDRESS
-    committee: str = _ADDRESS
-    bonds: str = _ADDRESS
-    nodes: str = _ADDRESS
-    models: str = _ADDRESS
-    market: str = _ADDRESS
-    confirmations: int = Field(0, ge=0, le=limits.MAX_CONFIRMATIONS)
+from splitup.messages.network import DeployedContracts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class Deployment:
     def load(cls, path: Path) -> Self:
         """Read a deployment; raise ConfigurationError when it is missing or damaged."""
         try:
-            fields = _DeploymentFile.model_validate_json(path.read_bytes())
+            contracts = DeployedContracts.model_validate_json(path.read_bytes())
         except OSError as error:
             raise ConfigurationError(
                 f"the deployment file {path} cannot be read ({error.strerror}); "
@@ -78,7 +63,16 @@ class Deployment:
                 f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
                 f"{first['msg']}; get it again from the operator of the network"
             ) from None
-        return cls(**fields.model_dump())
+        return cls.from_message(contracts)
+
+    @classmethod
+    def from_message(cls, contracts: DeployedContracts) -> Self:
+        """Return the deployment that a message names."""
+        return cls(**contracts.model_dump())
+
+    def to_message(self) -> DeployedContracts:
+        """Return the deployment as a message."""
+        return DeployedContracts(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

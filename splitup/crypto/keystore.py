@@ -26,10 +26,10 @@ DEVNET_WORK_FACTOR: Final = 2**10  # keys worth nothing; a dozen processes start
 _MAX_SCRYPT_MEMORY_BYTES: Final = 1024 * limits.MIB  # a damaged file must not ask for more
 
 
-def create_passphrase(path: Path) -> None:
-    """Write a random passphrase (192 bits) to a new file that only its owner can read."""
-    passphrase = base64.urlsafe_b64encode(secrets.token_bytes(24))
-    write_secret_file(path, passphrase + b"\n", what="passphrase file")
+def create_passphrase(path: Path, passphrase: str = "") -> None:
+    """Write a passphrase to a new file that only its owner can read; a random one (192 bits)."""
+    secret = passphrase.encode() or base64.urlsafe_b64encode(secrets.token_bytes(24))
+    write_secret_file(path, secret + b"\n", what="passphrase file")
 
 
 def create_identity(

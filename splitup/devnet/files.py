@@ -77,6 +77,8 @@ def write_gateway_file(layout: Layout, index: int) -> Path:
             "listen_port": layout.state.gateway_ports[index],
             "data_dir": str(folder),
             "metrics": _METRICS,
+            "join_gateway_urls": layout.gateway_urls,
+            "join_rpc_url": layout.rpc_url,
             "open_models": True,
             "open_uploads": True,
         },

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from splitup.core import limits, tuning
 from splitup.messages.base import RELAY_PATH, Message
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
+from splitup.messages.network import NetworkDescription
 from splitup.messages.plans import PlanCertificate, SignedRequest
 from splitup.messages.snapshots import Heartbeat, ReachRequest, Snapshot
 from splitup.messages.storage import (
@@ -170,6 +171,7 @@ VERIFICATION_RESULT: Final = Route(
 MANIFEST: Final = Route[Message](
     "GET", "/v1/models/{model_id}/manifest", "anybody", max_reply_bytes=limits.MAX_MANIFEST_BYTES
 )
+NETWORK: Final = Route[Message]("GET", "/v1/network", "anybody", reply=NetworkDescription)
 UPLOAD_REQUEST: Final = Route(
     "POST",
     "/v1/grants/upload-request",
@@ -232,7 +234,7 @@ ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
         *(VALIDATOR_COMMITMENT, COMPLETION, VERIFICATION_RESULT),
     ),
     "gateway": (
-        *(PING, MANIFEST, UPLOAD_REQUEST, MODEL_REQUEST, EXECUTION_REQUEST, LOG_REQUEST),
+        *(PING, NETWORK, MANIFEST, UPLOAD_REQUEST, MODEL_REQUEST, EXECUTION_REQUEST, LOG_REQUEST),
         VERIFICATION_REQUEST,
     ),
     "node": (PING, PLAN_CERTIFICATE, VERIFICATION_ORDER, DATA),

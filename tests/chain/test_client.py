@@ -293,3 +293,14 @@ async def test_f19_transaction_that_reverts_when_mined_is_explained_and_not_repe
     after = int(await rpc.request("eth_getTransactionCount", client.address, "pending"), 16)
     assert after == before + 2
     assert await client.call("usdc", "balanceOf", client.address) in (46_000_000, 46_000_001)
+
+
+async def test_a_block_is_found_by_its_time(network: Network) -> None:
+    chain = network.owner
+    before = await chain.fetch_head()
+    await network.pass_time(3_600)
+    after = await chain.fetch_head()
+    assert await chain.find_block(0) == 0
+    assert await chain.find_block(before.timestamp + 1) == before.number + 1 == after.number
+    assert await chain.find_block(after.timestamp) == after.number
+    assert await chain.find_block(after.timestamp + 1) == after.number + 1

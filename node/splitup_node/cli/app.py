@@ -8,7 +8,9 @@ import typer
 
 from splitup.cli.console import EXIT_CODES
 from splitup_node.cli.audit import audit_command
+from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
+from splitup_node.cli.join import join_command
 from splitup_node.cli.run import run_node_command
 from splitup_node.cli.stake import stake_command
 from splitup_node.cli.status import status_command
@@ -25,10 +27,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("init")(init_command)
+app.command("join", short_help="Make a key and a configuration for a network.")(join_command)
 app.command("stake", short_help="Register the node and put down its stake.")(stake_command)
 app.command("unstake", short_help="Leave; the stake is free after a while.")(unstake_command)
 app.command("withdraw", short_help="Take out USDC that is ready, or the stake.")(withdraw_command)
 app.command("status")(status_command)
+app.command("earnings", short_help="Show what the node was paid, by day.")(earnings_command)
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
 

@@ -30,15 +30,17 @@ def create_node(
     listen: str,
     endpoint: str,
     allow_loopback: bool,
+    passphrase: str = "",
 ) -> CreatedNode:
     """Write node.toml, keystore.json and passphrase into ``directory``.
 
+    Without a ``passphrase`` the key gets a random one.
     Raises ConfigurationError when one of them exists or a value is not usable; nothing is written
     then.
     """
     path = directory / "node.toml"
-    keystore, passphrase = directory / "keystore.json", directory / "passphrase"
-    for file in (path, keystore, passphrase):
+    keystore, passphrase_file = directory / "keystore.json", directory / "passphrase"
+    for file in (path, keystore, passphrase_file):
         if file.exists():
             raise ConfigurationError(
                 f"{file} exists already; use it, or choose another --data-dir for a second node"
@@ -50,7 +52,7 @@ def create_node(
             "deployment": os.path.abspath(network.deployment),
             "gateway_urls": network.gateway_urls,
             "keystore": keystore.name,
-            "passphrase_file": passphrase.name,
+            "passphrase_file": passphrase_file.name,
             "data_dir": "data",
             "listen": listen,
             "endpoint": endpoint,
@@ -69,8 +71,8 @@ def create_node(
     try:
         config = NodeConfig.load(draft)
         check_settings(config, from_flags=True)
-        create_passphrase(passphrase)
-        identity = create_identity(keystore, passphrase)
+        create_passphrase(passphrase_file, passphrase)
+        identity = create_identity(keystore, passphrase_file)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from splitup.client.inputs import format_usdc
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup_node.config import NodeConfig
+from splitup_node.settlement.earnings import Day, fetch_days
 
 
 class Account:
@@ -62,6 +63,12 @@ class Account:
             "balance_micro_usdc": balance,
             "wallet_micro_usdc": wallet,
         }
+
+    async def fetch_earnings(self, days: int, now_s: float) -> tuple[list[Day], dict[str, Any]]:
+        """Return the payments and losses of the last days (``fetch_days``), and ``fetch``."""
+        address = self._identity.address
+        found = await fetch_days(self._chain, address, days=days, now_s=now_s)
+        return found, await self.fetch()
 
     async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
         """Register, or top up a slashed stake; do nothing when the stake is complete.

@@ -26,6 +26,7 @@ from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
+from splitup.messages.network import NetworkDescription
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.storage import (
     ExecutionRequest,
@@ -94,7 +95,8 @@ class Policy:
 class Gateway:
     """Answers requests for grants.
 
-    ``audience`` is the URL that requests must be signed for, None until the port is known.
+    ``audience`` is the URL that requests must be signed for, None until the port is known, and so
+    is ``network``.
     ``now_s`` is the wall clock.
     """
 
@@ -115,6 +117,7 @@ class Gateway:
         self._audit = audit
         self._policy = policy
         self.audience = audience
+        self.network: NetworkDescription | None = None  # what those who join are told
         self._now_s = now_s
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
@@ -129,6 +132,7 @@ class Gateway:
             api.ROUTES["gateway"],
             {
                 api.PING: self._handle_ping,
+                api.NETWORK: self._handle_network,
                 api.MANIFEST: self._handle_manifest,
                 api.UPLOAD_REQUEST: self._answer("upload", api.UPLOAD_REQUEST, self._grant_upload),
                 api.MODEL_REQUEST: self._answer("model", api.MODEL_REQUEST, self._grant_model),
@@ -147,6 +151,11 @@ class Gateway:
 
     async def _handle_ping(self, _request: web.Request) -> web.Response:
         return web.json_response({})
+
+    async def _handle_network(self, _request: web.Request) -> web.Response:
+        if self.network is None:
+            raise Refused("the gateway is starting", status=503)
+        return web.Response(body=self.network.canonical_bytes(), content_type="application/json")
 
     async def _handle_manifest(self, request: web.Request) -> web.Response:
         model_id = request.match_info["model_id"]
@@ -415,6 +424,11 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
         )
         server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
         gateway.audience = config.public_url or server.url
+        gateway.network = NetworkDescription(
+            contracts=deployment.to_message(),
+            gateway_urls=config.join_gateway_urls or (gateway.audience,),
+            rpc_url=config.join_rpc_url,
+        )
     except BaseException:
         await http.close()
         await chain.close()

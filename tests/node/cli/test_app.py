@@ -5,17 +5,22 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from splitup_node.cli.app import app
+from splitup_node.config import NodeConfig
 from splitup_node.tasks.audit import check_machine
 from typer.testing import CliRunner, Result
 
 from splitup.chain.deployment import Deployment
 from splitup.core.errors import ConfigurationError
+from splitup.messages import api
+from splitup.messages.network import NetworkDescription
 from splitup.net.http import SignedClient, make_app, serve_app
 from tests.builders import HANG_S
 from tests.node.market import NodeMarket, open_market
@@ -101,6 +106,73 @@ async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
     assert result.exit_code == 2 and "has no stake" in result.output
     with pytest.raises(ConfigurationError, match=r"must not serve.*nothing was staked"):
         await check_machine(config, FAULTY)
+
+
+async def test_join_makes_a_node_from_a_gateways_url_alone(
+    market: NodeMarket, tmp_path: Path
+) -> None:
+    url, own_rpc = market.network.gateway.server.url, market.network.rpc_url
+    options = ("--data-dir", tmp_path / "node", "--vram", "2GB", "--listen", "127.0.0.1:0")
+    alone = await call("join", url, *options)
+    assert alone.exit_code == 2 and "--rpc-url" in alone.output
+    assert not (tmp_path / "node").exists(), "the gateway's own RPC endpoint is not told"
+
+    made = await call_json("join", url + "/", *options, "--rpc-url", own_rpc)
+    assert made["network"] == asdict(market.network.deployment)
+    assert made["stake_micro_usdc"] == 1_200 * USDC
+    config = NodeConfig.load(Path(made["config"]))
+    assert config.gateway_urls == (url,) and config.rpc_url == own_rpc and config.allow_loopback
+    assert config.load_identity().address == made["address"]
+    assert (await call_json("status", "-c", made["config"]))["chain"]["address"] == made["address"]
+
+    again = await call("join", url, *options, "--rpc-url", own_rpc)
+    assert again.exit_code == 2 and "exists already" in again.output
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://gateway.example.org", "not an https:// URL"),
+        ("http://8.8.8.8:8080", "not an https:// URL"),
+        ("http://127.0.0.1:9", "cannot be reached"),
+        ("ftp://127.0.0.1", "cannot be reached"),
+    ],
+)
+async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, problem: str) -> None:
+    result = await call("join", url, "--data-dir", tmp_path / "node", "--vram", "2GB")
+    assert result.exit_code in (1, 2) and problem in " ".join(result.output.split())
+    assert not (tmp_path / "node").exists()
+
+
+async def test_join_refuses_a_description_of_another_chain(
+    market: NodeMarket, tmp_path: Path
+) -> None:
+    contracts = market.network.deployment.to_message()
+    told = NetworkDescription(
+        contracts=contracts.model_copy(update={"chain_id": 5}),
+        gateway_urls=("http://127.0.0.1:1",),
+        rpc_url=market.network.rpc_url,
+    )
+
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(body=told.canonical_bytes(), content_type="application/json")
+
+    served = make_app()
+    served.router.add_get(api.NETWORK.path, handle)
+    server = await serve_app(served, "127.0.0.1", 0)
+    result = await call("join", server.url, "--data-dir", tmp_path / "node", "--vram", "2GB")
+    await server.close()
+    assert result.exit_code == 1 and "it is chain 31337, not 5" in " ".join(result.output.split())
+    assert not (tmp_path / "node").exists()
+
+
+async def test_earnings_of_a_new_node_are_nothing(market: NodeMarket) -> None:
+    market.make_config("earner", 0)
+    path = market.root / "earner" / "node.toml"
+    told = await call_json("earnings", "-c", path, "--days", "3")
+    assert [day["paid"] for day in told["days"]] == [0, 0, 0]
+    shown = await call("earnings", "-c", path)
+    assert told["days"][-1]["date"] in shown.output and "ready to withdraw" in shown.output
 
 
 async def test_init_writes_what_run_reads(market: NodeMarket) -> None:

@@ -1,0 +1,75 @@
+"""``splitup-node earnings``: what the node was paid, and what it lost, by day."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from splitup_node.cli.command import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    JsonOption,
+    run_and_print,
+    run_with_account,
+)
+
+_MOST_DAYS: Final = 366
+_COLUMNS: Final = ("executions", "paid", "rewards", "slashed")
+
+
+@dataclass(frozen=True, slots=True)
+class EarningsOptions:
+    """Which node, and how many days up to today."""
+
+    config: Path
+    days: int
+
+
+def earnings_command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=_MOST_DAYS, help="How many days up to today.")
+    ] = 7,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the node was paid, and what it lost, by day (UTC).
+
+    The figures come from the chain: of settled executions, when they were settled.
+    """
+    options = EarningsOptions(config, days)
+    run_and_print(lambda: fetch_earnings(options), _show, as_json)
+
+
+def fetch_earnings(options: EarningsOptions) -> dict[str, Any]:
+    """Return the days, the earliest first, and what is ready to withdraw, in micro-USDC."""
+    days, state = run_with_account(
+        options.config, lambda account: account.fetch_earnings(options.days, time.time())
+    )
+    return {
+        "address": state["address"],
+        "days": [asdict(day) | {"date": day.date.isoformat()} for day in days],
+        "ready_to_withdraw_micro_usdc": state["balance_micro_usdc"],
+    }
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    from splitup.client.inputs import format_usdc
+
+    table = Table(box=None)
+    table.add_column("day")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    days = result["days"]
+    total = {column: sum(day[column] for day in days) for column in _COLUMNS}
+    for row in [*days, {"date": "together", **total}]:
+        amounts = (format_usdc(row[column]) for column in _COLUMNS[1:])
+        table.add_row(row["date"], f"{row['executions']:,}", *amounts)
+    console.print(table)
+    console.print(f"ready to withdraw: {format_usdc(result['ready_to_withdraw_micro_usdc'])}")
