@@ -12,6 +12,7 @@ from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
 from splitup_node.cli.join import join_command
 from splitup_node.cli.run import run_node_command
+from splitup_node.cli.service import app as service_app
 from splitup_node.cli.stake import stake_command
 from splitup_node.cli.status import status_command
 from splitup_node.cli.unstake import unstake_command
@@ -35,6 +36,7 @@ app.command("status")(status_command)
 app.command("earnings", short_help="Show what the node was paid, by day.")(earnings_command)
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
+app.add_typer(service_app, name="service")
 
 
 def _print_version(is_wanted: bool) -> None:
