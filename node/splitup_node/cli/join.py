@@ -181,7 +181,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
     network = result["network"]
     console.print(f"Made node [bold]{result['address']}[/] for {result['vram_gb']} GB.")
     console.print(
-        f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}"
+        f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}",
+        soft_wrap=True,
     )
     console.print(
         f"Next: send it {format_usdc(result['stake_micro_usdc'])} for its stake, and ether for gas."
