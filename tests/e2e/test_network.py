@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from splitup_node.settlement.earnings import fetch_days
 
 from splitup.chain.market import distribute
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
@@ -109,6 +111,9 @@ async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> 
     assert (await net.chain.call("nodes", "nodeOf", executor))["locked"] == 0
     amount = next(p.amount_micro_usdc for p in receipt.payments if p.account == executor)
     assert await net.chain.call("market", "balanceOf", executor) >= earned + amount
+    days = await fetch_days(net.chain, executor, days=2, now_s=time.time())  # it may be midnight
+    assert sum(day.executions for day in days) >= 1
+    assert sum(day.paid for day in days) >= amount
 
 
 async def test_a_frozen_balance_starts_executions_without_waiting_for_a_block(
