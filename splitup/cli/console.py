@@ -120,3 +120,26 @@ def run_command(
     finally:
         output.end_text()
         logger.removeHandler(warnings)
+
+
+def add_version_option(app: typer.Typer, program: str) -> None:
+    """Give a program the option ``--version``."""
+
+    def print_version(is_wanted: bool) -> None:
+        if is_wanted:
+            from importlib.metadata import version
+
+            typer.echo(f"{program} {version('splitup')}")
+            raise typer.Exit
+
+    option = typer.Option(
+        False,
+        "--version",
+        callback=print_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    )
+
+    @app.callback()
+    def read_common_options(version: bool = option) -> None:
+        """Take the options that stand before a command."""

@@ -9,13 +9,12 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from splitup.cli.console import EXIT_CODES
+from splitup.cli.console import EXIT_CODES, add_version_option
 
 VERBS: Final = {  # the module in this package, and its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
@@ -61,21 +60,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"splitup {version('splitup')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Takes the options of ``splitup`` itself."""
+add_version_option(app, "splitup")

@@ -7,12 +7,9 @@ What a command needs is imported when it runs, so that ``--help`` is quick.
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Annotated
-
 import typer
 
-from splitup.cli.console import EXIT_CODES
+from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
@@ -28,25 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"splitup-deploy {version('splitup')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-) -> None:
-    pass
-
+add_version_option(app, "splitup-deploy")
 
 app.command("register", short_help="Compile a model, store its parts, register it.")(
     make_command(RegisterOptions, register)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
-from splitup.cli.console import EXIT_CODES
+from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup_node.cli.audit import audit_command
 from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
@@ -37,26 +37,7 @@ app.command("earnings", short_help="Show what the node was paid, by day.")(earni
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
 app.add_typer(service_app, name="service")
-
-
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        from importlib.metadata import version
-
-        print(f"splitup-node {version('splitup')}")
-        raise typer.Exit
-
-
-@app.callback()
-def read_common_options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Take the options that stand before a command."""
+add_version_option(app, "splitup-node")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import uvloop
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
+from splitup.cli.console import add_version_option
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.crypto.keystore import load_identity
@@ -31,13 +32,13 @@ from splitup_oracle.member.service import run_member
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="A committee member, or the storage gateway, of a SplitUp network.\n\n"
     "Exit codes: 0 done, or stopped by SIGTERM or Ctrl-C; 1 the chain, the store or a peer failed; "
     "2 a flag, file or key is wrong.",
 )
+add_version_option(app, "splitup-oracle")
 
 ConfigOption = Annotated[
     Path,
@@ -67,7 +68,8 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     Required settings: rpc_url, deployment (file with the contracts' addresses), s3_endpoint,
     bucket, credentials (JSON with access_key and secret_key), listen_port, data_dir. Optional
     settings with their defaults: listen_host (127.0.0.1), public_url (where it listens),
-    metrics (where Prometheus reads; none), open_models (false), open_uploads (false),
+    metrics (where Prometheus reads; none), join_gateway_urls and join_rpc_url (what those who join
+    are told; this gateway, and no RPC endpoint), open_models (false), open_uploads (false),
     upload_deposit_micro_usdc, upload_bytes_per_day.
     """
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
