@@ -1,4 +1,7 @@
-"""A network whose nodes compute on WebGPU: outputs of the uncut model, and all tasks verified."""
+"""A network whose nodes compute on WebGPU, and whose members have only CPUs.
+
+Outputs are those of the uncut model on the same device, and all tasks are verified.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +19,16 @@ import pytest
 from splitup.client.connection import SplitUp
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.processes import find_program
+from splitup.graph.compare import Tolerance
+from splitup.graph.manifest import Manifest
 from tests.deploy.llamas import TINY, save_llama
-from tests.e2e.conftest import Network
+from tests.e2e.conftest import Network, wait_for
+from tests.e2e.test_unfaithful import LYING_NODE
 
 NAME, CHUNK, STEPS = "tiny", 2, 3
+TOLERANT = "tiny-within-a-tolerance"
+RELATIVE_L2_PPB = 20_000  # calibrated: see docs/verification.md
+DISPUTE_S = 60.0  # from the end of an execution to its settlement
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +41,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def webgpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Network]:
     """A network with the model on it."""
-    network = Network(tmp_path_factory.mktemp("webgpu") / "net", nodes=3, device="WEBGPU")
+    directory = tmp_path_factory.mktemp("webgpu")
+    network = Network(directory / "net", nodes=3, device="WEBGPU", members_device="CPU")
     try:
         network.start()
-        done = subprocess.run(
-            [
-                *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-                *("--name", NAME, "--target-vram", "50KB", "--config", network.directory),
-                *("--chunk", str(CHUNK)),
-            ],
-            env=network.environment,
-            capture_output=True,
-            text=True,
-            check=False,
+        register(network, model, NAME)
+        tolerance = Tolerance(
+            dtype="float32",
+            relative_l2_ppb=RELATIVE_L2_PPB,
+            exponent_ppb=None,
+            mantissa_ppb=None,
+            max_ulp=None,
         )
-        assert done.returncode == 0, done.stderr
+        tasks = [task.task_id for task in asyncio.run(fetch_manifest(network, NAME)).tasks]
+        path = directory / "tolerance.json"
+        path.write_text(json.dumps({"tasks": {key: [tolerance.model_dump()] for key in tasks}}))
+        register(network, model, TOLERANT, "--tolerance", path)
         network.wait_for_holders(network.nodes, NAME)
         yield network
     finally:
@@ -53,17 +64,44 @@ def webgpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Ne
             network.stop()
 
 
-async def test_a_task_on_webgpu_is_computed_verified_and_paid(
-    webgpu: Network, model: Path, tmp_path: Path
-) -> None:
+def register(network: Network, model: Path, name: str, *options: str | Path) -> None:
+    done = subprocess.run(
+        [
+            *(find_program("splitup-deploy"), "register", "--json", "--model", model),
+            *("--name", name, "--target-vram", "50KB", "--config", network.directory),
+            *("--chunk", str(CHUNK), *options),
+        ],
+        env=network.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+async def fetch_manifest(network: Network, name: str) -> Manifest:
+    async with SplitUp.connect(network.config) as net:
+        return (await net.fetch_model(name)).manifest
+
+
+def make_steps() -> list[dict[str, np.ndarray]]:
     tokens = np.random.default_rng(7).integers(0, TINY["vocab_size"], STEPS)
-    steps = [
+    return [
         make_arrays(make_causal_step([int(token)], place), CHUNK)
         for place, token in enumerate(tokens)
     ]
+
+
+def stack(steps: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
+
+
+async def test_a_task_on_webgpu_is_computed_verified_and_paid(
+    webgpu: Network, model: Path, tmp_path: Path
+) -> None:
+    steps = make_steps()
     async with SplitUp.connect(webgpu.config) as net:
-        inputs = {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-        result = await net.execute(NAME, inputs)
+        result = await net.execute(NAME, stack(steps))
         receipt = await result.receipt
         evidence = await net.evidence(receipt)
     expected = await asyncio.to_thread(compute_reference, webgpu, model, tmp_path, steps)
@@ -74,6 +112,48 @@ async def test_a_task_on_webgpu_is_computed_verified_and_paid(
     status = json.loads((webgpu.directory / "node-0" / "status.json").read_text())
     assert "/WEBGPU:WGSL/" in status["device"]["determinism_class"]
     assert status["device"]["sandbox"] == "" and status["not_loaded"] == []
+
+
+def test_members_without_the_device_convict_who_computes_cheaply_or_guesses(
+    webgpu: Network,
+) -> None:
+    """One node computes with float16's precision, one guesses what it verifies: both lose stake.
+
+    The third is paid for all that it does. Members compare what each stored with what they compute
+    on the CPU.
+    """
+    names = {"node-0": ("cheap", "10"), "node-1": ("guess",)}
+    for name, how in names.items():
+        webgpu.replace(name, sys.executable, LYING_NODE, *how)
+    wait_for(lambda: all(map(webgpu.is_replaced, names)), webgpu.describe)
+    webgpu.wait_for_holders(webgpu.nodes, NAME)
+
+    async def play() -> tuple[dict[str, set[str]], float]:
+        caught: dict[str, set[str]] = {}
+        slowest_s = 0.0
+        async with SplitUp.connect(webgpu.config) as net:
+            while not names.keys() <= caught.keys():
+                result = await net.execute(TOLERANT, stack(make_steps()))
+                began_s = time.monotonic()
+                receipt = await result.receipt
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+                if receipt.status != "settled":  # planned with a node that lost its stake
+                    continue
+                evidence = await net.evidence(receipt)
+                nodes = [webgpu.name_of(node) for node in result.nodes]
+                for verdict in evidence.verdicts:
+                    executor, outcome = nodes[verdict.task], verdict.outcome
+                    assert outcome == ("lied" if executor == "node-0" else "honest"), executor
+                    for liar in map(webgpu.name_of, verdict.liars):
+                        caught.setdefault(liar, set()).add("ran" if liar == executor else "checked")
+                paid = {webgpu.name_of(p.account) for p in receipt.payments if p.account in nodes}
+                assert "node-2" not in nodes or "node-2" in paid
+                assert "node-2" not in {webgpu.name_of(node) for node, _ in receipt.slashes}
+        return caught, slowest_s
+
+    caught, slowest_s = asyncio.run(play())
+    assert caught.keys() == names.keys() and "checked" in caught["node-1"], caught
+    assert slowest_s < DISPUTE_S, "a dispute takes longer than a minute"
 
 
 def compute_reference(

@@ -1,14 +1,14 @@
 """A confined process that recomputes one task from stored inputs and zero state.
 
 It answers ``{}`` with the class it computes in, ``{"determinism": …}``, and a job with the digests
-``{"inputs": […], "outputs": […], "state": …}``, and ``accepted`` if something is claimed. A job:
+``{"inputs": […], "outputs": […], "state": …, "accepted": […]}``, a bool per claim. A job:
 
     task, weights    descriptors of open files; weights null for a task without any
     inputs           per input port the tensors of all steps, each preceded by its length
     steps            the number of steps
     gate             the input that shuts the task when it is zero (splitup.graph.gates), or null
     determinism      the class to compute in; another class is an error
-    claimed          per output port a file like an input's, to be compared with the result; or []
+    claims           lists that hold per output port a file like an input's, to be compared
     tolerances       the task's tolerances, for this comparison
     logits           the index of the output that holds logits, or null
     vram_bytes       the memory that the manifest says the task needs
@@ -63,7 +63,7 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
     files = [os.fdopen(file, "rb") for file in job["inputs"]]
-    comparison = _ClaimComparison(job, program.outputs)
+    claims = [_ClaimComparison(job, program.outputs, claimed) for claimed in job["claims"]]
     for _ in range(job["steps"]):
         tensors = [read_tensor(file) for file in files]
         zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
@@ -75,27 +75,30 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
             digest.add_tensor(tensor)
         for digest, tensor in zip(outputs, results, strict=True):
             digest.add_tensor(tensor)
-        comparison.compare(results)
+        for claim in claims:
+            claim.compare(results)
     has_state = program.states and job["steps"]
     return {
         "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
-        **comparison.get_result(),
+        "accepted": [claim.is_accepted for claim in claims],
     }
 
 
 class _ClaimComparison:
     """Compares the outputs that a node of another class claims with our own, step by step."""
 
-    def __init__(self, job: Mapping[str, Any], ports: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], ports: Sequence[TensorSpec], claimed: Sequence[int]
+    ) -> None:
         self._ports = ports
-        self._files = [os.fdopen(file, "rb") for file in job["claimed"]]
-        if len(self._files) not in (0, len(ports)):
+        self._files = [os.fdopen(file, "rb") for file in claimed]
+        if len(self._files) != len(ports):
             raise InvalidInput(f"the task has {len(ports)} outputs, not {len(self._files)}")
         self._tolerances = [Tolerance.model_validate(value) for value in job["tolerances"]]
         self._logits = job["logits"]
-        self._accepted = True
+        self.is_accepted = True
 
     def compare(self, results: Sequence[bytes | memoryview]) -> None:
         """Compare one step's outputs."""
@@ -105,11 +108,7 @@ class _ClaimComparison:
             found = compare_tensors(
                 port, claimed, results[place], tolerance, is_logits=place == self._logits
             )
-            self._accepted = self._accepted and found.is_accepted
-
-    def get_result(self) -> dict[str, Any]:
-        """Return whether the claimed outputs are accepted; nothing if there are none."""
-        return {"accepted": self._accepted} if self._files else {}
+            self.is_accepted = self.is_accepted and found.is_accepted
 
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:

@@ -46,7 +46,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "OwnCommitment",
         "Completion",
     ),
-    "validator": ("made VerificationResult", "ValidatorCommitment", "VerificationResult"),
+    "validator": (
+        "made VerificationResult",
+        "ValidatorCommitment",
+        "VerificationResult",
+        "LoggedTensors",
+    ),
     "member": (
         "PlanPartial",
         "PlanVote",

@@ -165,7 +165,7 @@ def test_s05_a_ruling_outweighs_validators_that_all_agree() -> None:
     assert (verdict.outcome, verdict.validators) == (Outcome.HONEST, (V1,))
     rejected = rule(GOOD).model_copy(update={"compared": True, "outputs": ()})
     verdict = judge(claim, "e", usable, rejected)
-    assert (verdict.outcome, verdict.liars) == (Outcome.LIED, ("e",)), "not told: who copied"
+    assert (verdict.outcome, verdict.liars) == (Outcome.LIED, ("e", V1)), "who copied lied, too"
     accepted = rule(BAD).model_copy(update={"compared": True})
     assert judge(claim, "e", usable, accepted).outcome is Outcome.HONEST
     elsewhere = rule(GOOD, inputs="0" * 64)

@@ -138,23 +138,28 @@ def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
     assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
 
 
-def test_a_comparison_across_classes_convicts_the_executor_and_no_validator() -> None:
-    """Validators are of the executor's class, of which members only know how near it comes."""
+def test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored() -> None:
     accepted = rule().model_copy(update={"compared": True})
     refused = accepted.model_copy(update={"outputs": ()})
+    lost = refused.model_copy(update={"missing": (0,)})  # it stored none, or others
     against, agreeing = result(V1, BAD), result(V2, GOOD)
+    usable = [against, agreeing]
     assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
     assert judge(commitment(), "executor", [], refused) == Verdict(
         0, Outcome.LIED, (), ("executor",)
     )
-    assert judge(commitment(), "executor", [against, agreeing], refused) == Verdict(
-        0, Outcome.LIED, (V1,), ("executor",)
-    )
-    for heard, outcome in (
-        ([against], Outcome.UNRESOLVED),
-        ([against, result(V3, BAD)], Outcome.OUTVOTED),
+    for ruling, found, right, wrong in (
+        (refused, accepted, (V1,), ("executor", V2)),  # who repeats a lie lies
+        (refused, refused, (), ("executor", V1, V2)),
+        (refused, None, (), ("executor", V2)),
+        (accepted, accepted, (V1, V2), ()),
+        (accepted, refused, (V2,), (V1,)),
+        (accepted, lost, (V2,), (V1,)),
+        (accepted, None, (V2,), ()),
     ):
-        assert judge(commitment(), "executor", heard, accepted) == Verdict(0, outcome, (), ())
+        verdict = judge(commitment(), "executor", usable, ruling, {V1: found})
+        outcome = Outcome.HONEST if ruling is accepted else Outcome.LIED
+        assert verdict == Verdict(0, outcome, right, wrong)
 
 
 def test_the_committee_decides_where_no_validator_could() -> None:
