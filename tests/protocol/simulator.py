@@ -846,9 +846,12 @@ class Simulation:
         devices = ("GPU", "other GPU")
         near = [tuple(digest(out, device) for out in found.outputs) for device in devices]
         rulings = []
-        for claim in (command.claim, *command.contradict):
-            validator = claim.validator if isinstance(claim, VerificationResult) else None
-            hides = validator is not None and self.by_node[validator].hides_outputs
+        for claim in (command.claim, *command.results):
+            plan, validator = command.order.certificate.plan, None
+            author = self.find_executors(plan)[found.task]
+            if isinstance(claim, VerificationResult):
+                author = validator = claim.validator
+            hides = self.by_node[author].hides_outputs
             right = claim.outputs in near and not hides
             rulings.append(
                 found.model_copy(

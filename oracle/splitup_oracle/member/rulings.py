@@ -100,12 +100,10 @@ class Rulings:
         self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
     ) -> tuple[Ruling, ...]:
         """Compare the outputs that each party stored with this machine's, of another class."""
-        order, claims = command.order, (command.claim, *command.contradict)
+        order, claims = command.order, (command.claim, *command.results)
         stored = [
             await self._store_claim(command, manifest, claim, job.directory) for claim in claims
         ]
-        if stored[0] is None:
-            return (_fail(order.task, (order.task,)),)
         job = replace(job, determinism=await self._find_class(""))
         found = await recomputation.replay(_add_claims(job, manifest, order.task, stored))
         accepted = iter(found["accepted"])

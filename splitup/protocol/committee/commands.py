@@ -123,14 +123,13 @@ class RecomputeTask:
     """Recompute a disputed task here; the shell answers with TaskRecomputed.
 
     ``determinism`` is the executor's class. If this machine computes in another class and the task
-    has a tolerance, the result is compared with ``claim`` instead, and with the results of the
-    validators that ``contradict`` it.
+    has a tolerance, the result is compared with ``claim`` instead, and with what validators say.
     """
 
     order: VerificationOrder
     determinism: str
     claim: TaskCommitment
-    contradict: tuple[VerificationResult, ...] = ()
+    results: tuple[VerificationResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ def judge(
 
     ``usable`` are in the order of the validators' ranks. ``ruling`` is what 2f+1 members
     recomputed, None when they cannot; if they compared across classes, ``compared`` are their
-    rulings on the validators that contradict the executor. Several validators may belong to one
+    rulings on each validator. Several validators may belong to one
     operator, so their answers alone never cost stake: without a ruling they decide only about the
     pay.
     """
@@ -279,7 +279,7 @@ def judge(
     if ruling is not None and ruling.inputs != commitment.inputs:
         ruling = None
     if ruling is not None and ruling.compared:
-        return _judge_numbers(commitment, executor, usable, ruling, compared)
+        return _judge_numbers(task, executor, usable, ruling, compared)
     if usable and not contradicting and ruling is None:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
     if ruling is None:
@@ -294,7 +294,7 @@ def judge(
 
 
 def _judge_numbers(
-    commitment: TaskCommitment,
+    task: int,
     executor: str,
     usable: Sequence[VerificationResult],
     ruling: Ruling,
@@ -306,16 +306,16 @@ def _judge_numbers(
     compared. A validator that has not stored the outputs to which it committed lied: it stores them
     first. One on which there is no ruling is neither paid nor punished.
     """
+    outcome = Outcome.WITHHELD if ruling.missing else Outcome.LIED
+    if ruling.outputs:
+        outcome = Outcome.HONEST
     right: list[str] = []
-    wrong = [] if ruling.outputs else [executor]
+    wrong = [executor] if outcome is Outcome.LIED else []
     for result in usable:
-        found: Ruling | None = ruling
-        if result.outputs != commitment.outputs:
-            found = compared.get(result.validator)
+        found = compared.get(result.validator)
         if found is not None:
             (right if found.outputs else wrong).append(result.validator)
-    outcome = Outcome.HONEST if ruling.outputs else Outcome.LIED
-    return Verdict(commitment.task, outcome, tuple(right), tuple(wrong))
+    return Verdict(task, outcome, tuple(right), tuple(wrong))
 
 
 def compute_settlement(

@@ -163,15 +163,14 @@ class VerificationRounds:
                     return commands
                 disputed = doubts
             if disputed:
-                contradict = [result for result in usable if not agrees(commitment, result)]
                 commands += self._ask_for_ruling(
-                    execution_id, verification, check, commitment, now, contradict
+                    execution_id, verification, check, commitment, now, usable
                 )
                 ruling = attestations.find_ruling(check.task)
                 if ruling is not None and ruling.compared:
                     compared = {
                         result.validator: attestations.find_ruling(check.task, result.validator)
-                        for result in contradict
+                        for result in usable
                     }
                 is_open = ruling is None or None in compared.values()
                 if is_open and not self._is_undecidable(attestations, check, now):
@@ -223,7 +222,7 @@ class VerificationRounds:
         check: TaskCheck,
         claim: TaskCommitment,
         now: float,
-        contradict: Sequence[VerificationResult] = (),
+        results: Sequence[VerificationResult] = (),
     ) -> list[Command]:
         """Recompute the task here; again after a while if its inputs were not in the store.
 
@@ -233,7 +232,7 @@ class VerificationRounds:
         own = verification.rulings.get((check.task, ""))
         claims = {(check.task, "")}
         if own is not None and own.compared:
-            claims |= {(check.task, result.validator) for result in contradict}
+            claims |= {(check.task, result.validator) for result in results}
         rulings = [verification.rulings.get(key) for key in claims]
         is_open = any(ruling is None or ruling.missing for ruling in rulings)
         if check.is_recomputing or not is_open or now < check.recompute_at:
@@ -247,7 +246,7 @@ class VerificationRounds:
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
             Log(f"recomputing task {check.task} of {execution_id}"),
-            RecomputeTask(order, determinism, claim, tuple(contradict)),
+            RecomputeTask(order, determinism, claim, tuple(results)),
         ]
 
     def _is_undecidable(self, attestations: Attestations, check: TaskCheck, now: float) -> bool:

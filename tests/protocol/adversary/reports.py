@@ -264,15 +264,13 @@ class Reports:
     ) -> tuple[Ruling, ...]:
         """Return what a member of another class says about each claim, by what is stored."""
         order, rulings = command.order, []
-        for claim in (command.claim, *command.contradict):
+        for claim in (command.claim, *command.results):
             validator = claim.validator if isinstance(claim, VerificationResult) else None
             authors = list(order.executors)
             authors[order.task] = validator or authors[order.task]
             tensors = (self._fetch(run, order.task, authors, member) or ())[: order.steps]
             if (digest_all(tensors),) != claim.outputs:
-                told = {"outputs": (), "missing": (order.task,)}
-                if validator is None:
-                    return (found.model_copy(update={**told, "inputs": (), "state": EMPTY_DIGEST}),)
+                told: dict[str, object] = {"outputs": (), "missing": (order.task,)}
             else:
                 told = {"outputs": claim.outputs if claim.outputs == found.outputs else ()}
             told |= {"state": claim.state, "compared": True, "validator": validator}

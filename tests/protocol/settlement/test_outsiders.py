@@ -164,7 +164,7 @@ def test_s05_a_ruling_outweighs_validators_that_all_agree() -> None:
     verdict = judge(claim, "e", usable, rule(BAD))
     assert (verdict.outcome, verdict.validators) == (Outcome.HONEST, (V1,))
     rejected = rule(GOOD).model_copy(update={"compared": True, "outputs": ()})
-    verdict = judge(claim, "e", usable, rejected)
+    verdict = judge(claim, "e", usable, rejected, {V1: rejected})
     assert (verdict.outcome, verdict.liars) == (Outcome.LIED, ("e", V1)), "who copied lied, too"
     accepted = rule(BAD).model_copy(update={"compared": True})
     assert judge(claim, "e", usable, accepted).outcome is Outcome.HONEST

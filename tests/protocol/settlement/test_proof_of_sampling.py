@@ -143,22 +143,23 @@ def test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored
     refused = accepted.model_copy(update={"outputs": ()})
     lost = refused.model_copy(update={"missing": (0,)})  # it stored none, or others
     against, agreeing = result(V1, BAD), result(V2, GOOD)
-    usable = [against, agreeing]
+    usable, withheld = [against, agreeing], Outcome.WITHHELD
+    lied, honest = Outcome.LIED, Outcome.HONEST
     assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
     assert judge(commitment(), "executor", [], refused) == Verdict(
         0, Outcome.LIED, (), ("executor",)
     )
-    for ruling, found, right, wrong in (
-        (refused, accepted, (V1,), ("executor", V2)),  # who repeats a lie lies
-        (refused, refused, (), ("executor", V1, V2)),
-        (refused, None, (), ("executor", V2)),
-        (accepted, accepted, (V1, V2), ()),
-        (accepted, refused, (V2,), (V1,)),
-        (accepted, lost, (V2,), (V1,)),
-        (accepted, None, (V2,), ()),
+    for ruling, first, second, outcome, right, wrong in (
+        (refused, accepted, refused, lied, (V1,), ("executor", V2)),  # who repeats a lie lies
+        (refused, refused, refused, lied, (), ("executor", V1, V2)),
+        (refused, None, refused, lied, (), ("executor", V2)),
+        (accepted, accepted, accepted, honest, (V1, V2), ()),
+        (accepted, refused, accepted, honest, (V2,), (V1,)),
+        (accepted, lost, accepted, honest, (V2,), (V1,)),
+        (accepted, None, accepted, honest, (V2,), ()),
+        (lost, refused, accepted, withheld, (V2,), (V1,)),
     ):
-        verdict = judge(commitment(), "executor", usable, ruling, {V1: found})
-        outcome = Outcome.HONEST if ruling is accepted else Outcome.LIED
+        verdict = judge(commitment(), "executor", usable, ruling, {V1: first, V2: second})
         assert verdict == Verdict(0, outcome, right, wrong)
 
 

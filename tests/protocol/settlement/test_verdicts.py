@@ -322,6 +322,18 @@ def test_members_of_another_class_find_a_liar_among_two(fault: str) -> None:
     assert bool(simulation.recomputed) == bool(fault), "nobody recomputes what nobody doubts"
 
 
+def test_who_judges_an_executor_that_stores_nothing_is_paid_for_right_numbers() -> None:
+    simulation = start_abroad(nodes=2, tasks=1)
+    execution_id, executor = request_abroad(simulation)
+    simulation.by_node[executor].hides_outputs = True
+    simulation.by_node[executor].has_other_driver = True
+    settle(simulation, execution_id, within_s=120)
+    assert simulation.find_outcomes(execution_id) == {0: "withheld"}
+    (validator,) = simulation.by_node.keys() - {executor}
+    assert get_slashes(simulation, execution_id).keys() == {executor}
+    assert validator in {p.to for p in simulation.chain.settlements[execution_id].payments}
+
+
 @pytest.mark.parametrize("nodes", [2, 6])
 def test_two_honest_nodes_of_a_class_may_differ_within_the_tolerance(nodes: int) -> None:
     simulation = start_abroad(nodes=nodes, tasks=1)
