@@ -35,6 +35,7 @@ from tests.protocol.adversary.tensors import (
     LATE_S,
     LoggedTensors,
     OwnCommitment,
+    RecomputedTensors,
     Run,
     Tensors,
     compute,
@@ -137,11 +138,16 @@ class Reports:
         assert isinstance(message, VerificationResult)
         self.world.tell_members(node, message, lambda m: _sign_result(BY_ADDRESS[node], m))
 
-    def log(self, run: Run, author: str, task: int, tensors: Tensors) -> None:
+    def log(
+        self,
+        run: Run,
+        author: str,
+        task: int,
+        tensors: Tensors,
+        kind: type[LoggedTensors] = LoggedTensors,
+    ) -> None:
         """Store a port's tensors; an object can be written once, by its author."""
-        message = LoggedTensors(
-            execution_id=run.id, node=author, task=task, port=0, tensors=tensors
-        )
+        message = kind(execution_id=run.id, node=author, task=task, port=0, tensors=tensors)
         for delay_s, copy in self.world.adversary.send(author, message):
             assert isinstance(copy, LoggedTensors)
             if (copy.execution_id, copy.node, copy.port) == (run.id, author, 0):
@@ -171,7 +177,7 @@ class Reports:
         error = "" if found is not None else "its inputs are not in the store"
         inputs, outputs, state = found or ((), (), EMPTY_DIGEST)
         if self.world.setting.is_abroad and not error:
-            self.log(run, node, order.task, outputs)
+            self.log(run, node, order.task, outputs, RecomputedTensors)
             if run.store.get((order.task, node), outputs) != outputs:
                 error = "as an executor that was replaced it stored others"
         result = VerificationResult(
