@@ -35,5 +35,5 @@ if __name__ == "__main__":
         int(sys.argv[4]),
     )
     if sys.argv[5]:
-        network.spawn = spawn_without_webgpu
+        network.spawn = spawn_without_webgpu  # type: ignore[attr-defined]
     asyncio.run(run_devnet(options, print, lambda health: print(health.describe())))

@@ -846,7 +846,7 @@ class Simulation:
         devices = ("GPU", "other GPU")
         near = [tuple(digest(out, device) for out in found.outputs) for device in devices]
         rulings = []
-        for claim in (command.claim, *command.results):
+        for claim in command.claims:
             plan, validator = command.order.certificate.plan, None
             author = self.find_executors(plan)[found.task]
             if isinstance(claim, VerificationResult):

@@ -100,7 +100,7 @@ class Rulings:
         self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
     ) -> tuple[Ruling, ...]:
         """Compare the outputs that each party stored with this machine's, of another class."""
-        order, claims = command.order, (command.claim, *command.results)
+        order, claims = command.order, command.claims
         stored = [
             await self._store_claim(command, manifest, claim, job.directory) for claim in claims
         ]

@@ -131,6 +131,11 @@ class RecomputeTask:
     claim: TaskCommitment
     results: tuple[VerificationResult, ...] = ()
 
+    @property
+    def claims(self) -> tuple[TaskCommitment | VerificationResult, ...]:
+        """Return what is compared: the executor's claim, then the validators'."""
+        return self.claim, *self.results
+
 
 @dataclass(frozen=True, slots=True)
 class FetchManifest:

@@ -270,7 +270,7 @@ class Reports:
     ) -> tuple[Ruling, ...]:
         """Return what a member of another class says about each claim, by what is stored."""
         order, rulings = command.order, []
-        for claim in (command.claim, *command.results):
+        for claim in command.claims:
             validator = claim.validator if isinstance(claim, VerificationResult) else None
             authors = list(order.executors)
             authors[order.task] = validator or authors[order.task]
