@@ -35,17 +35,20 @@ class Replay:
     claims: Sequence[Sequence[Path]] = ()  # each per output, to compare within ``tolerances``
     tolerances: Sequence[Tolerance] = ()
     logits: int | None = None  # index of the output that holds them
+    seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
 
 
 async def replay(job: Replay) -> dict[str, Any]:
     """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
 
-    Also which of the claims are ``accepted``, one bool for each. Raises Unavailable if it failed:
-    another determinism class, not enough memory or time, a crash. The message ends with the last
-    line that the process wrote to stderr.
+    Also which of the claims are ``accepted``, one bool for each, and whether the result is defined
+    (``is_defined``): if it is not, rounding alone may be why a claim is not accepted. Raises
+    Unavailable if it failed: another determinism class, not enough memory or time, a crash. The
+    message ends with the last line that the process wrote to stderr.
     """
     device = _find_device(job.determinism)
     on_cpu = device.startswith("CPU:")
+    programs = 4 if job.claims else 2  # a claim that is refused takes a second program
     time_s = limits.RULING_S + limits.RULING_STEP_S * job.steps
     weights = [] if job.weights is None else [job.weights]
     paths = [path for claim in job.claims for path in claim]
@@ -62,12 +65,15 @@ async def replay(job: Replay) -> dict[str, Any]:
             "claims": [[next(claimed) for _ in claim] for claim in job.claims],
             "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
             "logits": job.logits,
-            "memory_bytes": 2 * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
+            "seed": job.seed,
+            "memory_bytes": programs * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES
+            if on_cpu
+            else 0,
             "vram_bytes": job.memory_bytes,
             "cpu_s": int(2 * time_s),
         }
         found = await _ask(device, question, time_s, files)
-    if found.keys() != {"inputs", "outputs", "state", "accepted"}:
+    if found.keys() != {"inputs", "outputs", "state", "accepted", "is_defined"}:
         raise Unavailable(f"the recomputation answered with {sorted(found)}")
     return found
 
