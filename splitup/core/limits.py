@@ -164,7 +164,8 @@ EXECUTOR_REVEAL_S: Final = 30.0
 # all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.
 SMALL_POOL_BPS: Final = 4_000
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
-RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
+RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow …
+RULING_BYTES_PER_S: Final = 2 * 10**9  # … or as long as its processor reads the task's memory
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks

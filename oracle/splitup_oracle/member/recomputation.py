@@ -14,6 +14,7 @@ from typing import Any, Final
 from splitup.core import limits, tuning
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
+from splitup.protocol.settlement.proof_of_sampling import compute_ruling_s
 from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
 
 _MODULE: Final = "splitup_oracle.member.recompute_process"
@@ -48,8 +49,8 @@ async def replay(job: Replay) -> dict[str, Any]:
     """
     device = _find_device(job.determinism)
     on_cpu = device.startswith("CPU:")
-    programs = 4 if job.claims else 2  # a claim that is refused takes a second program
-    time_s = limits.RULING_S + limits.RULING_STEP_S * job.steps
+    programs = 4 if job.seed else 2  # with noise the task is computed by a second program
+    time_s = compute_ruling_s(job.memory_bytes, job.steps)
     weights = [] if job.weights is None else [job.weights]
     paths = [path for claim in job.claims for path in claim]
     with open_files([job.task, *weights, *job.inputs, *paths]) as files:

@@ -259,6 +259,12 @@ def is_disputed(commitment: TaskCommitment, usable: Sequence[VerificationResult]
     return not all(agrees(commitment, result) for result in usable)
 
 
+def compute_ruling_s(memory_bytes: int, steps: int) -> float:
+    """Return how long a member may take to recompute a task of this size, in seconds."""
+    step_s = max(limits.RULING_STEP_S, memory_bytes / limits.RULING_BYTES_PER_S)
+    return limits.RULING_S + step_s * steps
+
+
 def judge(
     commitment: TaskCommitment,
     executor: str,

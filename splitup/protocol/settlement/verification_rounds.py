@@ -32,11 +32,12 @@ from splitup.protocol.committee.commands import (
 from splitup.protocol.committee.context import MemberContext, compute_member_order
 from splitup.protocol.committee.peer_messages import Attested
 from splitup.protocol.planning.validators import open_snapshot
-from splitup.protocol.settlement.attestations import Attestations, sign_attestation
+from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.protocol.settlement.proof_of_sampling import (
     Outcome,
     Verdict,
     agrees,
+    compute_ruling_s,
     is_disputed,
     judge,
 )
@@ -173,7 +174,7 @@ class VerificationRounds:
                         for result in usable
                     }
                 is_open = ruling is None or None in compared.values()
-                if is_open and not self._is_undecidable(attestations, check, now):
+                if is_open and not self._is_undecidable(verification, check, now):
                     return commands
             verdict = judge(commitment, executor, usable, ruling, compared)
         withheld = check.get_withheld(attestations)
@@ -203,7 +204,7 @@ class VerificationRounds:
             return True, False
         if check.outsider_at is None:
             check.outsider_at = now
-        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        patience_s = _compute_patience_s(verification, check)
         late = int((now - check.outsider_at) / patience_s)
         for member, found, doubt in zip(order, said, doubts, strict=True):
             if found is not None and not found.error:
@@ -249,13 +250,18 @@ class VerificationRounds:
             RecomputeTask(order, determinism, claim, tuple(results)),
         ]
 
-    def _is_undecidable(self, attestations: Attestations, check: TaskCheck, now: float) -> bool:
+    def _is_undecidable(self, verification: Verification, check: TaskCheck, now: float) -> bool:
         """Return whether too few members can recompute the task, or they took too long."""
         members = len(self._context.view.members)
-        if attestations.count_unable(check.task) > members - self._context.view.quorum:
+        if verification.attestations.count_unable(check.task) > members - self._context.view.quorum:
             return True
-        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        patience_s = _compute_patience_s(verification, check)
         return check.disputed_at is not None and now - check.disputed_at >= patience_s
+
+
+def _compute_patience_s(verification: Verification, check: TaskCheck) -> float:
+    task = verification.context.manifest.tasks[check.task]
+    return compute_ruling_s(task.vram_bytes, check.steps)
 
 
 def _contradicts(found: Ruling, claim: TaskCommitment) -> bool:

@@ -24,6 +24,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     add_exposures,
     check_completion,
     compute_exposures,
+    compute_ruling_s,
     compute_settlement,
     count_needed,
     find_usable,
@@ -161,6 +162,11 @@ def test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored
     ):
         verdict = judge(commitment(), "executor", usable, ruling, {V1: first, V2: second})
         assert verdict == Verdict(0, outcome, right, wrong)
+
+
+def test_members_have_time_for_large_tasks() -> None:
+    assert compute_ruling_s(10**6, 100) == 60 + 0.5 * 100
+    assert compute_ruling_s(12 * 10**9, 100) == 60 + 6 * 100
 
 
 def test_the_committee_decides_where_no_validator_could() -> None:
