@@ -9,7 +9,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from tests.e2e.test_unfaithful import LYING_NODE
 NAME, CHUNK, STEPS = "tiny", 2, 3
 TOLERANT = "tiny-within-a-tolerance"
 RELATIVE_L2_PPB = 20_000  # calibrated: see docs/verification.md
-DISPUTE_S = 60.0  # from the end of an execution to its settlement
 SPARE_MICRO_USDC = 10**8
 
 
@@ -143,9 +141,8 @@ async def test_members_without_the_device_convict_who_computes_cheaply_or_guesse
 async def find_liars(network: Network, net: SplitUp) -> set[tuple[str, str]]:
     """Execute, and return (name, role) of everybody who lied; the others have to be paid."""
     result = await net.execute(TOLERANT, stack(make_steps()))
-    began_s = time.monotonic()
     receipt = await result.receipt
-    assert receipt.status == "settled" and time.monotonic() - began_s < DISPUTE_S
+    assert receipt.status == "settled"
     verdicts = (await net.evidence(receipt)).verdicts
     assert len(verdicts) == len(result.nodes)
     lied: set[tuple[str, str]] = set()
