@@ -4,7 +4,7 @@ HOW is one of
 
     always            lies in every task and every verification
     every N AT        lies in one of N
-    cheap BITS        computes and verifies with mantissas of so many bits
+    cheap BITS BITS   computes and verifies with mantissas of so many bits, in turn
     guess             computes its own tasks, and guesses what it should verify
     withhold          commits to what it computed and never shows it
     copy              verifies nothing: it looks for somebody's answer and repeats it

@@ -2,7 +2,7 @@
 
 ``LIE_EVERY`` and ``LIE_AT`` in the worker's arguments say in which sessions (a session is one task
 of one execution, or one verification): those whose number modulo the first is the second. With
-``cheap BITS`` instead it computes in every session with a precision of so many bits.
+``cheap BITS BITS`` instead it computes with a precision of so many bits, in every other session.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.process import Worker, main
 
 LIE_EVERY, LIE_AT = 1, 0
-BITS = 0  # of the mantissas; 0: all, and numbers are wrong by 1
+BITS: tuple[int, ...] = ()  # of the mantissas; (): all, and numbers are wrong by 1
 
 
 class LyingWorker(Worker):
@@ -25,8 +25,10 @@ class LyingWorker(Worker):
 
     runs_together = False  # it lies in single runs
     _lies = True
+    _session = 0
 
     def run(self, request: RunRequest) -> RunAnswer:
+        self._session = request.session
         self._lies = request.session != SESSION and request.session % LIE_EVERY == LIE_AT
         return super().run(request)
 
@@ -37,22 +39,22 @@ class LyingWorker(Worker):
         if not self._lies:
             return outputs
         if BITS:
-            return [round_mantissas(data).tobytes() for data in outputs]
+            bits = BITS[self._session % len(BITS)]
+            return [round_mantissas(data, bits).tobytes() for data in outputs]
         return [(np.frombuffer(data, np.float32) + 1).tobytes() for data in outputs]
 
 
-def round_mantissas(data: bytes | memoryview) -> np.ndarray[Any, Any]:
-    """Return float32 numbers with ``BITS`` bits of their mantissas, as float16 has 10."""
+def round_mantissas(data: bytes | memoryview, bits: int) -> np.ndarray[Any, Any]:
+    """Return float32 numbers with ``bits`` bits of their mantissas: float16 has 10, bfloat16 7."""
     numbers, exponents = np.frexp(np.frombuffer(data, np.float32))
-    return np.ldexp(np.rint(numbers * 2.0 ** (BITS + 1)) / 2.0 ** (BITS + 1), exponents).astype(
-        np.float32
-    )
+    levels = np.float32(2 ** (bits + 1))
+    return np.asarray(np.ldexp(np.rint(numbers * levels) / levels, exponents), np.float32)
 
 
 if __name__ == "__main__":
     argv = sys.argv[1:]
     if argv[0] == "cheap":
-        BITS, argv = int(argv[1]), argv[2:]
+        BITS, argv = (int(argv[1]), int(argv[2])), argv[3:]
     elif argv[0].isdecimal():
         LIE_EVERY, LIE_AT, argv = int(argv[0]), int(argv[1]), argv[2:]
     main(argv, worker_class=LyingWorker)
