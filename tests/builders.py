@@ -9,6 +9,7 @@ import numpy as np
 
 from splitup.core.errors import Unavailable
 from splitup.devnet.ports import find_free_ports
+from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -49,6 +50,15 @@ def address(number: int) -> str:
 
 def task_id(index: int) -> str:
     return hashlib.sha256(f"task {index}".encode()).hexdigest()
+
+
+def make_tolerant(manifest: Manifest) -> Manifest:
+    """Give every task a tolerance, so that members of other classes compare its numbers."""
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    tasks = (task.model_copy(update={"tolerances": (tolerance,)}) for task in manifest.tasks)
+    return manifest.model_copy(update={"tasks": tuple(tasks)})
 
 
 def make_chain_manifest(count: int) -> Manifest:

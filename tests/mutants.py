@@ -474,6 +474,23 @@ MUTANTS: Final = (
         "test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished",
     ),
     Mutant(
+        "numbers of a validator",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "(right if found.outputs else wrong).append(result.validator)",
+        "right.append(result.validator)",
+        f"{_TESTS}/settlement/test_proof_of_sampling.py::"
+        "test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored",
+    ),
+    Mutant(
+        "stored outputs of a claim",
+        "oracle/splitup_oracle/member/rulings.py",
+        "        if missing or tuple(digest for _, digest in logs) != claim.outputs:\n",
+        "        if missing:\n",
+        "tests/oracle/member/test_rulings.py::"
+        "test_across_classes_a_member_compares_what_the_executor_stored",
+        is_quick=False,
+    ),
+    Mutant(
         "evidence of two votes",
         f"{_COMMITTEE}/equivocation.py",
         "        for vote in (first, second):\n"

@@ -24,7 +24,6 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "deposit": "Move USDC into the market for later executions.",
     "receipt": "Show what an execution cost; wait until it is settled.",
     "check": "Check that the committee planned an execution correctly.",
-    "dispute": "Judge a dispute from its transcript: which party lied?",
     "up": "Start, or resume, a network on this machine.",
     "down": "Stop a network; its chain, objects and keys are kept.",
     "fund": "Give an account test money of a network on this machine.",

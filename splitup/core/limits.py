@@ -90,16 +90,11 @@ MAX_CHAT_TEMPLATE_CHARS: Final = 65_536  # the longest in the wild have 20,000
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 MIN_NODE_BYTES: Final = 1_000_000  # of a node's memory; less is a number that lacks its unit
 
-# ---- comparison, reference, dispute ------------------------------------------------------------
+# ---- comparison, reference ---------------------------------------------------------------------
 
 MAX_TOLERANCE: Final = 10**12  # in 10^-9: 1,000 times the value bounds nothing
 COMPARED_LARGEST: Final = 128  # elements of an output whose exponents and mantissas are compared
 MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB in float64
-MAX_TRACE_LEAVES: Final = 2**32  # 65,536 steps of 65,536 values
-MAX_DISPUTE_PROOFS: Final = 512  # operands of one kernel; a join of 256 ports reads as many
-MAX_DISPUTE_MOVES: Final = 128  # two per turn; 32 and 16 turns for the two trees, and a few
-MAX_TRANSCRIPT_BYTES: Final = 8 * MIB  # four moves of 512 proofs with 32 siblings are 4.4 MB
-DISPUTE_ROUND_S: Final = 60.0  # for one answer; a party may have to compute a window again
 MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
 MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
 VECTOR_STEPS: Final = 3  # with zero state, and with the states after one step and after two
@@ -169,7 +164,8 @@ EXECUTOR_REVEAL_S: Final = 30.0
 # all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.
 SMALL_POOL_BPS: Final = 4_000
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
-RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
+RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow …
+RULING_BYTES_PER_S: Final = 2 * 10**9  # … or as long as its processor reads the task's memory
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks

@@ -134,7 +134,11 @@ class LogRequest(Message):
 
 
 class VerificationRequest(Message):
-    """Asks for what a validator reads: a task's graph and weights, and log objects."""
+    """Asks for what a validator reads: a task's graph and weights, and log objects.
+
+    It writes a log of its own outputs where members may have to compare them.
+    """
 
     order: VerificationOrder
+    writes: tuple[LogWrite, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
     reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)

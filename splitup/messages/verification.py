@@ -111,8 +111,9 @@ class Ruling(Message):
     executor committed to them; then the digests are empty. A member of another determinism class
     compares numbers instead (``compared``): ``outputs`` are then the claimed digests, or () when
     the claimed numbers differ from its own by more than the task's tolerance, and ``state`` is the
-    claimed one. A member of the executor's class adds whether the claimed outputs are within the
-    tolerance of its own (``close``); without a tolerance they are not.
+    claimed one. The claim is the executor's, or that of a ``validator`` that contradicts it. A
+    member of the executor's class adds whether the claimed outputs are within the tolerance of its
+    own (``close``); without a tolerance they are not.
     """
 
     task: TaskField
@@ -123,6 +124,12 @@ class Ruling(Message):
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
     compared: bool = False
     close: bool = False
+    validator: AddressField | None = None
+
+    @property
+    def claim(self) -> tuple[int, str]:
+        """Return what the ruling is about: a task, and whose claim; "" is the executor's."""
+        return self.task, self.validator or ""
 
 
 class Attestation(Message):
@@ -137,7 +144,7 @@ class Attestation(Message):
     due: bool
     held: tuple[Held, ...] = Field(max_length=limits.MAX_STATEMENTS)
     silent: tuple[Silence, ...] = Field(max_length=limits.MAX_STATEMENTS)
-    rulings: tuple[Ruling, ...] = Field(max_length=limits.MAX_TASKS)
+    rulings: tuple[Ruling, ...] = Field(max_length=limits.MAX_STATEMENTS)
 
 
 class SignedAttestation(Message):

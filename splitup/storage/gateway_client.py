@@ -164,10 +164,16 @@ class GatewayClient:
         return await self._ask_grants(api.EXECUTION_REQUEST, request)
 
     async def verification_grants(
-        self, order: VerificationOrder, reads: Sequence[LogRead]
+        self,
+        order: VerificationOrder,
+        reads: Sequence[LogRead] = (),
+        writes: Sequence[LogWrite] = (),
     ) -> Grants:
-        """Return GET grants for the graph, weights and inputs of a task to recompute."""
-        request = VerificationRequest(order=order, reads=tuple(reads))
+        """Return GET grants for the graph, weights and inputs of a task to recompute.
+
+        Also PUT grants for a validator's log of its own outputs.
+        """
+        request = VerificationRequest(order=order, writes=tuple(writes), reads=tuple(reads))
         return await self._ask_grants(api.VERIFICATION_REQUEST, request)
 
     async def upload_object(

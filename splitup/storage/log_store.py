@@ -248,10 +248,13 @@ def open_verification_logs(
     *,
     now_s: Callable[[], float] = time.time,
 ) -> GrantedLogs:
-    """Return the logs that a validator or a committee member reads to recompute a task."""
+    """Return the logs that a validator or a committee member reads to recompute a task.
+
+    A validator may write the log of what it recomputes itself.
+    """
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
-        return await gateway.verification_grants(order, reads)
+        return await gateway.verification_grants(order, reads, writes)
 
     request = order.certificate.plan.request
     return GrantedLogs(

@@ -48,6 +48,7 @@ class Network:
     nodes: int = NODES
     members: int = 4
     device: str = ""  # DEV of all parties, by default of the tests
+    members_device: str = ""  # that of the members, if they have no other
     process: subprocess.Popen[bytes] | None = None
     killed: set[str] = field(default_factory=set)
     replacements: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name
@@ -71,6 +72,7 @@ class Network:
                 [
                     *(sys.executable, SERVE, self.directory),
                     *map(str, (self.nodes, NODE_VRAM_BYTES, self.members)),
+                    self.members_device,
                 ],
                 stdout=log,
                 stderr=log,

@@ -4,6 +4,7 @@ HOW is one of
 
     always            lies in every task and every verification
     every N AT        lies in one of N
+    cheap BITS BITS   computes and verifies with mantissas of so many bits, in turn
     guess             computes its own tasks, and guesses what it should verify
     withhold          commits to what it computed and never shows it
     copy              verifies nothing: it looks for somebody's answer and repeats it
@@ -184,6 +185,7 @@ def corrupt(how: str) -> None:
 if __name__ == "__main__":
     how, *numbers, _, config = sys.argv[1:]
     corrupt(how)
-    lying = (sys.executable, str(WORKER), *numbers)
-    argv = lying if how in ("always", "every") else WORKER_ARGV
+    cheap = ("cheap",) if how == "cheap" else ()
+    lying = (sys.executable, str(WORKER), *cheap, *numbers)
+    argv = lying if how in ("always", "every", "cheap") else WORKER_ARGV
     asyncio.run(run_node(NodeConfig.load(Path(config)), worker_argv=argv))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -116,3 +116,28 @@ def compute_graph(graph: Graph, params: Mapping[tuple[str, int], Array]) -> dict
         else:
             compute_nodes(bound, (index,), values)
     return values
+
+
+def list_region(graph: Graph, root: int) -> list[int]:
+    """Return the nodes that are computed for the value in memory at ``root``, ascending.
+
+    They end where other values in memory begin (``list_operands``) and hold every constant.
+    """
+    found, pending = {root}, list(graph.nodes[root].srcs)
+    while pending:
+        index = pending.pop()
+        if index not in found and not is_in_memory(graph.nodes[index]):
+            found.add(index)
+            pending.extend(graph.nodes[index].srcs)
+    return sorted(found)
+
+
+def list_operands(graph: Graph, region: Iterable[int]) -> list[int]:
+    """Return the values in memory that a region reads, ascending."""
+    nodes = set(region)
+    return sorted({src for index in nodes for src in graph.nodes[index].srcs} - nodes)
+
+
+def is_in_memory(node: Node) -> bool:
+    """Return whether a node's value is in memory before or after a kernel runs."""
+    return node.op == "CONTIGUOUS" or node.op in PARAMS

@@ -20,9 +20,9 @@ from splitup.graph.dtypes import FLOATS, INTEGERS, round_float
 from splitup.graph.error_bound import compute_bounds, is_within
 from splitup.graph.ir import Node, encode_float
 from splitup.graph.operations.table import ARITHMETIC, OPERATIONS, PARAMS
-from splitup.graph.reference import compute_node, list_operands, list_region
+from splitup.graph.reference import compute_node
 from splitup.graph.rules import check_graph
-from tests.graph.graphs import Builder, compute_graph, make_counter
+from tests.graph.graphs import Builder, compute_graph, list_operands, list_region, make_counter
 
 FLOAT32 = st.floats(width=32)
 

@@ -129,7 +129,7 @@ class Network:
     def open(self, identity: Identity) -> GatewayClient:
         return GatewayClient((self.url,), identity)
 
-    def make_snapshot(self, manifest: Manifest) -> Snapshot:
+    def make_snapshot(self, manifest: Manifest, determinism: str = COMMON_CLASS) -> Snapshot:
         resident = tuple(sorted({task.task_id for task in manifest.tasks}))
         return Snapshot(
             configuration=1,
@@ -144,7 +144,7 @@ class Network:
                     rtt_ms=10,
                     queue_ms=0,
                     resident=resident,
-                    determinism=COMMON_CLASS,
+                    determinism=determinism,
                 )
                 for node in sorted(self.nodes, key=lambda node: node.address)
             ),

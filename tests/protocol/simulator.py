@@ -114,6 +114,7 @@ class Node:
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
     determinism: str = COMMON_CLASS  # in the foreign one the last bits are others
+    has_other_driver: bool = False  # and within the foreign one others again
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
@@ -756,14 +757,19 @@ class Simulation:
         """Return the right output for what a task is given."""
         return (digest("out", task, self._read_inputs(execution_id, plan, task)),)
 
+    def _compute_on(self, node: Node, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return what an honest node gets on its device."""
+        right = self._compute(execution_id, plan, task)
+        driver = "other GPU" if node.has_other_driver else "GPU"
+        return tuple(digest(out, driver) for out in right) if node.is_foreign else right
+
     def _claim(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         """Return what its executor says that a task gave."""
         lies = self.by_node[self.find_executors(plan)[task]].lies
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
-        right = self._compute(execution_id, plan, task)
         executor = self.by_node[self.find_executors(plan)[task]]
-        return tuple(digest(out, "GPU") for out in right) if executor.is_foreign else right
+        return self._compute_on(executor, execution_id, plan, task)
 
     def verified_by(self, execution_id: str) -> list[tuple[int, str]]:
         """Return (task, node) of all that recomputed a task of an execution."""
@@ -830,17 +836,36 @@ class Simulation:
             error="" if found else "another determinism class",
             missing=missing,
         )
+        rulings = (ruling,)
         if able and command.determinism == FOREIGN_CLASS:  # members compare, within a tolerance
-            claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
             assert self.manifest.tasks[task].crosses_classes
-            ruling = ruling.model_copy(
-                update={
-                    "outputs": claimed if command.claim.outputs == claimed else (),
-                    "state": command.claim.state,
-                    "compared": True,
-                }
+            rulings = self._compare(ruling, command)
+        self.feed(account, ev.TaskRecomputed(execution_id, rulings))
+
+    def _compare(self, found: Ruling, command: cmd.RecomputeTask) -> tuple[Ruling, ...]:
+        """Return the rulings on the executor's claim and on those of validators."""
+        devices = ("GPU", "other GPU")
+        near = [tuple(digest(out, device) for out in found.outputs) for device in devices]
+        rulings = []
+        for claim in command.claims:
+            plan, validator = command.order.certificate.plan, None
+            author = self.find_executors(plan)[found.task]
+            if isinstance(claim, VerificationResult):
+                author = validator = claim.validator
+            hides = self.by_node[author].hides_outputs
+            right = claim.outputs in near and not hides
+            rulings.append(
+                found.model_copy(
+                    update={
+                        "outputs": claim.outputs if right else (),
+                        "state": claim.state,
+                        "compared": True,
+                        "validator": validator,
+                        "missing": (found.task,) if hides else (),
+                    }
+                )
             )
-        self.feed(account, ev.TaskRecomputed(execution_id, ruling))
+        return tuple(rulings)
 
     def _order(self, command: cmd.PushVerification) -> None:
         self.ordered.append((command.order.draw.execution_id, command.node))
@@ -860,7 +885,9 @@ class Simulation:
             task=order.task,
             validator=node.address,
             inputs=() if hidden else self._read_store(execution_id, plan, order.task),
-            outputs=self._compute(execution_id, plan, order.task) if right else ("0" * 64,),
+            outputs=self._compute_on(node, execution_id, plan, order.task)
+            if right
+            else ("0" * 64,),
             state=digest("state", execution_id, order.task),
             salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="its inputs are not in the store" if hidden else "",

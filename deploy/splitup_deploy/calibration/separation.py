@@ -1,12 +1,13 @@
 """Find a tolerance that separates correct results from perturbed ones. Pure functions.
 
-A tolerance has to accept every correct output and to reject every perturbed one. It is ``MARGIN``
-times the largest difference between variants, and must be ``MARGIN`` times below the smallest
-difference of a perturbation: code generators that were not measured may differ a little more,
-perturbations that were not tried a little less. A difference below one rounding counts as one
-rounding. Every further metric is one more way to reject a correct output, so a metric is added only
-for a perturbation that the metrics before it do not detect, relative L2 first. If no metric detects
-some perturbation, there is no tolerance, and only equal bytes count.
+A tolerance has to accept every correct output and to reject every perturbed one. It is in the
+middle (the geometric mean) of the largest difference between variants and the smallest difference
+of a perturbation, at least ``MARGIN`` times away from both: devices that were not measured may
+differ more, perturbations that were not tried less, and no stake may be taken from a correct node.
+A difference below one rounding counts as one rounding. Every further metric is one more way to
+reject a correct output, so a metric is added only for a perturbation that the metrics before it do
+not detect, relative L2 first. If no metric detects some perturbation, there is no tolerance, and
+only equal bytes count.
 """
 
 from __future__ import annotations
@@ -84,25 +85,30 @@ def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -
         return refuse("integers have to be equal" if any(honest.values()) else "equal everywhere")
     if not perturbations:
         return refuse("no perturbation changes it, so no bound can be derived")
-    bounds = {name: MARGIN * max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
-    chosen: list[str] = []
+    least = {name: max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
+    chosen: dict[str, int] = {}  # metric -> the smallest difference that it detects
     for perturbation, spread in perturbations.items():
         tells = [
             name
             for name in BOUNDS
-            if bounds[name] <= limits.MAX_TOLERANCE and spread[name] > MARGIN * bounds[name]
+            if MARGIN * MARGIN * least[name] < spread[name] and least[name] < limits.MAX_TOLERANCE
         ]
         if not tells:
             return refuse(f"'{perturbation}' differs too little from correct results")
-        if not set(tells) & set(chosen):
-            chosen.append(tells[0])
+        used = next((name for name in tells if name in chosen), tells[0])
+        chosen[used] = min(spread[used], chosen.get(used, spread[used]))
     return Calibration(
         dtype,
         honest,
         perturbations,
         Tolerance(
             dtype=dtype,  # type: ignore[arg-type]
-            **{name: bounds[name] if name in chosen else None for name in BOUNDS},
+            **{
+                name: min(limits.MAX_TOLERANCE, math.isqrt(least[name] * chosen[name]))
+                if name in chosen
+                else None
+                for name in BOUNDS
+            },
         ),
         "",
     )

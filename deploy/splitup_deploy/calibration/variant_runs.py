@@ -55,6 +55,8 @@ VARIANTS: Final = (
     Variant("clang, two threads", {"DEV": "CPU:CLANG"}, threads=2),
     Variant("LLVM", {"DEV": "CPU:LLVM"}),
     Variant("LLVM, not optimised", {"DEV": "CPU:LLVM", "NOOPT": "1"}),
+    Variant("OpenCL", {"DEV": "CL"}),
+    Variant("WebGPU", {"DEV": "WEBGPU"}),
 )
 
 

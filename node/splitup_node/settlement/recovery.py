@@ -8,25 +8,22 @@ as without the crash. An execution that was under way has been taken over by ano
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
-from splitup.storage.log_store import LogObject
 from splitup.storage.task_cache import Cache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
-from splitup_node.settlement.task_replay import TaskReplay, recompute
+from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -113,12 +110,12 @@ class Recovery:
     async def _run_task(self, execution: Execution, local: LocalTask, program: int) -> None:
         task = local.index
         first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
-        large: list[LogObject] = []
 
-        def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
+        async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
             for port, data in enumerate(outputs):
                 if step >= first[port]:
-                    large.extend(_append(execution, task, port, step, data))
+                    name = LogName(task, port, execution.node, step, apart=True)
+                    await append_output(execution.writer, execution.store, name, data)
 
         part = execution.add_part(task, self.engine.new_session())
         replay = TaskReplay(
@@ -130,19 +127,3 @@ class Recovery:
             execution.steps or 0,
         )
         part.digests = await recompute(self.engine, self.workers, program, replay, log)
-        await execution.store.write(large)
-
-
-def _append(
-    execution: Execution, task: int, port: int, step: int, data: bytes | memoryview
-) -> list[LogObject]:
-    """Add one output to the log; return it as an object to store if it is too large for a frame."""
-    digest = hashlib.sha256(data).digest()
-    is_large = len(data) > limits.INLINE_TENSOR_BYTES
-    execution.writer.append(
-        task, port, LogEntry(step, digest, len(data), None if is_large else data)
-    )
-    if not is_large:
-        return []
-    name = LogName(task, port, execution.node, step, apart=True)
-    return [LogObject(name, data, digest, len(data))]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from splitup.core import limits
 from splitup.graph.gates import shut
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Request
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
-from splitup.storage.log_store import LogStore, iter_tensors
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.storage.log_store import LogObject, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
-OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one entry per port
+# step, one entry per port
+OnOutputs = Callable[[int, Sequence[bytes | memoryview]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,24 @@ class TaskReplay:
     is_drawn: bool = False
 
 
+async def append_output(
+    writer: LogWriter, store: LogStore, name: LogName, data: bytes | memoryview
+) -> None:
+    """Log the output of step ``name.number``; store at once what is too large for a frame."""
+    digest = hashlib.sha256(data).digest()
+    is_large = len(data) > limits.INLINE_TENSOR_BYTES
+    if is_large:
+        await store.write([LogObject(name, data, digest, len(data))])
+    entry = LogEntry(name.number, digest, len(data), None if is_large else data)
+    writer.append(name.task, name.port, entry)
+
+
 async def recompute(
     engine: Engine,
     workers: Workers,
     program: int,
     replay: TaskReplay,
-    on_outputs: OnOutputs = lambda step, outputs: None,
+    on_outputs: OnOutputs | None = None,
 ) -> Digests:
     """Run all steps of a task from zero state, and return their digests.
 
@@ -69,14 +86,16 @@ async def recompute(
             if (zeros := shut(*specs, entry.gate, inputs)) is not None:
                 digests.add_inputs(zeros[0])
                 digests.add_outputs(zeros[1])
-                on_outputs(step, zeros[1])
+                if on_outputs is not None:
+                    await on_outputs(step, zeros[1])
                 continue
             if workers.restarts != worker:  # the new worker would begin with zero state
                 raise WorkerLost("the worker died while a task was recomputed")
             answer = await engine.step_loop.run_background(session, program, inputs)
             digests.add_inputs(inputs)
             digests.add_outputs(answer.outputs)
-            on_outputs(step, answer.outputs)
+            if on_outputs is not None:
+                await on_outputs(step, answer.outputs)
         if entry.state_bytes and steps:
             digests.state = await workers.digest_state(session)
     finally:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from splitup.chain.committee_reader import Committees
@@ -25,14 +25,15 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.protocol.committee.certificates import check_draw, check_plan
-from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
-from splitup.storage.log_store import LogStore
+from splitup.storage.log_store import LogStore, LogWriter
 from splitup.storage.task_cache import Cache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
-from splitup_node.settlement.task_replay import TaskReplay, recompute
+from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -128,17 +129,26 @@ class Verifier:
         context = self._context
         model_id = order.certificate.plan.request.model_id
         manifest = await context.cache.fetch_manifest(model_id)
-        async with context.loaded_tasks.use(model_id, order.task) as program:
-            replay = TaskReplay(
-                context.open_store(order),
-                order.certificate.plan.request,
-                manifest,
-                order.executors,
-                order.task,
-                order.steps,
-                is_drawn=True,
-            )
-            return await recompute(context.engine, context.workers, program, replay)
+        store, request = context.open_store(order), order.certificate.plan.request
+        replay = TaskReplay(
+            store, request, manifest, order.executors, order.task, order.steps, is_drawn=True
+        )
+        node = context.identity.address
+        writer = LogWriter(request.execution_id, node, store)
+
+        async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
+            for port, data in enumerate(outputs):
+                name = LogName(order.task, port, node, step, apart=True)
+                await append_output(writer, store, name, data)
+
+        keep = log if compares_numbers(order, manifest) else None
+        try:
+            async with context.loaded_tasks.use(model_id, order.task) as program:
+                found = await recompute(context.engine, context.workers, program, replay, keep)
+            await writer.finish()  # before the commitment: who cannot show it has none
+        finally:
+            await writer.close()
+        return found
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result and reveal it when that is due; a failure is sent at once."""

@@ -36,7 +36,7 @@ from splitup.messages.verification import VerificationOrder
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 
 _UPLOAD_KEY: Final = re.compile(
@@ -210,6 +210,10 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
     )
     if read.node not in authors:
         raise _refuse(f"{read.node} writes no log of task {read.task}")
+    return _make_read(plan, read)
+
+
+def _make_read(plan: Plan, read: LogRead) -> Right:
     return Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
 
 
@@ -227,9 +231,10 @@ def compute_verification_rights(
 ) -> list[Right]:
     """Return the rights of a drawn validator: the task's graph and weights, and inputs on request.
 
-    Committee members have them too, since they recompute disputed tasks, and may also read the
-    claimed outputs, to compare numbers. Validators may not: one that could read the outputs would
-    not have to compute them.
+    Where members may have to compare numbers (``compares_numbers``), it may write a log of its own
+    outputs. Committee members have the rights to read too, since they recompute disputed tasks, and
+    may also read the claimed outputs, the executor's and validators'. Validators may not: one that
+    could read outputs would not have to compute them.
     """
     order = request.order
     plan = order.certificate.plan
@@ -243,28 +248,42 @@ def compute_verification_rights(
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
     if not plan.has_candidates(order.draw.executors):
         raise _refuse(f"the draw does not name a candidate for every task of {execution}")
-    if not is_member and requester not in _find_validator_keys(order, manifest):
+    validators = {} if is_member else _find_validators(order, manifest)
+    if not is_member and requester not in validators:
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )
+    if request.writes and (is_member or not compares_numbers(order, manifest)):
+        raise _refuse(f"nobody compares numbers of task {order.task} of execution {execution}")
     readable = set(get_sources(manifest, order.task))
     if is_member:
         readable |= {(order.task, port) for port in range(len(manifest.tasks[order.task].outputs))}
     for read in request.reads:
         if (read.task, read.port) not in readable:
             raise _refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
-    reads = [_read_right(plan, read) for read in request.reads]
-    return _unique([*_task_rights(manifest.tasks[order.task]), *reads])
+    rights = _task_rights(manifest.tasks[order.task])
+    for write in request.writes:
+        if write.task != order.task:
+            raise _refuse(f"{requester} recomputes task {order.task}, not {write.task}")
+        check_log_size(write, plan, manifest)
+        name = LogName(write.task, write.port, validators[requester], write.number, write.apart)
+        key = name.get_key(execution)
+        rights.append(Right("PUT", key, write.length_bytes, write.sha256))
+    for read in request.reads:
+        is_claim = is_member and read.task == order.task  # of the executor, or of any validator
+        rights.append(_make_read(plan, read) if is_claim else _read_right(plan, read))
+    return _unique(rights)
 
 
-def _find_validator_keys(order: VerificationOrder, manifest: Manifest) -> set[str]:
+def _find_validators(order: VerificationOrder, manifest: Manifest) -> dict[str, str]:
+    """Return the nodes that the order shows as validators, by signing key."""
     task_id, executor = manifest.tasks[order.task].task_id, order.executors[order.task]
     try:
         nodes = check_validators(order.snapshot, order.certificate.plan, executor, task_id)
     except PeerFault as error:
         raise _refuse(f"the order does not prove who may verify: {error}") from None
     entries = (order.snapshot.find(node) for node in nodes)
-    return {entry.signing_key for entry in entries if entry is not None}
+    return {entry.signing_key: entry.node for entry in entries if entry is not None}
 
 
 def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:

@@ -338,6 +338,7 @@ class Gateway:
         rights = compute_verification_rights(
             asked, manifest, key, sampling_bps, is_member=is_member
         )
+        self._log_quota.take(rights, order.certificate.plan, manifest)
         return _Answer(
             f"{request.execution_id} task {order.task}",
             Grants(grants=await self._presign(rights, expiry_s)),

@@ -14,6 +14,7 @@ from typing import Any, Final
 from splitup.core import limits, tuning
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
+from splitup.protocol.settlement.proof_of_sampling import compute_ruling_s
 from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
 
 _MODULE: Final = "splitup_oracle.member.recompute_process"
@@ -32,24 +33,29 @@ class Replay:
     gate: int | None  # as in the manifest
     determinism: str
     memory_bytes: int  # of all tensors: weights, states and values
-    claimed: Sequence[Path] = ()  # per output, to compare within ``tolerances``
+    claims: Sequence[Sequence[Path]] = ()  # each per output, to compare within ``tolerances``
     tolerances: Sequence[Tolerance] = ()
     logits: int | None = None  # index of the output that holds them
+    seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
 
 
 async def replay(job: Replay) -> dict[str, Any]:
     """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
 
-    With ``claimed`` outputs also whether they are ``accepted``. Raises Unavailable if it failed:
-    another determinism class, not enough memory or time, a crash. The message ends with the last
-    line that the process wrote to stderr.
+    Also which of the claims are ``accepted``, one bool for each, and whether the result is defined
+    (``is_defined``): if it is not, rounding alone may be why a claim is not accepted. Raises
+    Unavailable if it failed: another determinism class, not enough memory or time, a crash. The
+    message ends with the last line that the process wrote to stderr.
     """
     device = _find_device(job.determinism)
     on_cpu = device.startswith("CPU:")
-    time_s = limits.RULING_S + limits.RULING_STEP_S * job.steps
+    programs = 4 if job.seed else 2  # with noise the task is computed by a second program
+    time_s = compute_ruling_s(job.memory_bytes, job.steps)
     weights = [] if job.weights is None else [job.weights]
-    with open_files([job.task, *weights, *job.inputs, *job.claimed]) as files:
+    paths = [path for claim in job.claims for path in claim]
+    with open_files([job.task, *weights, *job.inputs, *paths]) as files:
         task, *rest = files
+        claimed = iter(rest[len(weights) + len(job.inputs) :])
         question = {
             "task": task,
             "weights": rest.pop(0) if weights else None,
@@ -57,16 +63,18 @@ async def replay(job: Replay) -> dict[str, Any]:
             "steps": job.steps,
             "gate": job.gate,
             "determinism": job.determinism,
-            "claimed": rest[len(job.inputs) :],
+            "claims": [[next(claimed) for _ in claim] for claim in job.claims],
             "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
             "logits": job.logits,
-            "memory_bytes": 2 * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
+            "seed": job.seed,
+            "memory_bytes": programs * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES
+            if on_cpu
+            else 0,
             "vram_bytes": job.memory_bytes,
             "cpu_s": int(2 * time_s),
         }
         found = await _ask(device, question, time_s, files)
-    expected = {"inputs", "outputs", "state"} | ({"accepted"} if job.claimed else set())
-    if found.keys() != expected:
+    if found.keys() != {"inputs", "outputs", "state", "accepted", "is_defined"}:
         raise Unavailable(f"the recomputation answered with {sorted(found)}")
     return found
 

@@ -1,15 +1,17 @@
 """A confined process that recomputes one task from stored inputs and zero state.
 
 It answers ``{}`` with the class it computes in, ``{"determinism": …}``, and a job with the digests
-``{"inputs": […], "outputs": […], "state": …}``, and ``accepted`` if something is claimed. A job:
+``{"inputs": […], "outputs": […], "state": …, "accepted": […], "is_defined": …}``, a bool per claim,
+and whether the results are defined well enough to refuse any. A job:
 
     task, weights    descriptors of open files; weights null for a task without any
     inputs           per input port the tensors of all steps, each preceded by its length
     steps            the number of steps
     gate             the input that shuts the task when it is zero (splitup.graph.gates), or null
     determinism      the class to compute in; another class is an error
-    claimed          per output port a file like an input's, to be compared with the result; or []
+    claims           lists that hold per output port a file like an input's, to be compared
     tolerances       the task's tolerances, for this comparison
+    seed             of the noise that shows what rounding changes (splitup.graph.noise), or ""
     logits           the index of the output that holds logits, or null
     vram_bytes       the memory that the manifest says the task needs
     memory_bytes     limit of the address space; 0 for none (a GPU maps far more than it uses)
@@ -22,15 +24,21 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
+from splitup.graph import gates
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
+from splitup.graph.noise import add_noise
+from splitup.graph.rules import load_graph
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
+
+if TYPE_CHECKING:
+    from splitup.backend import runtime
 
 _LENGTH_BYTES: Final = 8
 
@@ -49,53 +57,113 @@ def read_tensor(file: BinaryIO) -> bytes:
 def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the digests of a job; raise InvalidInput, InvalidModel, or tinygrad's errors."""
     from splitup.backend import runtime  # after the limits: it opens the device
-    from splitup.graph import gates
 
     found = runtime.describe_device().determinism_class
     if found != job["determinism"]:
         raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
-    weights = None if job["weights"] is None else os.fdopen(job["weights"], "rb")
-    with os.fdopen(job["task"], "rb") as task:
-        program = runtime.TaskProgram(task.read(), weights, memory_bytes=job["vram_bytes"])
+    graph = _read(job["task"])
+    program = runtime.TaskProgram(graph, _open_weights(job), memory_bytes=job["vram_bytes"])
     if len(job["inputs"]) != len(program.inputs):
         raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
     state = program.new_state()
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
-    files = [os.fdopen(file, "rb") for file in job["inputs"]]
-    comparison = _ClaimComparison(job, program.outputs)
-    for _ in range(job["steps"]):
-        tensors = [read_tensor(file) for file in files]
-        zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
-        if zeros is not None:
-            tensors, results = zeros
-        else:
-            results = program.run(state, tensors)
-        for digest, tensor in zip(inputs, tensors, strict=True):
+    claims = [_ClaimComparison(job, program.outputs, claimed) for claimed in job["claims"]]
+    for tensors in _iter_steps(job, job["steps"]):
+        read, results = _run(program, state, job, tensors)
+        for digest, tensor in zip((*inputs, *outputs), (*read, *results), strict=True):
             digest.add_tensor(tensor)
-        for digest, tensor in zip(outputs, results, strict=True):
-            digest.add_tensor(tensor)
-        comparison.compare(results)
+        for claim in claims:
+            claim.compare(results)
     has_state = program.states and job["steps"]
+    refused_at = [claim.refused_at for claim in claims if claim.refused_at is not None]
     return {
         "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
-        **comparison.get_result(),
+        "accepted": [claim.refused_at is None for claim in claims],
+        "is_defined": not (refused_at and job["seed"])
+        or _is_defined(job, graph, program, max(refused_at) + 1),
     }
+
+
+def _is_defined(
+    job: Mapping[str, Any], graph: bytes, program: runtime.TaskProgram, steps: int
+) -> bool:
+    """Return whether noise in every rounding changes the first steps by half the tolerance at most.
+
+    Raises InvalidModel when the noisy task is too large to compile.
+    """
+    from splitup.backend import runtime
+
+    noisy = runtime.TaskProgram(
+        add_noise(load_graph(graph), job["seed"]).to_bytes(), _open_weights(job)
+    )
+    half = [_halve(Tolerance.model_validate(value)) for value in job["tolerances"]]
+    states = program.new_state(), noisy.new_state()
+    for tensors in _iter_steps(job, steps):
+        _, exact = _run(program, states[0], job, tensors)
+        _, noised = _run(noisy, states[1], job, tensors)
+        for place, port in enumerate(program.outputs):
+            tolerance, is_logits = find_tolerance(half, port.dtype), place == job["logits"]
+            found = compare_tensors(
+                port, noised[place], exact[place], tolerance, is_logits=is_logits
+            )
+            if not found.is_accepted:
+                return False
+    return True
+
+
+def _halve(tolerance: Tolerance) -> Tolerance:
+    bounds = {name: bound // 2 for name, bound in tolerance.list_bounds().items()}
+    return tolerance.model_copy(update=bounds)
+
+
+def _read(file: int) -> bytes:
+    with os.fdopen(os.dup(file), "rb") as opened:
+        opened.seek(0)
+        return opened.read()
+
+
+def _open_weights(job: Mapping[str, Any]) -> BinaryIO | None:
+    if job["weights"] is None:
+        return None
+    file = os.fdopen(os.dup(job["weights"]), "rb")
+    file.seek(0)
+    return file
+
+
+def _iter_steps(job: Mapping[str, Any], steps: int) -> Iterator[list[bytes]]:
+    """Yield the tensors of all inputs, step by step, from the first one on."""
+    files = [os.fdopen(os.dup(file), "rb") for file in job["inputs"]]
+    for file in files:
+        file.seek(0)  # a copy of a descriptor shares its place in the file
+    for _ in range(steps):
+        yield [read_tensor(file) for file in files]
+
+
+def _run(
+    program: runtime.TaskProgram, state: Any, job: Mapping[str, Any], tensors: list[bytes]
+) -> tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]]:
+    """Run a step; return what counts as its inputs, and its outputs."""
+    zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
+    return (tensors, program.run(state, tensors)) if zeros is None else zeros
 
 
 class _ClaimComparison:
     """Compares the outputs that a node of another class claims with our own, step by step."""
 
-    def __init__(self, job: Mapping[str, Any], ports: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self, job: Mapping[str, Any], ports: Sequence[TensorSpec], claimed: Sequence[int]
+    ) -> None:
         self._ports = ports
-        self._files = [os.fdopen(file, "rb") for file in job["claimed"]]
-        if len(self._files) not in (0, len(ports)):
+        self._files = [os.fdopen(file, "rb") for file in claimed]
+        if len(self._files) != len(ports):
             raise InvalidInput(f"the task has {len(ports)} outputs, not {len(self._files)}")
         self._tolerances = [Tolerance.model_validate(value) for value in job["tolerances"]]
         self._logits = job["logits"]
-        self._accepted = True
+        self._steps = 0
+        self.refused_at: int | None = None  # the first step that differs too much
 
     def compare(self, results: Sequence[bytes | memoryview]) -> None:
         """Compare one step's outputs."""
@@ -105,11 +173,9 @@ class _ClaimComparison:
             found = compare_tensors(
                 port, claimed, results[place], tolerance, is_logits=place == self._logits
             )
-            self._accepted = self._accepted and found.is_accepted
-
-    def get_result(self) -> dict[str, Any]:
-        """Return whether the claimed outputs are accepted; nothing if there are none."""
-        return {"accepted": self._accepted} if self._files else {}
+            if self.refused_at is None and not found.is_accepted:
+                self.refused_at = self._steps
+        self._steps += 1
 
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:

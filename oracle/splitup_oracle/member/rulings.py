@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +16,9 @@ from splitup.core.errors import SplitUpError, Unavailable
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.messages.base import CLIENT
-from splitup.messages.completions import EMPTY_DIGEST
+from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.storage import Grants
-from splitup.messages.verification import Ruling
+from splitup.messages.verification import Ruling, VerificationResult
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
 from splitup.protocol.committee.commands import RecomputeTask
@@ -45,22 +45,23 @@ class Rulings:
         self._classes: dict[str, str] = {}
         shutil.rmtree(directory, ignore_errors=True)  # left by a member that was killed
 
-    async def recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
-        """Return this machine's result for the task, or a ruling that states why there is none."""
+    async def recompute(self, command: RecomputeTask, manifest: Manifest) -> tuple[Ruling, ...]:
+        """Return what this machine finds about the executor's claim, and about validators'.
+
+        One ruling says so where there is no result.
+        """
         order = command.order
         try:
             async with self._turn:
                 return await self._recompute(command, manifest)
         except (SplitUpError, OSError) as error:
             _log.warning("task %d cannot be recomputed here: %s", order.task, error)
-            return Ruling(
-                task=order.task, inputs=(), outputs=(), state=EMPTY_DIGEST, error=str(error)[:200]
-            )
+            return (_fail(order.task, error=str(error)[:200]),)
 
-    async def _recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
+    async def _recompute(self, command: RecomputeTask, manifest: Manifest) -> tuple[Ruling, ...]:
         order = command.order
         task = manifest.tasks[order.task]
-        grants = await self._gateway.verification_grants(order, ())
+        grants = await self._gateway.verification_grants(order)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._directory) as name:
             directory = Path(name)
@@ -72,9 +73,10 @@ class Rulings:
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
             sources = get_sources(manifest, order.task)
             specs = [port.spec for port in task.inputs]
-            logs, missing = await self._store_logs(command, sources, specs, directory, "input")
+            read = _Reading(sources, specs, order.executors, directory / "input")
+            logs, missing = await self._store_logs(command, read)
             if missing:
-                return _miss(order.task, missing)
+                return (_fail(order.task, missing),)
             job = recomputation.Replay(
                 directory=directory,
                 task=graph,
@@ -89,56 +91,57 @@ class Rulings:
                 return await self._compare(command, manifest, job)
             stored = None
             if task.crosses_classes:
-                stored = await self._store_claimed(command, manifest, job)
-            found = await recomputation.replay(stored or job)
-            close = found.pop("accepted", False)
-        return Ruling.from_value({"task": order.task, "error": "", "close": close, **found})
+                stored = await self._store_claim(command, manifest, command.claim, directory)
+            found = await recomputation.replay(_add_claims(job, manifest, order.task, [stored]))
+            close = any(found.pop("accepted"))
+            del found["is_defined"]
+        return (Ruling.from_value({"task": order.task, "error": "", "close": close, **found}),)
 
     async def _compare(
         self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
-    ) -> Ruling:
-        """Compare the outputs that the executor stored with this machine's, of another class."""
-        order, claim = command.order, command.claim
-        stored = await self._store_claimed(command, manifest, job)
-        if stored is None:
-            return _miss(order.task, (order.task,))
-        found = await recomputation.replay(replace(stored, determinism=await self._find_class("")))
-        return Ruling.from_value(
-            {
-                "task": order.task,
-                "inputs": found["inputs"],
-                "outputs": claim.outputs if found["accepted"] else (),
-                "state": claim.state,
-                "error": "",
-                "compared": True,
-            }
+    ) -> tuple[Ruling, ...]:
+        """Compare the outputs that each party stored with this machine's, of another class."""
+        order, claims = command.order, command.claims
+        stored = [
+            await self._store_claim(command, manifest, claim, job.directory) for claim in claims
+        ]
+        seed = f"{order.draw.seed}/{order.task}"
+        job = replace(job, determinism=await self._find_class(""), seed=seed)
+        found = await recomputation.replay(_add_claims(job, manifest, order.task, stored))
+        if not found["is_defined"]:
+            raise Unavailable("rounding alone changes its results by more than a lie might")
+        accepted = iter(found["accepted"])
+        return tuple(
+            Ruling.from_value(
+                {
+                    "task": order.task,
+                    "inputs": found["inputs"],
+                    "outputs": claim.outputs if files is not None and next(accepted) else (),
+                    "state": claim.state,
+                    "error": "",
+                    "missing": (order.task,) if files is None else (),
+                    "compared": True,
+                    "validator": _get_validator(claim),
+                }
+            )
+            for claim, files in zip(claims, stored, strict=True)
         )
 
-    async def _store_claimed(
-        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
-    ) -> recomputation.Replay | None:
-        """Return the job with the executor's stored outputs, to be compared with the result.
-
-        None when the stored outputs are not the committed ones.
-        """
-        order, claim = command.order, command.claim
-        task = manifest.tasks[order.task]
-        outputs = [(order.task, port) for port in range(len(task.outputs))]
-        specs = [port.spec for port in task.outputs]
-        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+    async def _store_claim(
+        self, command: RecomputeTask, manifest: Manifest, claim: _Claim, directory: Path
+    ) -> list[Path] | None:
+        """Read the outputs that a party stored; None when they are not what it committed to."""
+        task = command.order.task
+        outputs = manifest.tasks[task].outputs
+        authors = list(command.order.executors)
+        authors[task] = _get_validator(claim) or authors[task]
+        ports = [(task, port) for port in range(len(outputs))]
+        specs = [port.spec for port in outputs]
+        read = _Reading(ports, specs, authors, directory / f"output-{authors[task]}")
+        logs, missing = await self._store_logs(command, read)
         if missing or tuple(digest for _, digest in logs) != claim.outputs:
             return None
-        logits = [
-            port.port
-            for port in manifest.outputs
-            if port.task == order.task and port.name == _LOGITS
-        ]
-        return replace(
-            job,
-            claimed=[path for path, _ in logs],
-            tolerances=task.tolerances,
-            logits=logits[0] if logits else None,
-        )
+        return [path for path, _ in logs]
 
     async def _computes_as(self, determinism: str) -> bool:
         try:
@@ -169,12 +172,7 @@ class Rulings:
         await asyncio.to_thread(path.write_bytes, data)
 
     async def _store_logs(
-        self,
-        command: RecomputeTask,
-        sources: Sequence[PortId],
-        specs: Sequence[TensorSpec],
-        directory: Path,
-        prefix: str,
+        self, command: RecomputeTask, read: _Reading
     ) -> tuple[list[tuple[Path, str]], tuple[int, ...]]:
         """Read the logs of ports into files; return (file, digest) of each.
 
@@ -185,13 +183,13 @@ class Rulings:
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
         files: list[tuple[Path, str]] = []
         missing: set[int] = set()
-        for number, (source, spec) in enumerate(zip(sources, specs, strict=True)):
-            path = directory / f"{prefix}-{number}"
+        for number, (source, spec) in enumerate(zip(read.sources, read.specs, strict=True)):
+            path = read.prefix.with_name(f"{read.prefix.name}-{number}")
             tensors = iter_tensors(
                 store,
                 order.certificate.plan.request,
                 source,
-                order.executors,
+                read.authors,
                 spec,
                 order.steps,
                 is_drawn=True,
@@ -205,11 +203,44 @@ class Rulings:
             except LogIncomplete as error:
                 if source[0] == CLIENT:
                     raise
-                _log.warning("task %d lacks an input: %s", order.task, error)
+                _log.warning("task %d cannot be compared: %s", order.task, error)
                 missing.add(source[0])
             files.append((path, digest.hexdigest()))
         return files, tuple(sorted(missing))
 
 
-def _miss(task: int, missing: tuple[int, ...]) -> Ruling:
-    return Ruling(task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="", missing=missing)
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Logs to read into files whose names begin with ``prefix``; ``authors`` are by task."""
+
+    sources: Sequence[PortId]
+    specs: Sequence[TensorSpec]
+    authors: Sequence[str]
+    prefix: Path
+
+
+_Claim = TaskCommitment | VerificationResult
+
+
+def _get_validator(claim: _Claim) -> str | None:
+    """Return whose claim it is, None for the executor's."""
+    return claim.validator if isinstance(claim, VerificationResult) else None
+
+
+def _add_claims(
+    job: recomputation.Replay, manifest: Manifest, task: int, claims: Sequence[list[Path] | None]
+) -> recomputation.Replay:
+    """Return the job with what is to be compared with its result."""
+    logits = [p.port for p in manifest.outputs if p.task == task and p.name == _LOGITS]
+    return replace(
+        job,
+        claims=[files for files in claims if files is not None],
+        tolerances=manifest.tasks[task].tolerances,
+        logits=logits[0] if logits else None,
+    )
+
+
+def _fail(task: int, missing: tuple[int, ...] = (), error: str = "") -> Ruling:
+    return Ruling(
+        task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error=error, missing=missing
+    )

@@ -362,8 +362,8 @@ class Member:
         request = command.order.certificate.plan.request
         manifest = self.machine.find_manifest(request.model_id)
         if manifest is not None:  # the machine made the order with it
-            ruling = await self._rulings.recompute(command, manifest)
-            self.feed(TaskRecomputed(request.execution_id, ruling))
+            rulings = await self._rulings.recompute(command, manifest)
+            self.feed(TaskRecomputed(request.execution_id, rulings))
 
     async def _fetch_manifest(self, model_id: str) -> None:
         manifest = await self._contents.fetch_manifest(model_id)

@@ -12,7 +12,7 @@ from typing import Any
 from splitup.crypto.quorum import ExecutionHistory, Settlement
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.plans import PlanCertificate, PlanNode, Request
-from splitup.messages.verification import VerificationOrder
+from splitup.messages.verification import VerificationOrder, VerificationResult
 from splitup.protocol.committee.peer_messages import Equivocation, GossipMessage
 
 
@@ -123,12 +123,18 @@ class RecomputeTask:
     """Recompute a disputed task here; the shell answers with TaskRecomputed.
 
     ``determinism`` is the executor's class. If this machine computes in another class and the task
-    has a tolerance, the result is compared with ``claim`` instead.
+    has a tolerance, the result is compared with ``claim`` instead, and with what validators say.
     """
 
     order: VerificationOrder
     determinism: str
     claim: TaskCommitment
+    results: tuple[VerificationResult, ...] = ()
+
+    @property
+    def claims(self) -> tuple[TaskCommitment | VerificationResult, ...]:
+        """Return what is compared: the executor's claim, then the validators'."""
+        return self.claim, *self.results
 
 
 @dataclass(frozen=True, slots=True)

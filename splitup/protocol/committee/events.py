@@ -243,10 +243,10 @@ class SnapshotFetched:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecomputed:
-    """The result of a RecomputeTask; if it failed the ruling states why."""
+    """The results of a RecomputeTask, one for each claim; if it failed one states why."""
 
     execution_id: str
-    ruling: Ruling
+    rulings: tuple[Ruling, ...]
 
 
 @dataclass(frozen=True, slots=True)

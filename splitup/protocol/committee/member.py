@@ -294,7 +294,7 @@ class CommitteeMember:
                 commands = self._content_store.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
             case TaskRecomputed():
-                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
+                return self._settlements.process_rulings(event.execution_id, event.rulings, now)
             case PlanPushed():
                 return self._plans.process_pushed(event.execution_id, event.unreached, now)
             case MemberLost():

@@ -139,7 +139,7 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
         unverifiable=tuple(
             number
             for number, task in enumerate(manifest.tasks)
-            if not index.classes.get(task.task_id)
+            if not index.classes.get(task.task_id) and not task.crosses_classes
         ),
     )
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from splitup.core.errors import PeerFault
 from splitup.crypto.merkle import make_proof
+from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import (
+    UNRULED,
     OpenedEntry,
     OpenedSnapshot,
     Snapshot,
@@ -19,6 +21,7 @@ from splitup.messages.snapshots import (
     make_entry_leaves,
     make_snapshot_header,
 )
+from splitup.messages.verification import VerificationOrder
 from splitup.protocol.planning.selection import Index, may_check
 
 
@@ -37,6 +40,17 @@ def open_snapshot(snapshot: Snapshot, nodes: Sequence[str]) -> OpenedSnapshot:
             for row in rows
         ),
     )
+
+
+def compares_numbers(order: VerificationOrder, manifest: Manifest) -> bool:
+    """Return whether members would compare outputs of a task to decide about it.
+
+    They do not compute in the executor's class, and every output has a tolerance. Then validators
+    store their outputs before they commit to them.
+    """
+    entry = order.snapshot.find(order.executors[order.task])
+    is_unruled = entry is not None and entry.determinism.startswith(UNRULED)
+    return is_unruled and manifest.tasks[order.task].crosses_classes
 
 
 def check_validators(

@@ -48,7 +48,7 @@ class Attestations:
         self._unable: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[Silence] = set()
-        self._rulings: dict[int, Ruling] = {}
+        self._rulings: dict[tuple[int, str], Ruling] = {}  # by task and whose claim
         self._own: dict[tuple[int, str], Ruling] = {}  # (task, member) -> what it got
 
     def renew(self) -> Attestations:
@@ -75,7 +75,7 @@ class Attestations:
         return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
-        if isinstance(statement, Ruling):
+        if isinstance(statement, Ruling) and statement.validator is None:
             known = self._own.get((statement.task, member))
             if known is None or known.error or known.missing:
                 self._own[statement.task, member] = statement
@@ -97,10 +97,10 @@ class Attestations:
                 self._fixed.setdefault((task, validator), root)
             case Silence():
                 self._silent.add(statement)
-            case Ruling(task=task):
-                known = self._rulings.get(task)
+            case Ruling(claim=claim):
+                known = self._rulings.get(claim)
                 if known is None or (known.missing and not statement.missing) or statement.close:
-                    self._rulings[task] = statement  # a result outweighs missing inputs
+                    self._rulings[claim] = statement  # a result outweighs missing inputs
             case _ as never:
                 assert_never(never)
 
@@ -119,12 +119,13 @@ class Attestations:
     def is_silent(self, node: str, task: int | None) -> bool:
         return Silence(node=node, task=task) in self._silent
 
-    def find_ruling(self, task: int) -> Ruling | None:
+    def find_ruling(self, task: int, validator: str = "") -> Ruling | None:
         """Return the ruling on a disputed task that 2f+1 members reached independently, or None.
 
-        It may state that they all lacked the same inputs.
+        It may state that they all lacked the same inputs. With ``validator`` it is about what that
+        one claims instead of the executor.
         """
-        return self._rulings.get(task)
+        return self._rulings.get((task, validator))
 
     def find_statement(self, task: int, member: str) -> Ruling | None:
         """Return what one member says that it got when it recomputed a task, or None."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
 from splitup.core import limits
@@ -258,31 +259,33 @@ def is_disputed(commitment: TaskCommitment, usable: Sequence[VerificationResult]
     return not all(agrees(commitment, result) for result in usable)
 
 
+def compute_ruling_s(memory_bytes: int, steps: int) -> float:
+    """Return how long a member may take to recompute a task of this size, in seconds."""
+    step_s = max(limits.RULING_STEP_S, memory_bytes / limits.RULING_BYTES_PER_S)
+    return limits.RULING_S + step_s * steps
+
+
 def judge(
     commitment: TaskCommitment,
     executor: str,
     usable: Sequence[VerificationResult],
     ruling: Ruling | None,
+    compared: Mapping[str, Ruling | None] = MappingProxyType({}),
 ) -> Verdict:
     """Return the final verdict on a task, once all needed answers are here.
 
     ``usable`` are in the order of the validators' ranks. ``ruling`` is what 2f+1 members
-    recomputed, None when they cannot; a ruling that only ``compared`` across classes convicts
-    nobody but the executor. Several validators may belong to one operator, so their answers alone
-    never cost stake: without a ruling they decide only about the pay.
+    recomputed, None when they cannot; if they compared across classes, ``compared`` are their
+    rulings on each validator. Several validators may belong to one
+    operator, so their answers alone never cost stake: without a ruling they decide only about the
+    pay.
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
     if ruling is not None and ruling.inputs != commitment.inputs:
         ruling = None
     if ruling is not None and ruling.compared:
-        if not ruling.outputs:
-            return Verdict(
-                task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
-            )
-        if not usable:
-            return Verdict(task, Outcome.HONEST, (), ())
-        ruling = None  # it cannot tell which validators computed the right bytes
+        return _judge_numbers(task, executor, usable, ruling, compared)
     if usable and not contradicting and ruling is None:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
     if ruling is None:
@@ -294,6 +297,31 @@ def judge(
     if agrees(commitment, ruling):
         return Verdict(task, Outcome.HONEST, right, wrong)
     return Verdict(task, Outcome.LIED, right, (executor, *wrong), close=ruling.close)
+
+
+def _judge_numbers(
+    task: int,
+    executor: str,
+    usable: Sequence[VerificationResult],
+    ruling: Ruling,
+    compared: Mapping[str, Ruling | None],
+) -> Verdict:
+    """Return the verdict where members compared each party's outputs with their own.
+
+    Outputs within the tolerance are right, and several different ones may be; states are not
+    compared. A validator that has not stored the outputs to which it committed lied: it stores them
+    first. One on which there is no ruling is neither paid nor punished.
+    """
+    outcome = Outcome.WITHHELD if ruling.missing else Outcome.LIED
+    if ruling.outputs:
+        outcome = Outcome.HONEST
+    right: list[str] = []
+    wrong = [executor] if outcome is Outcome.LIED else []
+    for result in usable:
+        found = compared.get(result.validator)
+        if found is not None:
+            (right if found.outputs else wrong).append(result.validator)
+    return Verdict(task, outcome, tuple(right), tuple(wrong))
 
 
 def compute_settlement(

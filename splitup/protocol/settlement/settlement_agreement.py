@@ -10,7 +10,7 @@ members reach the same settlement.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from splitup.core import tuning
@@ -240,13 +240,15 @@ class SettlementAgreement:
         state.add_validator_commitment(validator_commitment)
         return self._advance(state, now)
 
-    def process_ruling(self, execution_id: str, ruling: Ruling, now: float) -> list[Command]:
-        """Record the result of a task that we recomputed ourselves."""
+    def process_rulings(
+        self, execution_id: str, rulings: Sequence[Ruling], now: float
+    ) -> list[Command]:
+        """Record the results of a task that we recomputed ourselves."""
         state = self._states.get(execution_id)
         if state is None:
             return []
         if state.verification is not None:
-            self._verification_rounds.process_ruling(state.verification, ruling)
+            self._verification_rounds.process_rulings(state.verification, rulings)
         return self._advance(state, now)
 
     def process_result(

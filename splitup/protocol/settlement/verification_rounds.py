@@ -8,6 +8,7 @@ mismatch, what each of them got when it recomputed the task itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from splitup.core import limits, tuning
@@ -19,6 +20,7 @@ from splitup.messages.verification import (
     Ruling,
     Silence,
     VerificationOrder,
+    VerificationResult,
 )
 from splitup.protocol.committee.commands import (
     Command,
@@ -30,11 +32,12 @@ from splitup.protocol.committee.commands import (
 from splitup.protocol.committee.context import MemberContext, compute_member_order
 from splitup.protocol.committee.peer_messages import Attested
 from splitup.protocol.planning.validators import open_snapshot
-from splitup.protocol.settlement.attestations import Attestations, sign_attestation
+from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.protocol.settlement.proof_of_sampling import (
     Outcome,
     Verdict,
     agrees,
+    compute_ruling_s,
     is_disputed,
     judge,
 )
@@ -68,15 +71,16 @@ class VerificationRounds:
                 commands += _order(verification, check, now)
         return commands
 
-    def process_ruling(self, verification: Verification, ruling: Ruling) -> None:
+    def process_rulings(self, verification: Verification, rulings: Sequence[Ruling]) -> None:
         """Keep what we recomputed ourselves; it is attested at the next step."""
-        check = verification.checks.get(ruling.task)
-        if check is None:
-            return
-        check.is_recomputing = False
-        known = verification.rulings.get(ruling.task)
-        if known is None or known.missing:
-            verification.rulings[ruling.task] = ruling
+        for ruling in rulings:
+            check = verification.checks.get(ruling.task)
+            if check is None:
+                continue
+            check.is_recomputing = False
+            known = verification.rulings.get(ruling.claim)
+            if known is None or known.missing:
+                verification.rulings[ruling.claim] = ruling
 
     # ---- attestations -----------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class VerificationRounds:
             if not check.is_heard(attestations, commitment):
                 return []
             usable = check.get_usable(attestations, commitment)
-            ruling = None
+            ruling, compared = None, {}
             task = verification.context.manifest.tasks[check.task]
             is_judged = check.validators or task.crosses_classes
             disputed = is_disputed(commitment, usable) or bool(is_judged and not usable)
@@ -160,11 +164,19 @@ class VerificationRounds:
                     return commands
                 disputed = doubts
             if disputed:
-                commands += self._ask_for_ruling(execution_id, verification, check, commitment, now)
+                commands += self._ask_for_ruling(
+                    execution_id, verification, check, commitment, now, usable
+                )
                 ruling = attestations.find_ruling(check.task)
-                if ruling is None and not self._is_undecidable(attestations, check, now):
+                if ruling is not None and ruling.compared:
+                    compared = {
+                        result.validator: attestations.find_ruling(check.task, result.validator)
+                        for result in usable
+                    }
+                is_open = ruling is None or None in compared.values()
+                if is_open and not self._is_undecidable(verification, check, now):
                     return commands
-            verdict = judge(commitment, executor, usable, ruling)
+            verdict = judge(commitment, executor, usable, ruling, compared)
         withheld = check.get_withheld(attestations)
         verdict = replace(verdict, silent=withheld)
         if verification.verdicts.get(check.task) != verdict:
@@ -192,7 +204,7 @@ class VerificationRounds:
             return True, False
         if check.outsider_at is None:
             check.outsider_at = now
-        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        patience_s = _compute_patience_s(verification, check)
         late = int((now - check.outsider_at) / patience_s)
         for member, found, doubt in zip(order, said, doubts, strict=True):
             if found is not None and not found.error:
@@ -211,18 +223,20 @@ class VerificationRounds:
         check: TaskCheck,
         claim: TaskCommitment,
         now: float,
+        results: Sequence[VerificationResult] = (),
     ) -> list[Command]:
         """Recompute the task here; again after a while if its inputs were not in the store.
 
         A party that stores the inputs only after some members looked must not make the members'
-        rulings differ for ever.
+        rulings differ for ever. Validators' claims are ruled on only where numbers are compared.
         """
-        own = verification.rulings.get(check.task)
-        if (
-            check.is_recomputing
-            or (own is not None and not own.missing)
-            or now < check.recompute_at
-        ):
+        own = verification.rulings.get((check.task, ""))
+        claims = {(check.task, "")}
+        if own is not None and own.compared:
+            claims |= {(check.task, result.validator) for result in results}
+        rulings = [verification.rulings.get(key) for key in claims]
+        is_open = any(ruling is None or ruling.missing for ruling in rulings)
+        if check.is_recomputing or not is_open or now < check.recompute_at:
             return []
         if check.disputed_at is None:
             check.disputed_at = now
@@ -233,16 +247,21 @@ class VerificationRounds:
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
             Log(f"recomputing task {check.task} of {execution_id}"),
-            RecomputeTask(order, determinism, claim),
+            RecomputeTask(order, determinism, claim, tuple(results)),
         ]
 
-    def _is_undecidable(self, attestations: Attestations, check: TaskCheck, now: float) -> bool:
+    def _is_undecidable(self, verification: Verification, check: TaskCheck, now: float) -> bool:
         """Return whether too few members can recompute the task, or they took too long."""
         members = len(self._context.view.members)
-        if attestations.count_unable(check.task) > members - self._context.view.quorum:
+        if verification.attestations.count_unable(check.task) > members - self._context.view.quorum:
             return True
-        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        patience_s = _compute_patience_s(verification, check)
         return check.disputed_at is not None and now - check.disputed_at >= patience_s
+
+
+def _compute_patience_s(verification: Verification, check: TaskCheck) -> float:
+    task = verification.context.manifest.tasks[check.task]
+    return compute_ruling_s(task.vram_bytes, check.steps)
 
 
 def _contradicts(found: Ruling, claim: TaskCommitment) -> bool:

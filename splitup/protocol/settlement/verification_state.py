@@ -50,7 +50,7 @@ class Verification:
     checks: dict[int, TaskCheck]  # by drawn task
     completions: dict[str, Completion] = field(default_factory=dict)  # checked, by node
     due_at: float | None = None  # since when we know that reveals are due
-    rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
+    rulings: dict[tuple[int, str], Ruling] = field(default_factory=dict)  # our own, by claim
     attested: SignedAttestation | None = None  # our own, the latest
     attest_at: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task

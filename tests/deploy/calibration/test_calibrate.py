@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +35,7 @@ from typer.testing import CliRunner
 from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec
+from splitup.cpu.native_kernels import is_supported
 from splitup.graph.compare import compare_tensors
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.manifest import load_manifest
@@ -176,6 +181,10 @@ def test_a_line_is_drawn_only_with_a_margin_on_both_sides() -> None:
     found = calibrate("float32", honest, {"c": spread(relative_l2_ppb=edge + 1)})
     assert found.tolerance is not None
     assert found.tolerance.list_bounds() == {"relative_l2_ppb": MARGIN * 10**5}
+    far = {name: spread(relative_l2_ppb=edge * n) for name, n in (("c", 400), ("d", 100))}
+    found = calibrate("float32", honest, far)
+    assert found.tolerance is not None, "in the middle"
+    assert found.tolerance.list_bounds() == {"relative_l2_ppb": 10 * MARGIN * 10**5}
 
 
 def test_a_metric_is_used_only_for_a_perturbation_that_needs_it() -> None:
@@ -202,7 +211,7 @@ def test_what_cannot_be_told_apart_leaves_equal_bytes() -> None:
 def test_honest_outputs_that_are_equal_get_room_for_one_rounding() -> None:
     found = calibrate("float32", spread(), {"c": spread(relative_l2_ppb=10**6)})
     assert found.tolerance is not None
-    assert found.tolerance.relative_l2_ppb == MARGIN * 120  # 2^-23, rounded up
+    assert found.tolerance.relative_l2_ppb == math.isqrt(120 * 10**6)  # 2^-23, rounded up
 
 
 MODULE = """
@@ -296,3 +305,15 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
     arguments = ["calibrate", str(tmp_path / "missing"), "--target-vram", "1MB", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and "error" in json.loads(result.stdout)
+
+
+def test_equal_models_have_equal_ids_by_default() -> None:
+    """Only the class that most machines have makes vectors, which are part of the id."""
+    code = "from splitup_deploy.calibration.tolerances import makes_vectors; print(makes_vectors())"
+    for device, expected in (("CPU:X86", is_supported()), ("CPU:CLANG", False)):
+        environment = {**os.environ, "DEV": device}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        said = done.stdout.strip()
+        assert said == str(expected) or "asks for clang" in done.stderr, done.stderr

@@ -68,6 +68,8 @@ async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> 
         "inputs": [digest_steps(x)],
         "outputs": [digest_steps(sums)],
         "state": digest(sums[-1]),
+        "accepted": [],
+        "is_defined": True,
     }
 
 
@@ -77,16 +79,47 @@ async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_pa
     tolerance = Tolerance(
         dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
     )
-    for step, factor, accepted in ((0, 1.0, True), (2, 1 + 5e-7, True), (1, 1 + 5e-6, False)):
+    claims = []
+    for step, factor in ((0, 1.0), (2, 1 + 5e-7), (1, 1 + 5e-6)):
         claimed = sums.copy()
         claimed[step] *= np.float32(factor)
-        with (tmp_path / "claimed").open("wb") as file:
+        claims.append([tmp_path / f"claimed-{step}"])
+        with claims[-1][0].open("wb") as file:
             for row in claimed:
                 write_tensor(file, row.tobytes())
-        rival = replace(job, claimed=[tmp_path / "claimed"], tolerances=[tolerance])
-        assert (await recomputation.replay(rival))["accepted"] is accepted
+    found = await recomputation.replay(replace(job, claims=claims, tolerances=[tolerance]))
+    assert found["accepted"] == [True, True, False]
     with pytest.raises(Unavailable, match="has 1 outputs, not 2"):
-        await recomputation.replay(replace(job, claimed=[job.task, job.task]))
+        await recomputation.replay(replace(job, claims=[[job.task, job.task]]))
+
+
+@pytest.mark.parametrize(("is_chaotic", "is_defined"), [(False, True), (True, False)])
+async def test_s05_what_rounding_may_explain_is_no_lie(
+    tmp_path: Path, is_chaotic: bool, is_defined: bool
+) -> None:
+    """Whoever chooses model and inputs cannot make two honest devices accuse each other."""
+    b = Builder()
+    x = value = b.input("x", "float32", SIZE)
+    factor = b.const("float32", encode_float(3.9375 if is_chaotic else 0.5))
+    one = b.const("float32", encode_float(1.0))
+    for _ in range(60):  # x' = r x (1 - x), the logistic map
+        left = b.add("SUB", "float32", one, value)
+        product = b.add("MUL", "float32", b.add("MUL", "float32", value, left), factor)
+        value = b.store("float32", product)
+    y = b.store("float32", b.add("ADD", "float32", value, x))
+    job, (data,) = make_job(tmp_path, b.graph({"y": y}), 1)
+    claimed = tmp_path / "claimed"
+    with claimed.open("wb") as file:
+        for row in data:
+            write_tensor(file, (row * np.float32(2)).tobytes())
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=10_000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    job = replace(job, claims=[[claimed]], tolerances=[tolerance], seed="0x12/3")
+    found = await recomputation.replay(job)
+    assert (found["accepted"], found["is_defined"]) == ([False], is_defined)
+    found = await recomputation.replay(replace(job, seed=""))
+    assert found["is_defined"], "asked only of results of another class"
 
 
 async def test_a_machine_knows_in_which_class_it_computes() -> None:

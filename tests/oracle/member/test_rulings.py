@@ -9,42 +9,39 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import pytest_asyncio
+from splitup_node.settlement.task_replay import append_output
 from splitup_oracle.member import recomputation
 from splitup_oracle.member.rulings import Rulings
 
 from splitup.core import tuning
+from splitup.core.errors import Refused
 from splitup.crypto.keys import Identity
-from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_task_key
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import UploadObject
-from splitup.messages.verification import Ruling, VerificationOrder
+from splitup.messages.snapshots import UNRULED
+from splitup.messages.storage import LogWrite, UploadObject
+from splitup.messages.verification import Ruling, VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
-from splitup.storage.log_store import LogWriter, open_logs
+from splitup.storage.log_store import LogWriter, open_logs, open_verification_logs
+from tests.builders import COMMON_CLASS, FOREIGN_CLASS, make_tolerant
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SIZE, STEPS, TASK = 4, 3, 1  # an accumulator that reads another one
-TOLERANCE = Tolerance(
-    dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
-)
 DATA = np.random.default_rng(5).random((STEPS, SIZE), np.float32)
 RIGHT = np.cumsum(DATA, axis=0, dtype=np.float32)
 
 
-def make_tolerant(manifest: Manifest) -> Manifest:
-    tasks = tuple(t.model_copy(update={"tolerances": (TOLERANCE,)}) for t in manifest.tasks)
-    return manifest.model_copy(update={"tasks": tasks})
-
-
+ABROAD = UNRULED + FOREIGN_CLASS
 MANIFEST, GRAPHS = make_manifest(SIZE)
 TOLERANT = make_tolerant(MANIFEST)
 
@@ -67,16 +64,18 @@ class Court:
     network: Network
     rulings: Rulings
 
-    def order(self, manifest: Manifest) -> VerificationOrder:
+    def order(
+        self, manifest: Manifest, determinism: str = COMMON_CLASS, validator: str = ""
+    ) -> VerificationOrder:
         """An order for the task, of an execution of its own."""
         network = self.network
-        snapshot = network.make_snapshot(manifest)
+        snapshot = network.make_snapshot(manifest, determinism)
         request = network.make_request(manifest, snapshot, steps=STEPS)
         chosen = {task: network.nodes[task].address for task in range(3)}
         certificate = network.committee.certify(request, snapshot, manifest, restrict=chosen)
         draws = (network.committee.draw(certificate.plan, nonce) for nonce in range(1000))
         draw = next(d for d in draws if TASK in get_sampled_tasks(d, 3, 800))
-        shown = open_snapshot(snapshot, [chosen[TASK]])
+        shown = open_snapshot(snapshot, [chosen[TASK], *([validator] if validator else [])])
         return VerificationOrder(certificate=certificate, draw=draw, snapshot=shown, task=TASK)
 
     async def write(self, certificate: PlanCertificate, task: int, tensors: np.ndarray) -> None:
@@ -97,16 +96,58 @@ class Court:
             await writer.finish()
             await writer.close()
 
+    async def store(
+        self, order: VerificationOrder, validator: Identity, tensors: np.ndarray
+    ) -> None:
+        """Write what a validator got, as the validator."""
+        execution_id = order.certificate.plan.request.execution_id
+        snapshot = self.network.make_snapshot(TOLERANT, ABROAD)
+        shown = open_snapshot(snapshot, [order.executors[TASK], validator.address])
+        order = order.model_copy(update={"snapshot": shown})
+        async with SignedClient(validator) as http, self.network.open(validator) as gateway:
+            store = open_verification_logs(gateway, lambda: http.session, order)
+            writer = LogWriter(execution_id, validator.address, store)
+            for step, row in enumerate(tensors):
+                name = LogName(TASK, 0, validator.address, step, apart=True)
+                await append_output(writer, store, name, row.tobytes())
+            await writer.finish()
+            await writer.close()
+
     async def rule(
         self, order: VerificationOrder, manifest: Manifest, determinism: str, claimed: np.ndarray
     ) -> Ruling:
+        (ruling,) = await self.rule_all(order, manifest, determinism, claimed, {})
+        return ruling
+
+    async def rule_all(
+        self,
+        order: VerificationOrder,
+        manifest: Manifest,
+        determinism: str,
+        claimed: np.ndarray,
+        contradict: dict[str, np.ndarray],
+    ) -> tuple[Ruling, ...]:
         claim = TaskCommitment(
             task=TASK,
             inputs=(digest_steps(DATA),),
             outputs=(digest_steps(claimed),),
             state="ab" * 32,
         )
-        return await self.rulings.recompute(RecomputeTask(order, determinism, claim), manifest)
+        results = tuple(
+            VerificationResult(
+                execution_id=order.draw.execution_id,
+                task=TASK,
+                validator=validator,
+                inputs=claim.inputs,
+                outputs=(digest_steps(tensors),),
+                state="cd" * 32,
+                salt="0x" + "00" * 32,
+                error="",
+            )
+            for validator, tensors in contradict.items()
+        )
+        command = RecomputeTask(order, determinism, claim, results)
+        return await self.rulings.recompute(command, manifest)
 
 
 async def store_model(
@@ -166,11 +207,56 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
         await court.write(order.certificate, 0, DATA)
         await court.write(order.certificate, TASK, stored)
         ruling = await court.rule(order, TOLERANT, "another/GPU", claimed)
-        if expected is None:
-            assert ruling.missing == (TASK,)
-        else:
-            assert ruling.compared and ruling.outputs == expected
-            assert (ruling.inputs, ruling.state) == ((digest_steps(DATA),), "ab" * 32)
+        assert (ruling.compared, ruling.outputs) == (True, expected or ())
+        assert ruling.missing == ((TASK,) if expected is None else ())
+        assert (ruling.inputs, ruling.state) == ((digest_steps(DATA),), "ab" * 32)
+
+
+async def test_validators_that_contradict_are_compared_by_what_they_stored(court: Court) -> None:
+    near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
+    right, wrong, hiding = (court.network.nodes[place] for place in (0, 2, 3))
+    shown = [node.address for node in (right, wrong, hiding)]
+    order = court.order(TOLERANT, ABROAD)
+    await court.write(order.certificate, 0, DATA)
+    await court.write(order.certificate, TASK, RIGHT)
+    await court.store(order, right, near)
+    await court.store(order, wrong, far)
+    claims = dict.fromkeys(shown, near) | {wrong.address: far}
+    rulings = await court.rule_all(order, TOLERANT, "another/GPU", RIGHT, claims)
+    assert [r.validator for r in rulings] == [None, *shown]
+    found = [(r.outputs, r.missing) for r in rulings]
+    assert found == [
+        ((digest_steps(RIGHT),), ()),
+        ((digest_steps(near),), ()),
+        ((), ()),
+        ((), (TASK,)),
+    ]
+    assert all(r.compared and r.inputs == (digest_steps(DATA),) for r in rulings)
+
+
+async def test_a10_only_validators_whose_numbers_are_compared_may_store_any(court: Court) -> None:
+    validator, stranger = court.network.nodes[2], court.network.client
+    order = court.order(TOLERANT, ABROAD, validator.address)
+    right = LogWrite(task=TASK, port=0, number=0, apart=False, length_bytes=300, sha256="ab" * 32)
+    cases = [
+        (validator, order, right.model_copy(update={"task": 0}), "recomputes task 1, not 0"),
+        (validator, order, right.model_copy(update={"length_bytes": 10**6}), "at most"),
+        (validator, order, right.model_copy(update={"number": STEPS}), "has no log object"),
+        (stranger, order, right, "not that of a node"),
+        (court.network.nodes[TASK], order, right, "not a validator"),
+        (court.network.committee.members[0], order, right, "nobody compares"),
+    ]
+    for manifest, determinism in ((TOLERANT, COMMON_CLASS), (MANIFEST, ABROAD)):
+        other = court.order(manifest, determinism, validator.address)
+        cases.append((validator, other, right, "nobody compares"))
+    for who, shown, write, reason in cases:
+        async with court.network.open(who) as gateway:
+            with pytest.raises(Refused, match=reason):
+                await gateway.verification_grants(shown, (), (write,))
+    async with court.network.open(validator) as gateway:
+        grants = (await gateway.verification_grants(order, (), (right,))).grants
+    (put,) = [grant for grant in grants if grant.method == "PUT"]
+    assert validator.address in put.key
 
 
 async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_close(

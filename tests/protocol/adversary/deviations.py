@@ -46,7 +46,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "OwnCommitment",
         "Completion",
     ),
-    "validator": ("made VerificationResult", "ValidatorCommitment", "VerificationResult"),
+    "validator": (
+        "made VerificationResult",
+        "ValidatorCommitment",
+        "VerificationResult",
+        "RecomputedTensors",
+    ),
     "member": (
         "PlanPartial",
         "PlanVote",
@@ -109,10 +114,15 @@ class Adversary:
         self.notes: list[str] = []
         self.habits: list[Habit] = []
 
-    def choose_habits(self, *, is_signed: bool) -> None:
-        """Draw what the party does; a client makes either kind of request."""
-        rng, missing = self.random, "Request" if is_signed else "SignedRequest"
-        kinds = [kind for kind in KINDS[self.party] if kind != missing]
+    def choose_habits(self, *, is_signed: bool, is_abroad: bool) -> None:
+        """Draw what the party does; a client makes either kind of request.
+
+        Validators store what they recompute where members compare it, abroad.
+        """
+        rng, missing = self.random, {"Request" if is_signed else "SignedRequest"}
+        if not is_abroad:
+            missing.add("RecomputedTensors")
+        kinds = [kind for kind in KINDS[self.party] if kind not in missing]
         self.habits = [
             Habit(
                 rng.choice(kinds),

@@ -30,7 +30,6 @@ from tests.protocol.adversary.reports import Reports
 from tests.protocol.adversary.tensors import (
     BY_ADDRESS,
     LATE_S,
-    LoggedTensors,
     MadeTensors,
     Run,
     SentTensors,
@@ -125,7 +124,7 @@ class Parties:
         self._control(run)
         used = min(world.setting.used, run.plan.request.steps)
         sent = tuple(digest("in", run.id, step) for step in range(used))
-        self._log(run, CLIENT.address, CLIENT_TASK, sent)
+        self.reports.log(run, CLIENT.address, CLIENT_TASK, sent)
         fails = world.setting.fails
         for task in range(len(world.manifest.tasks)):
             if task == fails and not self._replace(run, task):
@@ -177,7 +176,7 @@ class Parties:
         run.work[task, node] = Work(read, outputs, right)
         run.sources[task, node] = tuple(producers)
         run.computed = True
-        self._log(run, node, task, outputs)
+        self.reports.log(run, node, task, outputs)
         if any(port.task == task for port in manifest.outputs):
             got = self._send_tensors(run, node, task, outputs, CLIENT.address)
             if len(got) < len(sent):
@@ -213,18 +212,6 @@ class Parties:
             if delay_s <= LATE_S and name == (run.id, author, task, 0):
                 got += copy.tensors[len(got) :]
         return got
-
-    def _log(self, run: Run, author: str, task: int, tensors: Tensors) -> None:
-        """Store a port's tensors; an object can be written once, by its author."""
-        message = LoggedTensors(
-            execution_id=run.id, node=author, task=task, port=0, tensors=tensors
-        )
-        for delay_s, copy in self.world.adversary.send(author, message):
-            assert isinstance(copy, LoggedTensors)
-            if (copy.execution_id, copy.node, copy.port) == (run.id, author, 0):
-                self.world.after(
-                    delay_s, partial(run.store.setdefault, (copy.task, author), copy.tensors)
-                )
 
     def _replace(self, run: Run, task: int) -> bool:
         """Name the next candidate of a task as its executor; return False when none is left."""

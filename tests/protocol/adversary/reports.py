@@ -35,6 +35,7 @@ from tests.protocol.adversary.tensors import (
     LATE_S,
     LoggedTensors,
     OwnCommitment,
+    RecomputedTensors,
     Run,
     Tensors,
     compute,
@@ -137,6 +138,22 @@ class Reports:
         assert isinstance(message, VerificationResult)
         self.world.tell_members(node, message, lambda m: _sign_result(BY_ADDRESS[node], m))
 
+    def log(
+        self,
+        run: Run,
+        author: str,
+        task: int,
+        tensors: Tensors,
+        kind: type[LoggedTensors] = LoggedTensors,
+    ) -> None:
+        """Store a port's tensors; an object can be written once, by its author."""
+        message = kind(execution_id=run.id, node=author, task=task, port=0, tensors=tensors)
+        for delay_s, copy in self.world.adversary.send(author, message):
+            assert isinstance(copy, LoggedTensors)
+            if (copy.execution_id, copy.node, copy.port) == (run.id, author, 0):
+                keep = partial(run.store.setdefault, (copy.task, author), copy.tensors)
+                self.world.after(delay_s, keep)
+
     # ---- validators -------------------------------------------------------------------------
 
     def _take_push(self, node: str, message: Message) -> None:
@@ -159,12 +176,16 @@ class Reports:
         found = self._replay(run, order.task, order.executors, steps, node)
         error = "" if found is not None else "its inputs are not in the store"
         inputs, outputs, state = found or ((), (), EMPTY_DIGEST)
+        if self.world.setting.is_abroad and not error:
+            self.log(run, node, order.task, outputs, RecomputedTensors)
+            if run.store.get((order.task, node), outputs) != outputs:
+                error = "as an executor that was replaced it stored others"
         result = VerificationResult(
             execution_id=run.id,
             task=order.task,
             validator=node,
             inputs=inputs,
-            outputs=outputs,
+            outputs=(digest_all(outputs),) if found is not None else (),
             state=state,
             salt="0x" + digest("salt", run.id, order.task, node),
             error=error,
@@ -184,8 +205,8 @@ class Reports:
 
     def _replay(
         self, run: Run, task: int, executors: Sequence[str], steps: int, reader: str
-    ) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
-        """Return digests of inputs, outputs and state from the store, None when it lacks some."""
+    ) -> tuple[tuple[str, ...], Tensors, str] | None:
+        """Return digests of inputs and state and the outputs, None when the store lacks some."""
         read = []
         for source, _ in get_sources(self.world.manifest, task):
             tensors = self._fetch(run, source, executors, reader)
@@ -193,7 +214,7 @@ class Reports:
                 return None
             read.append(tensors[:steps])
         right = compute(task, tuple(read))
-        return tuple(map(digest_all, read)), (digest_all(right),), digest("state", right)
+        return tuple(map(digest_all, read)), right, digest("state", right)
 
     def _fetch(
         self, run: Run, source: int, executors: Sequence[str], reader: str
@@ -215,7 +236,7 @@ class Reports:
         ]
         return found[0] if found else None
 
-    def _recompute(self, command: cmd.RecomputeTask, member: str) -> Ruling | None:
+    def _recompute(self, command: cmd.RecomputeTask, member: str) -> tuple[Ruling, ...]:
         """Return what a member gets for a disputed task."""
         order = command.order
         run = self.runs[order.draw.execution_id]
@@ -226,19 +247,41 @@ class Reports:
                 short = short or source == CLIENT_TASK
                 missing.append(source)
         if short:
-            return Ruling(
-                task=order.task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="no inputs"
+            error = "no inputs"
+            return (
+                Ruling(task=order.task, inputs=(), outputs=(), state=EMPTY_DIGEST, error=error),
             )
         found = None if missing else self._replay(run, order.task, order.executors, steps, member)
         inputs, outputs, state = found or ((), (), EMPTY_DIGEST)
-        return Ruling(
+        ruling = Ruling(
             task=order.task,
             inputs=inputs,
-            outputs=outputs,
+            outputs=(digest_all(outputs),) if found is not None else (),
             state=state,
             error="",
             missing=tuple(missing),
         )
+        if missing or not self.world.setting.is_abroad:
+            return (ruling,)
+        return self._compare(run, command, ruling, member)
+
+    def _compare(
+        self, run: Run, command: cmd.RecomputeTask, found: Ruling, member: str
+    ) -> tuple[Ruling, ...]:
+        """Return what a member of another class says about each claim, by what is stored."""
+        order, rulings = command.order, []
+        for claim in command.claims:
+            validator = claim.validator if isinstance(claim, VerificationResult) else None
+            authors = list(order.executors)
+            authors[order.task] = validator or authors[order.task]
+            tensors = (self._fetch(run, order.task, authors, member) or ())[: order.steps]
+            if (digest_all(tensors),) != claim.outputs:
+                told: dict[str, object] = {"outputs": (), "missing": (order.task,)}
+            else:
+                told = {"outputs": claim.outputs if claim.outputs == found.outputs else ()}
+            told |= {"state": claim.state, "compared": True, "validator": validator}
+            rulings.append(found.model_copy(update=told))
+        return tuple(rulings)
 
 
 def check_order(order: VerificationOrder, world: World, node: str) -> None:

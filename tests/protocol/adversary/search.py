@@ -43,7 +43,7 @@ def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     if is_honest:
         adversary.party, setting = "nobody", replace(setting, registered_low=False)
     else:
-        adversary.choose_habits(is_signed=setting.is_signed)
+        adversary.choose_habits(is_signed=setting.is_signed, is_abroad=setting.is_abroad)
     world = World(setting, adversary, seed)
     _give_keys(world)
     parties = Parties(world)

@@ -48,6 +48,10 @@ class LoggedTensors(SentTensors):
     """A port's tensors of all steps, as the store holds them."""
 
 
+class RecomputedTensors(LoggedTensors):
+    """A port's tensors of all steps, as a validator stores what it got."""
+
+
 class MadeTensors(SentTensors):
     """A port's tensors of all steps, as an executor says that it computed them."""
 

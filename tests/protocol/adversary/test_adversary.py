@@ -95,6 +95,16 @@ def _without_replacement(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(proof_of_sampling, "is_replaced", lambda *arguments: False)
 
 
+def _without_comparisons(patch: pytest.MonkeyPatch) -> None:
+    """Members that cannot compute in the executor's class believe it."""
+
+    def believe(task: int, executor: str, usable: Any, ruling: Any, compared: Any) -> Any:
+        validators = tuple(result.validator for result in usable)
+        return proof_of_sampling.Verdict(task, proof_of_sampling.Outcome.HONEST, validators, ())
+
+    patch.setattr(proof_of_sampling, "_judge_numbers", believe)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -112,8 +122,12 @@ def find_first(party: str, seeds: range) -> str:
         (_without_the_edges, "executor", 3_400, "a node is paid for inputs that nobody sent"),
         (_without_a_second_answer, "validator", 2_200, "it was not settled"),
         (_without_replacement, "client", 8_000, "an honest node's stake was slashed"),
+        (_without_comparisons, "executor", 700, "a drawn lie is paid"),
     ],
-    ids=["price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers", "replaced"],
+    ids=[
+        *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
+        *("replaced", "numbers"),
+    ],
 )
 def test_a_missing_protection_is_found(
     monkeypatch: pytest.MonkeyPatch,

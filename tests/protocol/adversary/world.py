@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Final
@@ -20,7 +20,7 @@ from splitup.crypto import keys, quorum
 from splitup.graph.manifest import InputSource, Manifest
 from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, SignedRequest
-from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.messages.snapshots import UNRULED, Snapshot, SnapshotEntry
 from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
@@ -29,7 +29,7 @@ from splitup.protocol.committee.equivocation import get_slot
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import DrawPartial, PlanCertified, PlanVote
 from splitup.protocol.settlement.proof_of_sampling import Economics
-from tests.builders import make_manifest
+from tests.builders import make_manifest, make_tolerant
 from tests.protocol.adversary.deviations import Adversary
 from tests.protocol.adversary.market import GRACE_S, MAX_DEADLINE_S, MIN_DEADLINE_S, START_S, Market
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
@@ -56,12 +56,13 @@ quorum._hash_abi = lru_cache(4_096)(quorum._hash_abi)
 
 
 @cache
-def make_model(shape: int) -> Manifest:
-    return make_manifest([list(read) for read in SHAPES[shape]])
+def make_model(shape: int, is_abroad: bool = False) -> Manifest:
+    model = make_manifest([list(read) for read in SHAPES[shape]])
+    return make_tolerant(model) if is_abroad else model
 
 
 @cache
-def make_first_snapshot(shape: int, is_pool_small: bool) -> Snapshot:
+def make_first_snapshot(shape: int, is_pool_small: bool, is_abroad: bool = False) -> Snapshot:
     """All nodes hold all tasks; in a small pool one holds nothing, and has most of the stake."""
     tasks = tuple(sorted(task.task_id for task in make_model(shape).tasks))
     idle = (make_identity(2999),) if is_pool_small else ()
@@ -79,7 +80,7 @@ def make_first_snapshot(shape: int, is_pool_small: bool) -> Snapshot:
                 rtt_ms=10,
                 queue_ms=0,
                 resident=() if node in idle else tasks,
-                determinism="CPU:X86",
+                determinism=UNRULED + "CUDA:PTX" if is_abroad else "CPU:X86",
             )
             for node in nodes
         ),
@@ -102,6 +103,7 @@ class Setting:
     fails: int | None  # the task whose executor never answers
     is_pool_small: bool  # the nodes that can check each other
     registered_low: bool  # a dishonest client registered the model below the manifest's price
+    is_abroad: bool = False  # no member computes in the nodes' class: they compare numbers
 
 
 def make_setting(seed: int, party: str) -> Setting:
@@ -122,6 +124,7 @@ def make_setting(seed: int, party: str) -> Setting:
         fails=rng.randrange(tasks) if rng.random() < 0.2 else None,
         is_pool_small=rng.random() < 0.2,
         registered_low=party == "client" and rng.random() < 0.1,
+        is_abroad=rng.random() < 0.2,
     )
 
 
@@ -142,8 +145,8 @@ class World:
         self.random = random.Random(seed ^ 0xF00D)
         self.now = 0.0
         self.manifest, self.snapshot = (
-            make_model(setting.shape),
-            make_first_snapshot(setting.shape, setting.is_pool_small),
+            make_model(setting.shape, setting.is_abroad),
+            make_first_snapshot(setting.shape, setting.is_pool_small, setting.is_abroad),
         )
         self.economics = Economics(setting.sampling_bps, 1_200, 100_000)
         self.identities, self.view = make_committee(setting.members)
@@ -155,7 +158,8 @@ class World:
         if setting.registered_low:
             self.market.price_per_step = 1
         self.pushed: Callable[[str, Message], None] = lambda node, message: None
-        self.recompute: Callable[[cmd.RecomputeTask, str], Ruling | None] = lambda command, by: None
+        self.recompute: Callable[[cmd.RecomputeTask, str], Sequence[Ruling]]
+        self.recompute = lambda command, by: ()
         self.certified: Callable[[PlanCertificate], None] = lambda certificate: None
         self.certificates: dict[str, PlanCertificate] = {}
         self.plan_votes: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -304,11 +308,9 @@ class World:
         self.feed(to, ev.GossipReceived(sender, message))
 
     def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
-        ruling = self.recompute(command, account)
-        if ruling is not None:
-            ruling = self.adversary.make(account, ruling)
-            execution_id = command.order.draw.execution_id
-            self.feed(account, ev.TaskRecomputed(execution_id, ruling))
+        made = [self.adversary.make(account, r) for r in self.recompute(command, account)]
+        rulings = tuple(ruling for ruling in made if isinstance(ruling, Ruling))
+        self.feed(account, ev.TaskRecomputed(command.order.draw.execution_id, rulings))
 
     def _announce(self, account: str, execution_id: str) -> None:
         certificate = self.members[account].find_certificate(execution_id)

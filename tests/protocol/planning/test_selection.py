@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.messages.plans import TaskTerms
-from splitup.messages.snapshots import Reference, SnapshotEntry
+from splitup.messages.snapshots import UNRULED, Reference, SnapshotEntry
 from splitup.protocol.planning.sampling_clocks import (
     EXECUTOR,
     VALIDATOR,
@@ -35,11 +35,13 @@ from splitup.protocol.planning.selection import (
 )
 from splitup.protocol.snapshots.fairness import compute_credits
 from tests.builders import (
+    FOREIGN_CLASS,
     NO_TERMS,
     address,
     make_chain_manifest,
     make_request,
     make_snapshot,
+    make_tolerant,
     rank_all,
     task_id,
 )
@@ -198,6 +200,15 @@ def test_a22_a_task_of_too_few_operators_is_not_sold_as_verifiable() -> None:
     assert plan.unverifiable == (0,)
     plan = compute_plan(make_request(), seed(1), make_snapshot(4, 1, operators=operators), manifest)
     assert plan.unverifiable == ()
+
+
+def test_a_task_with_a_tolerance_is_verifiable_where_no_member_computes() -> None:
+    """Members compare its numbers with their own, whoever runs it."""
+    manifest = make_chain_manifest(1)
+    snapshot = make_snapshot(4, 1, classes=dict.fromkeys(range(1, 5), UNRULED + FOREIGN_CLASS))
+    assert compute_plan(make_request(), seed(1), snapshot, manifest).unverifiable == (0,)
+    tolerant = make_tolerant(manifest)
+    assert compute_plan(make_request(), seed(1), snapshot, tolerant).unverifiable == ()
 
 
 def test_a22_sybils_cannot_make_a_class_of_their_own() -> None:

@@ -20,10 +20,12 @@ from splitup.protocol.settlement.proof_of_sampling import (
 )
 from tests.builders import (
     COMMON_CLASS,
+    FOREIGN_CLASS,
     address,
     make_chain_manifest,
     make_request,
     make_snapshot,
+    make_tolerant,
     task_id,
 )
 from tests.protocol.settlement.test_proof_of_sampling import BAD, GOOD, V1, commitment, result, rule
@@ -39,26 +41,28 @@ class Ring(Simulation):
 
     is_copying = False
 
-    def __init__(self, seed: int = 1, *, honest: int = 8, **options: object) -> None:
+    def __init__(
+        self, seed: int = 1, *, honest: int = 8, determinism: str = OWN_CLASS, **options: object
+    ) -> None:
         super().__init__(seed, nodes=honest + 3, economics=EVERY, **options)  # type: ignore[arg-type]
         self.first_asked = ""  # "silent" or "unable"
         self.asked: dict[tuple[str, int], str] = {}  # who was asked first
         self.ring = {node.address for node in self.nodes[-3:]}
         for node in self.nodes[-3:]:
-            node.determinism, node.lies = OWN_CLASS, True
+            node.determinism, node.lies = determinism, True
 
     def _verify(self, node: Node, order: VerificationOrder) -> None:
         self.is_copying = node.lies
         super()._verify(node, order)
         self.is_copying = False
 
-    def _compute(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+    def _compute_on(self, node: Node, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         if self.is_copying:
             self.is_copying = False
             claimed = self._claim(execution_id, plan, task)
             self.is_copying = True
             return claimed
-        return super()._compute(execution_id, plan, task)
+        return super()._compute_on(node, execution_id, plan, task)
 
     def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
         key = command.order.draw.execution_id, command.order.task
@@ -84,8 +88,11 @@ def play(simulation: Ring, within_s: float = 60) -> tuple[str, set[int]]:
     raise AssertionError("the ring got no work")
 
 
-def test_s05_a_ring_with_a_class_of_its_own_is_found_out() -> None:
-    simulation = Ring()
+@pytest.mark.parametrize("determinism", [OWN_CLASS, FOREIGN_CLASS])
+def test_s05_a_ring_with_a_class_of_its_own_is_found_out(determinism: str) -> None:
+    """Also if no member computes in it: they compare numbers, and who repeated a lie lied."""
+    manifest = make_tolerant(make_chain_manifest(3))
+    simulation = Ring(determinism=determinism, manifest=manifest)
     execution_id, own = play(simulation)
     outcomes = simulation.find_outcomes(execution_id)
     assert {task for task, outcome in outcomes.items() if outcome == "lied"} == own
@@ -164,8 +171,8 @@ def test_s05_a_ruling_outweighs_validators_that_all_agree() -> None:
     verdict = judge(claim, "e", usable, rule(BAD))
     assert (verdict.outcome, verdict.validators) == (Outcome.HONEST, (V1,))
     rejected = rule(GOOD).model_copy(update={"compared": True, "outputs": ()})
-    verdict = judge(claim, "e", usable, rejected)
-    assert (verdict.outcome, verdict.liars) == (Outcome.LIED, ("e",)), "not told: who copied"
+    verdict = judge(claim, "e", usable, rejected, {V1: rejected})
+    assert (verdict.outcome, verdict.liars) == (Outcome.LIED, ("e", V1)), "who copied lied, too"
     accepted = rule(BAD).model_copy(update={"compared": True})
     assert judge(claim, "e", usable, accepted).outcome is Outcome.HONEST
     elsewhere = rule(GOOD, inputs="0" * 64)

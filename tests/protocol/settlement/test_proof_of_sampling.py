@@ -24,6 +24,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     add_exposures,
     check_completion,
     compute_exposures,
+    compute_ruling_s,
     compute_settlement,
     count_needed,
     find_usable,
@@ -138,23 +139,34 @@ def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
     assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
 
 
-def test_a_comparison_across_classes_convicts_the_executor_and_no_validator() -> None:
-    """Validators are of the executor's class, of which members only know how near it comes."""
+def test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored() -> None:
     accepted = rule().model_copy(update={"compared": True})
     refused = accepted.model_copy(update={"outputs": ()})
+    lost = refused.model_copy(update={"missing": (0,)})  # it stored none, or others
     against, agreeing = result(V1, BAD), result(V2, GOOD)
+    usable, withheld = [against, agreeing], Outcome.WITHHELD
+    lied, honest = Outcome.LIED, Outcome.HONEST
     assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
     assert judge(commitment(), "executor", [], refused) == Verdict(
         0, Outcome.LIED, (), ("executor",)
     )
-    assert judge(commitment(), "executor", [against, agreeing], refused) == Verdict(
-        0, Outcome.LIED, (V1,), ("executor",)
-    )
-    for heard, outcome in (
-        ([against], Outcome.UNRESOLVED),
-        ([against, result(V3, BAD)], Outcome.OUTVOTED),
+    for ruling, first, second, outcome, right, wrong in (
+        (refused, accepted, refused, lied, (V1,), ("executor", V2)),  # who repeats a lie lies
+        (refused, refused, refused, lied, (), ("executor", V1, V2)),
+        (refused, None, refused, lied, (), ("executor", V2)),
+        (accepted, accepted, accepted, honest, (V1, V2), ()),
+        (accepted, refused, accepted, honest, (V2,), (V1,)),
+        (accepted, lost, accepted, honest, (V2,), (V1,)),
+        (accepted, None, accepted, honest, (V2,), ()),
+        (lost, refused, accepted, withheld, (V2,), (V1,)),
     ):
-        assert judge(commitment(), "executor", heard, accepted) == Verdict(0, outcome, (), ())
+        verdict = judge(commitment(), "executor", usable, ruling, {V1: first, V2: second})
+        assert verdict == Verdict(0, outcome, right, wrong)
+
+
+def test_members_have_time_for_large_tasks() -> None:
+    assert compute_ruling_s(10**6, 100) == 60 + 0.5 * 100
+    assert compute_ruling_s(12 * 10**9, 100) == 60 + 6 * 100
 
 
 def test_the_committee_decides_where_no_validator_could() -> None:

@@ -8,11 +8,15 @@ from dataclasses import replace
 import pytest
 
 from splitup.core import limits
-from splitup.graph.compare import Tolerance
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
-from tests.builders import FOREIGN_CLASS, make_chain_manifest, make_diamond_manifest
+from tests.builders import (
+    FOREIGN_CLASS,
+    make_chain_manifest,
+    make_diamond_manifest,
+    make_tolerant,
+)
 from tests.protocol.simulator import (
     VERIFY_ALL,
     Network,
@@ -312,21 +316,102 @@ def test_who_stores_while_others_look_does_not_split_the_members(seed: int) -> N
     assert get_slashes(simulation, execution_id) == {}
 
 
+def start_abroad(nodes: int, tasks: int) -> Simulation:
+    """Start nodes of a class in which no member computes; all tasks have a tolerance."""
+    manifest = make_tolerant(make_chain_manifest(tasks))
+    simulation = start(economics=VERIFY_ALL, nodes=nodes, manifest=manifest)
+    for node in simulation.nodes:
+        node.determinism = FOREIGN_CLASS
+    simulation.run(10)  # until a snapshot says so
+    return simulation
+
+
+def request_abroad(simulation: Simulation, number: int = 1) -> tuple[str, str]:
+    """Request an execution of one task; return it and its executor."""
+    execution_id = simulation.request(number)
+    assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    return execution_id, plan.executors()[0]
+
+
+@pytest.mark.parametrize("fault", ["", "lies", "corrupts_state"])
+def test_members_of_another_class_find_a_liar_among_two(fault: str) -> None:
+    """Only numbers within the tolerance are right; the state is seen in later outputs."""
+    simulation = start_abroad(nodes=2, tasks=1)
+    execution_id, executor = request_abroad(simulation)
+    if fault:
+        setattr(simulation.by_node[executor], fault, True)
+    settle(simulation, execution_id)
+    lied = fault == "lies"
+    assert simulation.find_outcomes(execution_id) == {0: "lied" if lied else "honest"}
+    penalty = 10 * 4 * 100_000 // 1_200 + FLOOR
+    assert get_slashes(simulation, execution_id) == ({executor: penalty} if lied else {})
+    (validator,) = simulation.by_node.keys() - {executor}
+    paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+    assert paid & simulation.by_node.keys() == {validator} if lied else {validator, executor}
+    assert bool(simulation.recomputed) == bool(fault), "nobody recomputes what nobody doubts"
+
+
+def test_who_judges_an_executor_that_stores_nothing_is_paid_for_right_numbers() -> None:
+    simulation = start_abroad(nodes=2, tasks=1)
+    execution_id, executor = request_abroad(simulation)
+    simulation.by_node[executor].hides_outputs = True
+    simulation.by_node[executor].has_other_driver = True
+    settle(simulation, execution_id, within_s=120)
+    assert simulation.find_outcomes(execution_id) == {0: "withheld"}
+    (validator,) = simulation.by_node.keys() - {executor}
+    assert get_slashes(simulation, execution_id).keys() == {executor}
+    assert validator in {p.to for p in simulation.chain.settlements[execution_id].payments}
+
+
+@pytest.mark.parametrize("nodes", [2, 6])
+def test_two_honest_nodes_of_a_class_may_differ_within_the_tolerance(nodes: int) -> None:
+    simulation = start_abroad(nodes=nodes, tasks=1)
+    for node in simulation.nodes[::2]:
+        node.has_other_driver = True
+    execution_id, executor = request_abroad(simulation)
+    settle(simulation, execution_id, within_s=120)
+    assert simulation.find_outcomes(execution_id) == {0: "honest"}
+    assert get_slashes(simulation, execution_id) == {}
+    paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+    assert executor in paid and len(paid & simulation.by_node.keys()) == 2
+    if nodes == 2:
+        assert simulation.recomputed[execution_id, 0] == 4
+
+
+@pytest.mark.parametrize("fault", ["false_accuser", "hides_outputs"])
+@pytest.mark.parametrize("accusers", [1, 5])
+def test_who_accuses_falsely_loses_stake_to_members_of_another_class(
+    fault: str, accusers: int
+) -> None:
+    """Also if most of five do. Who stores no outputs to compare with stands there as a liar."""
+    simulation = start_abroad(nodes=6, tasks=1)
+    execution_id, executor = request_abroad(simulation)
+    assert simulation.run(30, lambda: bool(simulation.ordered))
+    ((_, first),) = set(simulation.ordered)  # it has not computed yet
+    for node in simulation.nodes:
+        if node.address == first or (accusers > 1 and node.address != executor):
+            setattr(node, fault, True)
+            node.has_other_driver = True
+    settle(simulation, execution_id, within_s=120)
+    assert simulation.find_outcomes(execution_id) == {0: "honest"}
+    slashes = get_slashes(simulation, execution_id)
+    lie = 10 * 4 * 100_000 // 1_200 + FLOOR // 10
+    asked = {node for _, node in simulation.ordered}
+    accusing = {n.address for n in simulation.nodes if getattr(n, fault)} & asked
+    assert slashes == dict.fromkeys(accusing, lie)
+    assert len(accusing) == (1 if accusers == 1 else MAX_JUDGES)
+    paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    assert paid & simulation.by_node.keys() == {executor}
+
+
 @pytest.mark.parametrize(("lies", "outcome"), [(False, "honest"), (True, "lied")])
 def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
     lies: bool, outcome: str
 ) -> None:
     """Nobody of its class can check it; members compare its numbers with those of their own."""
-    tolerance = Tolerance(
-        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
-    )
-    chain = make_chain_manifest(2)
-    tasks = tuple(task.model_copy(update={"tolerances": (tolerance,)}) for task in chain.tasks)
-    manifest = chain.model_copy(update={"tasks": tasks})
-    simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
-    (foreign,) = simulation.nodes
-    foreign.determinism, foreign.lies = FOREIGN_CLASS, lies
-    simulation.run(10)  # until a snapshot says so
+    simulation = start_abroad(nodes=1, tasks=2)
+    simulation.nodes[0].lies = lies
     execution_id = simulation.request()
     settle(simulation, execution_id)
     assert set(simulation.find_outcomes(execution_id).values()) == {outcome}

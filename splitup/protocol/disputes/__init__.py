@@ -1,1 +1,0 @@
-"""Finding the first operation that two parties disagree about, and judging it."""
