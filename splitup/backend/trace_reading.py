@@ -190,7 +190,8 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
     elif uop.op in (Ops.PERMUTE, Ops.FLIP):
         arg = tuple(int(item) for item in uop.marg)
     elif uop.op is Ops.REDUCE:
-        arg = (uop.arg[0].name, int(uop.arg[1]))
+        is_any = dtype == "bool" and uop.arg[0] is Ops.ADD  # what the sum of booleans is
+        arg = ("MAX" if is_any else uop.arg[0].name, int(uop.arg[1]))
     if arg == () or (uop.op is Ops.REDUCE and uop.arg[1] == 0):
         return operands[0]
     result = "bool" if uop.op.name in COMPARISONS else dtype

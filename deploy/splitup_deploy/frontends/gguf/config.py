@@ -213,9 +213,13 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
 
 
 def list_further_blocks(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
-    """Return the name prefixes of blocks that only predict tokens further ahead."""
+    """Return the name prefixes of blocks that only predict tokens further ahead.
+
+    Such a block has a norm for the token before it; a usual block behind the last is no such one.
+    """
     last = config.layers + _count_further(file, str(file.metadata[_FAMILY]))
-    return tuple(f"blk.{layer}." for layer in range(config.layers, last))
+    blocks = (f"blk.{layer}." for layer in range(config.layers, last))
+    return tuple(block for block in blocks if f"{block}nextn.enorm.weight" in file.tensors)
 
 
 def _count_further(file: GgufFile, family: str) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +13,17 @@ from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
+from splitup_deploy.frontends.finite_check import name_some
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
-from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource
+from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource, join_sources
 
+FURTHER: Final = "of blocks that only predict tokens further ahead"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.
-_DERIVED: Final = re.compile(r".*\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
+_DERIVED: Final = re.compile(r".*\.rotary_emb\.inv_freq")
+# Saved by versions that rename the module of the experts in all blocks: module -> its other name.
+_OTHER_NAME: Final = (".mlp.", ".block_sparse_moe.")
 
 
 def read_weight_file(path: Path) -> dict[str, WeightSource]:
@@ -53,23 +59,28 @@ class DirectoryWeights:
                 if name in self._tensors:
                     raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
                 self._tensors[name] = source
+        module, other = _OTHER_NAME
+        self._others = {name.replace(other, module): name for name in self._tensors}
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape."""
-        self._asked.add(name)
-        if name not in self._tensors:
+        found = self._find(name)
+        self._asked.add(found)
+        if found not in self._tensors:
             raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
-        source = self._tensors[name]
+        source = self._tensors[found]
         if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
             raise InvalidModel(
                 f"weight '{name}' in '{self._directory}' is {source.spec}; "
                 f"config.json wants {list(shape)} in one of {', '.join(FLOAT_DTYPES)}"
             )
-        return source
+        if found == name:
+            return source
+        return replace(source, spec=replace(source.spec, name=name), names=(found,))
 
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights have the same storage format; ``get`` reports absent ones."""
-        found = (self._tensors.get(name) for name in names)
+        found = (self._tensors.get(self._find(name)) for name in names)
         return len({source.spec.dtype for source in found if source is not None}) <= 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
@@ -79,17 +90,43 @@ class DirectoryWeights:
         if len(dtypes) != 1:
             raise InvalidModel(f"the parts of '{name}' have different dtypes: {sorted(dtypes)}")
         spec = TensorSpec(name, dtypes.pop(), shape)
-        return WeightSource(spec, tuple(part for source in sources for part in source.parts))
+        return join_sources(spec, sources)
 
-    def check_all_read(self, allowed: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> None:
-        """Raise InvalidModel for a weight that was not read: it would change the results."""
-        for name in self._tensors:
-            is_allowed = name in allowed or name.startswith(prefixes) or _DERIVED.fullmatch(name)
-            if name not in self._asked and not is_allowed:
-                raise InvalidModel(
-                    f"'{self._directory}' has a weight '{name}' for which config.json has no use: "
-                    "the weights belong to another configuration or to an unknown variation"
-                )
+    def __contains__(self, name: str) -> bool:
+        """Say whether a weight is there."""
+        return name in self._tensors
+
+    def is_copy(self, name: str, other: str) -> bool:
+        """Say whether a weight has the bytes of another; then it counts as read."""
+        if other not in self._tensors:
+            return False
+        one, two = self._tensors[name], self._tensors[other]
+        is_same = (one.spec.dtype, one.spec.shape) == (two.spec.dtype, two.spec.shape)
+        if is_same and one.parts != two.parts:
+            is_same = all(map(operator.eq, one.read(), two.read()))
+        if is_same:
+            self._asked.add(name)
+        return is_same
+
+    def check_all_read(self, prefixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return what to say of weights that were left out, as those with ``prefixes`` may be.
+
+        Raises InvalidModel for any other that was not read: it would change the results.
+        """
+        rest = [name for name in self._tensors if name not in self._asked]
+        derived = [name for name in rest if _DERIVED.fullmatch(name)]
+        further = [name for name in rest if name.startswith(prefixes)] if prefixes else []
+        if unknown := [name for name in rest if name not in {*derived, *further}]:
+            raise InvalidModel(
+                f"'{self._directory}' has a weight {name_some(unknown)} for which config.json has "
+                "no use: the weights belong to another configuration or to an unknown variation"
+            )
+        reasons = ((derived, "computed from config.json"), (further, FURTHER))
+        return tuple(f"left out: {name_some(names)}, {why}" for names, why in reasons if names)
+
+    def _find(self, name: str) -> str:
+        """Return the name in the file of a weight."""
+        return name if name in self._tensors else self._others.get(name, name)
 
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
     weights = DirectoryWeights(directory)
+    config = _find_own_head(config, weights)
     traced = trace_language_model(config, weights, sizes.chunk)
-    unused = ("lm_head.weight",) if config.tied else ()
-    weights.check_all_read(unused, _list_further_blocks(table, config))
+    notes = weights.check_all_read(_list_further_blocks(table, config, weights))
+    traced = replace(traced, notes=(*traced.notes, *notes))
     return SourceModel("text-generation", traced, text)
 
 
@@ -53,11 +55,29 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     return config
 
 
-def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
-    """Return the name prefixes of blocks that only predict tokens further ahead."""
+def _find_own_head(config: DecoderConfig, weights: DirectoryWeights) -> DecoderConfig:
+    """Return a configuration with a head of its own, if the file has one beside the embedding.
+
+    So does Hugging Face, whatever ``tie_word_embeddings`` says.
+    """
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tied or head not in weights or weights.is_copy(head, table):
+        return config
+    return replace(config, tied=False)
+
+
+def _list_further_blocks(
+    table: dict[str, Any], config: DecoderConfig, weights: DirectoryWeights
+) -> tuple[str, ...]:
+    """Return the name prefixes of blocks that only predict tokens further ahead.
+
+    Such a block has a norm for the token before it; a usual block behind the last is no such one.
+    """
     count = table.get("num_nextn_predict_layers")
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
-    return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))
+    blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
+    found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
+    return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:

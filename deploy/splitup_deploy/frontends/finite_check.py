@@ -1,0 +1,70 @@
+"""Find NaN and infinity in a weight while its bytes are read.
+
+Such a number is legal, and masks of exported graphs hold infinities, but in the weights of a layer
+it is a sign of a broken file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+# By dtype or storage format: the bytes of a unit, the places in it of the upper 16 bits of its
+# floats, and their exponent's bits. All ones in an exponent are NaN or infinity. A block of a
+# quantised weight has float16 scales (``splitup_deploy.frontends.decoder.quantised``).
+_HALF: Final = 0x7C00
+_UNITS: Final[dict[str, tuple[int, tuple[int, ...], int]]] = {
+    "float16": (2, (0,), _HALF),
+    "bfloat16": (2, (0,), 0x7F80),
+    "float32": (4, (2,), 0x7F80),
+    "float64": (8, (6,), 0x7FF0),
+    "Q4_0": (18, (0,), _HALF),
+    "Q4_1": (20, (0, 2), _HALF),
+    "Q5_0": (22, (0,), _HALF),
+    "Q5_1": (24, (0, 2), _HALF),
+    "Q8_0": (34, (0,), _HALF),
+    "Q4_K": (144, (0, 2), _HALF),
+    "Q5_K": (176, (0, 2), _HALF),
+    "Q6_K": (210, (208,), _HALF),
+}
+
+
+class FiniteCheck:
+    """Looks at the bytes of numbers of one dtype or storage format. Integers are always finite."""
+
+    def __init__(self, kind: str) -> None:
+        self.is_finite = True
+        self._unit, self._places, self._mask = _UNITS.get(kind, (1, (), 0))
+        self._rest = b""
+
+    def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the chunks again; ``is_finite`` is what they were so far."""
+        for chunk in chunks:
+            if self._places and self.is_finite:
+                self._look(chunk)
+            yield chunk
+
+    def _look(self, chunk: bytes) -> None:
+        data = self._rest + chunk if self._rest else chunk
+        count = len(data) // self._unit
+        self._rest = data[count * self._unit :]
+        for place in self._places:
+            layout = {"names": ["top"], "formats": ["<u2"], "offsets": [place]}
+            units = np.frombuffer(data, np.dtype({**layout, "itemsize": self._unit}), count)["top"]
+            if count and (units & self._mask).max() == self._mask:
+                self.is_finite = False
+
+
+def describe_not_finite(names: list[str]) -> tuple[str, ...]:
+    """Return what to say of weights with such numbers."""
+    if not names:
+        return ()
+    return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
+
+
+def name_some(names: list[str]) -> str:
+    """Return the first of some names, and how many others there are."""
+    others = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
+    return f"'{names[0]:.120}'{others}"
