@@ -51,9 +51,9 @@ class FiniteCheck:
         count = len(data) // self._unit
         self._rest = data[count * self._unit :]
         for place in self._places:
-            layout = {"names": ["top"], "formats": ["<u2"], "offsets": [place]}
-            units = np.frombuffer(data, np.dtype({**layout, "itemsize": self._unit}), count)["top"]
-            if count and (units & self._mask).max() == self._mask:
+            units = np.frombuffer(data, np.uint8, count * self._unit).reshape(count, self._unit)
+            tops = units[:, place : place + 2].copy().view("<u2")
+            if count and (tops & self._mask).max() == self._mask:
                 self.is_finite = False
 
 

@@ -71,7 +71,7 @@ def describe(name: str) -> dict[str, Any]:
 
 def list_carried(config: Any, saved: dict[str, Any]) -> list[str]:
     """Return the saved fields that the class of the configuration does not declare."""
-    kind = type(config)
+    kind: Any = type(config)
     if not dataclasses.is_dataclass(kind):  # a version before 5
         return []
     names = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map.values())

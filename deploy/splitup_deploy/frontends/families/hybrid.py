@@ -149,17 +149,18 @@ def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
 
 def _read_kimi_rule(fields: Fields, layers: int) -> Recurrent:
     """Read the recurrent layers: in an object of their own, in fields as others, or twice."""
-    linear, found = fields.get_fields("linear_attn_config"), []
+    linear = fields.get_fields("linear_attn_config")
+    found: list[tuple[frozenset[int], list[int]]] = []
     if linear is not None:
-        sizes = (linear.get_integer(name) for name in _KIMI_SIZES.values())
-        found.append((_read_numbers(linear, layers), *sizes))
+        sizes = [linear.get_integer(name) for name in _KIMI_SIZES.values()]
+        found.append((_read_numbers(linear, layers), sizes))
         linear.check_all_read()
     if linear is None or any(name in fields for name in ("layer_types", *_KIMI_SIZES)):
-        sizes = (fields.get_integer(name) for name in _KIMI_SIZES)
-        found.append((_read_layers(fields, layers, None), *sizes))
+        sizes = [fields.get_integer(name) for name in _KIMI_SIZES]
+        found.append((_read_layers(fields, layers, None), sizes))
     if found[0] != found[-1]:
         raise fields.refuse("layer_types", "with linear_num_heads, … what linear_attn_config says")
-    recurrent, heads, size, taps = found[0]
+    recurrent, (heads, size, taps) = found[0]
     return make_recurrent(
         recurrent,
         key_heads=heads,

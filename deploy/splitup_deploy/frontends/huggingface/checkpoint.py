@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from splitup.core import limits
@@ -49,16 +50,17 @@ WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
 class DirectoryWeights:
     """The tensors of a directory's weights files, by name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
         self._directory = directory
         self._asked: set[str] = set()
         self._tensors: dict[str, WeightSource] = {}
         files, read = _find_files(directory)
         for path in files:
             for name, source in read(path).items():
-                if name in self._tensors:
+                usual = rename(name)
+                if usual in self._tensors:
                     raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
-                self._tensors[name] = source
+                self._tensors[usual] = _name(source, usual)
         module, other = _OTHER_NAME
         self._others = {name.replace(other, module): name for name in self._tensors}
 
@@ -74,9 +76,7 @@ class DirectoryWeights:
                 f"weight '{name}' in '{self._directory}' is {source.spec}; "
                 f"config.json wants {list(shape)} in one of {', '.join(FLOAT_DTYPES)}"
             )
-        if found == name:
-            return source
-        return replace(source, spec=replace(source.spec, name=name), names=(found,))
+        return _name(source, name)
 
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights have the same storage format; ``get`` reports absent ones."""
@@ -108,25 +108,37 @@ class DirectoryWeights:
             self._asked.add(name)
         return is_same
 
-    def check_all_read(self, prefixes: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """Return what to say of weights that were left out, as those with ``prefixes`` may be.
+    def check_all_read(self, others: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+        """Return what to say of weights that were left out.
 
-        Raises InvalidModel for any other that was not read: it would change the results.
+        ``others`` says for prefixes of names what such weights are. Raises InvalidModel for any
+        other that was not read: it would change the results.
         """
-        rest = [name for name in self._tensors if name not in self._asked]
-        derived = [name for name in rest if _DERIVED.fullmatch(name)]
-        further = [name for name in rest if name.startswith(prefixes)] if prefixes else []
-        if unknown := [name for name in rest if name not in {*derived, *further}]:
+        left: dict[str, list[str]] = {}
+        unknown: list[str] = []
+        for name in self._tensors.keys() - self._asked:
+            why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
+            why = "computed from config.json" if _DERIVED.fullmatch(name) else why
+            (left.setdefault(why, []) if why else unknown).append(name)
+        if unknown:
             raise InvalidModel(
-                f"'{self._directory}' has a weight {name_some(unknown)} for which config.json has "
-                "no use: the weights belong to another configuration or to an unknown variation"
+                f"'{self._directory}' has a weight {name_some(sorted(unknown))} for which "
+                "config.json has no use: the weights belong to another configuration or to an "
+                "unknown variation"
             )
-        reasons = ((derived, "computed from config.json"), (further, FURTHER))
-        return tuple(f"left out: {name_some(names)}, {why}" for names, why in reasons if names)
+        return tuple(f"left out: {name_some(sorted(left[why]))}, {why}" for why in sorted(left))
 
     def _find(self, name: str) -> str:
         """Return the name in the file of a weight."""
         return name if name in self._tensors else self._others.get(name, name)
+
+
+def _name(source: WeightSource, name: str) -> WeightSource:
+    """Return a weight under another name; messages about its numbers keep its own."""
+    if source.spec.name == name:
+        return source
+    own = source.names or (source.spec.name,)
+    return replace(source, spec=replace(source.spec, name=name), names=own)
 
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:

@@ -15,8 +15,14 @@ from splitup_deploy.frontends.families.architectures import (
     trace_language_model,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.text_towers import (
+    OTHER_MODULES,
+    TOWERS,
+    find_text_tower,
+    rename_weight,
+)
 from splitup_deploy.frontends.huggingface.chat import read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
@@ -29,15 +35,20 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
     sizes = sizes or Sizes()
     directory = Path(source)
-    table = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    table = find_text_tower(whole)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
-    weights = DirectoryWeights(directory)
+    is_tower = table is not whole
+    weights = DirectoryWeights(directory, rename_weight if is_tower else str)
     config = _find_own_head(config, weights)
     traced = trace_language_model(config, weights, sizes.chunk)
-    notes = weights.check_all_read(_list_further_blocks(table, config, weights))
+    others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
+    if is_tower:
+        others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
+    notes = weights.check_all_read(others)
     traced = replace(traced, notes=(*traced.notes, *notes))
     return SourceModel("text-generation", traced, text)
 
@@ -47,7 +58,8 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     names = table.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         raise InvalidModel(
-            f"architecture {names!r:.80} is not supported; these are: {', '.join(ARCHITECTURES)}"
+            f"architecture {names!r:.80} is not supported; these are: "
+            f"{', '.join((*ARCHITECTURES, *TOWERS))}"
         )
     fields = Fields(table)
     config = ARCHITECTURES[names[0]](fields, context)

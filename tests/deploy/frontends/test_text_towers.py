@@ -1,0 +1,118 @@
+"""The text towers of models for images and text: the graphs of the same models alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from splitup_deploy.cutting.build import build
+from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.families.text_towers import TOWERS
+from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.source_model import Sizes
+
+from splitup.core.errors import InvalidModel
+from tests.deploy import checkpoints, hybrids
+from tests.deploy.checkpoints import Case, save_checkpoint
+
+SIZES = Sizes(chunk=1)
+_MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]}
+_QWEN3 = checkpoints.CASES["qwen3"]
+_MISTRAL = checkpoints.CASES["mistral"]
+CASES: dict[str, Case] = {
+    "Gemma3ForConditionalGeneration": checkpoints.CASES["gemma3"],
+    "Mistral3ForConditionalGeneration": _MISTRAL,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3_5ForConditionalGeneration": hybrids.CASES["qwen3.5"],
+    "Qwen3_5MoeForConditionalGeneration": hybrids.CASES["qwen3.5-moe"],
+}
+OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
+
+
+def save_tower(
+    directory: Path, name: str, names: dict[str, str], inner: dict[str, Any], **outer: Any
+) -> str:
+    """Write a checkpoint with another tower, whose text tower has the weights of the case."""
+    save_checkpoint(directory, CASES[name])
+    text = {**CASES[name].config, "model_type": TOWERS[name].model_type, **inner}
+    del text["architectures"]
+    config = {"architectures": [name], "text_config": text, "vision_config": {"x": 1}, **outer}
+    (directory / "config.json").write_text(json.dumps(config))
+    path = directory / "model.safetensors"
+    other = "visual.blocks.0.weight" if names is OLD else "model.vision_tower.blocks.0.weight"
+    weights = {other: np.ones(3, np.float32)}
+    for key, array in load_file(path).items():
+        old = next(prefix for prefix in names if key.startswith(prefix))
+        weights[names[old] + key.removeprefix(old)] = array
+    save_file(weights, path)
+    return str(directory)
+
+
+@pytest.mark.parametrize("names", [OLD, NEW], ids=["old", "new"])
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_is_the_text_model_alone(name: str, names: dict[str, str], tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "alone", CASES[name])
+    alone = load_model(str(tmp_path / "alone"), SIZES)
+    inner = {"rope_parameters": _MROPE, "rope_theta": None} if "VL" in name else {}
+    source = save_tower(tmp_path / "whole", name, names, inner, image_token_id=39)
+    whole = load_model(source, SIZES)
+    assert whole.traced.graph.to_bytes() == alone.traced.graph.to_bytes()
+    assert whole.text is not None and alone.text is not None
+    assert replace(whole.text, tokenizer=alone.text.tokenizer) == alone.text
+    (note,) = whole.traced.notes
+    assert note.endswith("of the towers for images: it takes text only")
+
+
+def test_defaults_and_ties_are_those_of_the_class(tmp_path: Path) -> None:
+    """What the configuration of Gemma 3 with 4 billion parameters leaves out."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    name = "Gemma3ForConditionalGeneration"
+    path = tmp_path / "config.json"
+    whole = {"architectures": [name], "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    path.write_text(json.dumps({**whole, "text_config": {**text, "num_hidden_layers": 1}}))
+    compiled = build(str(path), 10**10, sizes=Sizes(context=256, chunk=1))
+    (task,) = compiled.manifest.tasks
+    block = 2560 * (2 * 8 + 2 * 4) * 256 + 3 * 2560 * 10240
+    assert task.weights_bytes == pytest.approx(2 * (262_208 * 2560 + block), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "message"),
+    [
+        ({"model_type": "ministral3"}, {}, "text_config.*supported: an object of the type mistral"),
+        ({}, {"text_config": None}, "text_config"),
+        ({}, {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({}, {"audio_config": {}}, "'audio_config', which means nothing"),
+        ({"num_experts": 2}, {}, "'num_experts', which means nothing"),
+        ({}, {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ],
+)
+def test_what_a_tower_cannot_have(
+    inner: dict[str, Any], outer: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    name = "Mistral3ForConditionalGeneration"
+    source = save_tower(tmp_path, name, NEW, inner, **outer)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(source, SIZES)
+
+
+def test_a_text_model_has_no_other_tower(tmp_path: Path) -> None:
+    save_tower(tmp_path, "Mistral3ForConditionalGeneration", NEW, {})
+    (tmp_path / "config.json").write_text(json.dumps(_MISTRAL.config))
+    with pytest.raises(InvalidModel, match="no weight 'model"):
+        load_model(str(tmp_path), SIZES)
+    with pytest.raises(InvalidModel, match="LlavaForConditionalGeneration"):
+        parse_config({"architectures": ["LlavaForConditionalGeneration"]}, None)
