@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.text_towers import TOWERS
+from splitup_deploy.frontends.gguf.config import FAMILIES
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
+from typer.testing import CliRunner
 
 from splitup.core.errors import InvalidModel
 from tests.deploy import checkpoints, hybrids
@@ -116,3 +120,15 @@ def test_a_text_model_has_no_other_tower(tmp_path: Path) -> None:
         load_model(str(tmp_path), SIZES)
     with pytest.raises(InvalidModel, match="LlavaForConditionalGeneration"):
         parse_config({"architectures": ["LlavaForConditionalGeneration"]}, None)
+
+
+def test_the_command_lists_every_family() -> None:
+    result = CliRunner().invoke(app, ["families", "--json"])
+    rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
+    assert list(rows) == [*ARCHITECTURES, *TOWERS]
+    assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], "text_tower": None}
+    files = {name for row in rows.values() for name in row["gguf"]}
+    assert files == FAMILIES.keys()
+    text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
+    assert [line.split()[0] for line in text] == list(rows)
+    assert text[-1].endswith("  text only, as Qwen3_5MoeForCausalLM")
