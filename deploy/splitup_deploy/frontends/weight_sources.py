@@ -217,6 +217,21 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
     return WeightSource(spec, tuple(parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """The transpose of a matrix, of which only ``size`` columns from ``start`` are taken."""
+
+    source: WeightSource
+    start: int
+    size: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in C order; holds the matrix."""
+        shape, width = self.source.spec.shape, ITEM_BYTES[self.source.spec.dtype]
+        matrix = np.frombuffer(b"".join(self.source.read()), f"V{width}").reshape(shape)
+        yield matrix[:, self.start : self.start + self.size].T.tobytes()
+
+
 def read_safetensors(sources: Sequence[WeightSource]) -> Iterator[bytes]:
     """Yield a safetensors file with these weights in this order."""
     yield encode_safetensors_header([source.spec for source in sources])

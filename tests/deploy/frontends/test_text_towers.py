@@ -21,22 +21,80 @@ from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
 
 from splitup.core.errors import InvalidModel
-from tests.deploy import checkpoints, hybrids
+from tests.deploy import checkpoints, hybrids, moes
 from tests.deploy.checkpoints import Case, save_checkpoint
 
 SIZES = Sizes(chunk=1)
-_MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]}
+_MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
 _QWEN3 = checkpoints.CASES["qwen3"]
 _MISTRAL = checkpoints.CASES["mistral"]
+_QWEN3_MOE = Case(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    {key: value for key, value in moes.QWEN3_MOE.items() if key != "architectures"},
+    shapes=lambda case: (
+        (name, array.shape) for name, array in moes.make_weights(case.config).items()
+    ),
+)
 CASES: dict[str, Case] = {
     "Gemma3ForConditionalGeneration": checkpoints.CASES["gemma3"],
     "Mistral3ForConditionalGeneration": _MISTRAL,
     "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": hybrids.CASES["qwen3.5"],
     "Qwen3_5MoeForConditionalGeneration": hybrids.CASES["qwen3.5-moe"],
 }
 OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
+
+
+def fuse_experts(weights: dict[str, np.ndarray], is_turned: bool) -> dict[str, np.ndarray]:
+    """Return weights in which all experts of a layer are one tensor, as newer models store them."""
+    groups: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    result = {}
+    for name, array in weights.items():
+        stem, found, rest = name.partition(".experts.")
+        number, _, kind = rest.partition(".")
+        if found:
+            groups.setdefault(stem + ".experts", {}).setdefault(int(number), {})[kind] = array
+        else:
+            result[name] = array
+    for stem, experts in groups.items():
+        rows = [experts[number] for number in range(len(experts))]
+        both = [np.concatenate([e["gate_proj.weight"], e["up_proj.weight"]]) for e in rows]
+        for part, arrays in (("gate_up", both), ("down", [e["down_proj.weight"] for e in rows])):
+            turned = [array.T if is_turned else array for array in arrays]
+            result[f"{stem}.{part}_proj"] = np.ascontiguousarray(np.stack(turned))
+    return result
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_experts_in_one_tensor(is_turned: bool, tmp_path: Path) -> None:
+    """Transposed, as Qwen3-VL has them, or not, as Qwen3.5."""
+    config = moes.QWEN3_MOE
+    moes.save_moe(tmp_path / "alone", config)
+    wanted = load_model(str(tmp_path / "alone"), SIZES).traced.graph.to_bytes()
+    weights = fuse_experts(moes.make_weights(config), is_turned)
+    moes.save_moe(tmp_path / "fused", config, weights=weights)
+    assert load_model(str(tmp_path / "fused"), SIZES).traced.graph.to_bytes() == wanted
+    bank = "model.layers.0.mlp.experts.gate_up_proj"
+    weights[bank][3, 0, 0] = np.nan
+    moes.save_moe(tmp_path / "fused", config, weights=weights)
+    (note,) = load_model(str(tmp_path / "fused"), SIZES).traced.notes
+    assert note.startswith(f"NaN or infinity in weight '{bank}'")
+    for change in ({"moe_intermediate_size": 20}, {"num_experts": 7}, {"hidden_size": 48}):
+        (tmp_path / "fused" / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InvalidModel):
+            load_model(str(tmp_path / "fused"), SIZES)
+
+
+def test_experts_whose_order_cannot_be_told_are_refused(tmp_path: Path) -> None:
+    """A square matrix may be transposed or not."""
+    config = {**moes.QWEN3_MOE, "moe_intermediate_size": 16}
+    weights = fuse_experts(moes.make_weights(config), True)
+    moes.save_moe(tmp_path, config, weights=weights)
+    with pytest.raises(InvalidModel, match=r"experts\.gate_up_proj' .*which differ"):
+        load_model(str(tmp_path), SIZES)
 
 
 def save_tower(
@@ -63,7 +121,10 @@ def save_tower(
 def test_a_tower_is_the_text_model_alone(name: str, names: dict[str, str], tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "alone", CASES[name])
     alone = load_model(str(tmp_path / "alone"), SIZES)
-    inner = {"rope_parameters": _MROPE, "rope_theta": None} if "VL" in name else {}
+    inner: dict[str, Any] = {}
+    if "VL" in name:
+        theta = CASES[name].config["rope_theta"]
+        inner = {"rope_parameters": {**_MROPE, "rope_theta": theta}, "rope_theta": None}
     source = save_tower(tmp_path / "whole", name, names, inner, image_token_id=39)
     whole = load_model(source, SIZES)
     assert whole.traced.graph.to_bytes() == alone.traced.graph.to_bytes()

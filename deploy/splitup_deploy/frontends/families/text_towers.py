@@ -73,6 +73,9 @@ TOWERS: Final[dict[str, Tower]] = {
     ),
     "Mistral3ForConditionalGeneration": Tower("MistralForCausalLM", "mistral"),
     "Qwen3VLForConditionalGeneration": Tower("Qwen3ForCausalLM", "qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": Tower(
+        "Qwen3MoeForCausalLM", "qwen3_vl_moe_text", {"norm_topk_prob": True}
+    ),
     "Qwen3_5ForConditionalGeneration": Tower("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": Tower("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
 }

@@ -16,13 +16,20 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
 from splitup_deploy.frontends.finite_check import name_some
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
-from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource, join_sources
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    Turned,
+    WeightSource,
+    join_sources,
+    select,
+)
 
 FURTHER: Final = "of blocks that only predict tokens further ahead"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.
 _DERIVED: Final = re.compile(r".*\.rotary_emb\.inv_freq")
+_EXPERT: Final = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 # Saved by versions that rename the module of the experts in all blocks: module -> its other name.
 _OTHER_NAME: Final = (".mlp.", ".block_sparse_moe.")
 
@@ -67,9 +74,11 @@ class DirectoryWeights:
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape."""
         found = self._find(name)
-        self._asked.add(found)
         if found not in self._tensors:
+            if (source := self._find_in_bank(name, shape)) is not None:
+                return source
             raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
+        self._asked.add(found)
         source = self._tensors[found]
         if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
             raise InvalidModel(
@@ -131,6 +140,39 @@ class DirectoryWeights:
     def _find(self, name: str) -> str:
         """Return the name in the file of a weight."""
         return name if name in self._tensors else self._others.get(name, name)
+
+    def _find_in_bank(self, name: str, shape: tuple[int, ...]) -> WeightSource | None:
+        """Return an expert's weight out of the weight of all experts of a layer.
+
+        Gate and up projection are neighbours there. Some models store every matrix transposed.
+        """
+        match = _EXPERT.fullmatch(name)
+        if match is None or len(shape) != 2:
+            return None
+        experts, number, kind = match[1], int(match[2]), match[3]
+        bank = f"{experts}.{'down' if kind == 'down' else 'gate_up'}_proj"
+        if bank not in self._tensors:
+            return None
+        whole, (rows, columns) = self._tensors[bank], shape
+        count, out = whole.spec.shape[0], rows if kind == "down" else 2 * rows
+        first = rows if kind == "up" else 0
+        is_plain = whole.spec.shape == (count, out, columns)
+        is_turned = whole.spec.shape == (count, columns, out)
+        if is_plain == is_turned or number >= count or whole.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(
+                f"weight '{bank}' in '{self._directory}' is {whole.spec}; config.json wants "
+                f"[experts, {out}, {columns}] or [experts, {columns}, {out}], which differ"
+            )
+        self._asked.add(bank)
+        height = out if is_plain else columns
+        spec = replace(whole.spec, shape=(count * height, *whole.spec.shape[2:]))
+        start = number * height + (first if is_plain else 0)
+        box = ((start, rows if is_plain else height), (0, whole.spec.shape[2]))
+        source = select(WeightSource(spec, whole.parts), name, box)
+        if is_turned:
+            turned = Turned(source, first, rows)
+            source = WeightSource(replace(spec, name=name, shape=shape), (turned,))
+        return replace(source, names=(bank,))
 
 
 def _name(source: WeightSource, name: str) -> WeightSource:
