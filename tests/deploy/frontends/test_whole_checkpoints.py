@@ -71,6 +71,13 @@ def test_what_is_left_out_is_said_or_refused(tmp_path: Path) -> None:
             load_model(save(tmp_path, {**weights, name: frequencies}), SIZES)
 
 
+def test_an_adapter_beside_the_model_is_not_overlooked(tmp_path: Path) -> None:
+    source = save(tmp_path, make_weights(TINY))
+    save_file({"x": np.ones(1, np.float32)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(InvalidModel, match=r"adapter_model\.safetensors: merge it"):
+        load_model(source, SIZES)
+
+
 @pytest.mark.parametrize("marker", ["enorm", "input_layernorm"])
 def test_only_blocks_that_predict_further_are_left_out(marker: str, tmp_path: Path) -> None:
     """A usual block behind the last one is a wrong number of blocks."""

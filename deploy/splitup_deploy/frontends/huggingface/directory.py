@@ -41,6 +41,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
+    if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
+        raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
     is_tower = table is not whole
     weights = DirectoryWeights(directory, rename_weight if is_tower else str)
     config = _find_own_head(config, weights)
