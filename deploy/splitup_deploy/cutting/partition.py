@@ -326,7 +326,8 @@ class _Search:
             if memory > self.target_bytes:
                 raise InvalidModel(
                     f"operation {name} alone needs {memory} bytes of memory; the target is "
-                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes"
+                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes "
+                    "(for a text model, a smaller --chunk or --context also helps)"
                 )
             if atom.operations > limits.MAX_TASK_FLOPS:
                 raise InvalidModel(

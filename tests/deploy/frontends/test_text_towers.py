@@ -134,6 +134,21 @@ def test_a_tower_is_the_text_model_alone(name: str, names: dict[str, str], tmp_p
     assert note.endswith("of the towers for images: it takes text only")
 
 
+def test_what_predicts_further_is_left_out_of_a_tower(tmp_path: Path) -> None:
+    name = "Qwen3_5ForConditionalGeneration"
+    source = save_tower(tmp_path, name, NEW, {"mtp_num_hidden_layers": 1})
+    path = tmp_path / "model.safetensors"
+    further = {"mtp.fc.weight": np.ones(3, np.float32)}
+    save_file({**load_file(path), **further}, path)
+    first, second = load_model(source, SIZES).traced.notes
+    assert first == "left out: 'mtp.fc.weight', of blocks that only predict tokens further ahead"
+    assert "towers for images" in second
+    save_tower(tmp_path, name, NEW, {})
+    save_file({**load_file(path), **further}, path)
+    with pytest.raises(InvalidModel, match=r"'mtp\.fc\.weight' for which"):
+        load_model(source, SIZES)
+
+
 def test_defaults_and_ties_are_those_of_the_class(tmp_path: Path) -> None:
     """What the configuration of Gemma 3 with 4 billion parameters leaves out."""
     text = {

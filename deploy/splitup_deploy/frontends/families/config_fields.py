@@ -160,5 +160,7 @@ class Fields:
     def _require(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise InvalidModel(f"{self._name} has no {key}; export the model again")
+            raise InvalidModel(
+                f"{self._name} has no {key}, which this architecture needs: write it there"
+            )
         return value
