@@ -21,51 +21,13 @@ from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
 
 from splitup.core.errors import InvalidModel
-from tests.deploy import checkpoints, hybrids, moes
-from tests.deploy.checkpoints import Case, save_checkpoint
+from tests.deploy import moes
+from tests.deploy.checkpoints import GOLDEN
+from tests.deploy.llamas import relative_error
+from tests.deploy.saved import save_case
+from tests.deploy.towers import CASES, NEW, OLD, fuse_experts, save_tower
 
 SIZES = Sizes(chunk=1)
-_MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
-_QWEN3 = checkpoints.CASES["qwen3"]
-_MISTRAL = checkpoints.CASES["mistral"]
-_QWEN3_MOE = Case(
-    "Qwen3MoeForCausalLM",
-    "qwen3_moe",
-    {key: value for key, value in moes.QWEN3_MOE.items() if key != "architectures"},
-    shapes=lambda case: (
-        (name, array.shape) for name, array in moes.make_weights(case.config).items()
-    ),
-)
-CASES: dict[str, Case] = {
-    "Gemma3ForConditionalGeneration": checkpoints.CASES["gemma3"],
-    "Mistral3ForConditionalGeneration": _MISTRAL,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN3_MOE,
-    "Qwen3_5ForConditionalGeneration": hybrids.CASES["qwen3.5"],
-    "Qwen3_5MoeForConditionalGeneration": hybrids.CASES["qwen3.5-moe"],
-}
-OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
-NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
-
-
-def fuse_experts(weights: dict[str, np.ndarray], is_turned: bool) -> dict[str, np.ndarray]:
-    """Return weights in which all experts of a layer are one tensor, as newer models store them."""
-    groups: dict[str, dict[int, dict[str, np.ndarray]]] = {}
-    result = {}
-    for name, array in weights.items():
-        stem, found, rest = name.partition(".experts.")
-        number, _, kind = rest.partition(".")
-        if found:
-            groups.setdefault(stem + ".experts", {}).setdefault(int(number), {})[kind] = array
-        else:
-            result[name] = array
-    for stem, experts in groups.items():
-        rows = [experts[number] for number in range(len(experts))]
-        both = [np.concatenate([e["gate_proj.weight"], e["up_proj.weight"]]) for e in rows]
-        for part, arrays in (("gate_up", both), ("down", [e["down_proj.weight"] for e in rows])):
-            turned = [array.T if is_turned else array for array in arrays]
-            result[f"{stem}.{part}_proj"] = np.ascontiguousarray(np.stack(turned))
-    return result
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -97,41 +59,30 @@ def test_experts_whose_order_cannot_be_told_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path), SIZES)
 
 
-def save_tower(
-    directory: Path, name: str, names: dict[str, str], inner: dict[str, Any], **outer: Any
-) -> str:
-    """Write a checkpoint with another tower, whose text tower has the weights of the case."""
-    save_checkpoint(directory, CASES[name])
-    text = {**CASES[name].config, "model_type": TOWERS[name].model_type, **inner}
-    del text["architectures"]
-    config = {"architectures": [name], "text_config": text, "vision_config": {"x": 1}, **outer}
-    (directory / "config.json").write_text(json.dumps(config))
-    path = directory / "model.safetensors"
-    other = "visual.blocks.0.weight" if names is OLD else "model.vision_tower.blocks.0.weight"
-    weights = {other: np.ones(3, np.float32)}
-    for key, array in load_file(path).items():
-        old = next(prefix for prefix in names if key.startswith(prefix))
-        weights[names[old] + key.removeprefix(old)] = array
-    save_file(weights, path)
-    return str(directory)
-
-
 @pytest.mark.parametrize("names", [OLD, NEW], ids=["old", "new"])
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_is_the_text_model_alone(name: str, names: dict[str, str], tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "alone", CASES[name])
+    save_case(CASES[name], tmp_path / "alone")
     alone = load_model(str(tmp_path / "alone"), SIZES)
-    inner: dict[str, Any] = {}
-    if "VL" in name:
-        theta = CASES[name].config["rope_theta"]
-        inner = {"rope_parameters": {**_MROPE, "rope_theta": theta}, "rope_theta": None}
-    source = save_tower(tmp_path / "whole", name, names, inner, image_token_id=39)
+    source = save_tower(tmp_path / "whole", name, names)
     whole = load_model(source, SIZES)
     assert whole.traced.graph.to_bytes() == alone.traced.graph.to_bytes()
     assert whole.text is not None and alone.text is not None
     assert replace(whole.text, tokenizer=alone.text.tokenizer) == alone.text
     (note,) = whole.traced.notes
     assert note.endswith("of the towers for images: it takes text only")
+
+
+def test_hugging_face_computes_what_it_computes_of_the_text_model_alone() -> None:
+    """Of these text models other tests compare the logits."""
+    alone: dict[str, np.ndarray] = {}
+    for file in ("logits.npz", "hybrid_logits.npz", "moe_logits.npz"):
+        with np.load(GOLDEN / file, allow_pickle=False) as arrays:
+            alone |= {name: arrays[name] for name in arrays.files if "digest" not in name}
+    with np.load(GOLDEN / "tower_logits.npz", allow_pickle=False) as towers:
+        for tower, name in CASES.items():
+            wanted = alone.get(f"{name}/prefill", alone.get(f"{name}/logits"))
+            assert wanted is not None and relative_error(towers[tower], wanted) <= 1e-5, tower
 
 
 def test_what_predicts_further_is_left_out_of_a_tower(tmp_path: Path) -> None:
@@ -143,7 +94,7 @@ def test_what_predicts_further_is_left_out_of_a_tower(tmp_path: Path) -> None:
     first, second = load_model(source, SIZES).traced.notes
     assert first == "left out: 'mtp.fc.weight', of blocks that only predict tokens further ahead"
     assert "towers for images" in second
-    save_tower(tmp_path, name, NEW, {})
+    save_tower(tmp_path, name, NEW)
     save_file({**load_file(path), **further}, path)
     with pytest.raises(InvalidModel, match=r"'mtp\.fc\.weight' for which"):
         load_model(source, SIZES)
@@ -189,9 +140,20 @@ def test_what_a_tower_cannot_have(
         load_model(source, SIZES)
 
 
+def test_what_only_the_text_model_alone_reads_is_refused(tmp_path: Path) -> None:
+    """The class for images ignores these fields, so a model that sets them says two things."""
+    for name, field in (
+        ("Gemma3ForConditionalGeneration", {"final_logit_softcapping": 5.0}),
+        ("Qwen3VLMoeForConditionalGeneration", {"norm_topk_prob": False}),
+    ):
+        with pytest.raises(InvalidModel, match=next(iter(field))):
+            load_model(save_tower(tmp_path, name, NEW, field), SIZES)
+
+
 def test_a_text_model_has_no_other_tower(tmp_path: Path) -> None:
-    save_tower(tmp_path, "Mistral3ForConditionalGeneration", NEW, {})
-    (tmp_path / "config.json").write_text(json.dumps(_MISTRAL.config))
+    save_tower(tmp_path, "Mistral3ForConditionalGeneration", NEW)
+    save_case("mistral", tmp_path / "alone")
+    (tmp_path / "alone" / "config.json").replace(tmp_path / "config.json")
     with pytest.raises(InvalidModel, match="no weight 'model"):
         load_model(str(tmp_path), SIZES)
     with pytest.raises(InvalidModel, match="LlavaForConditionalGeneration"):

@@ -47,12 +47,14 @@ _OTHER_FIELDS: Final = (
 class Tower:
     """A text tower: the architecture that it is, its model type, and the values of absent fields.
 
-    Published configurations leave out what is the default of their class.
+    Published configurations leave out what is the default of their class. ``fixed`` are fields that
+    the text model reads and the class of the whole does not.
     """
 
     architecture: str
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 TOWERS: Final[dict[str, Tower]] = {
@@ -60,8 +62,6 @@ TOWERS: Final[dict[str, Tower]] = {
         "Gemma3ForCausalLM",
         "gemma3_text",
         {
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
             "head_dim": 256,
             "max_position_embeddings": 131_072,
             "num_attention_heads": 8,
@@ -70,11 +70,12 @@ TOWERS: Final[dict[str, Tower]] = {
             "sliding_window": 4096,
             "vocab_size": 262_208,
         },
+        {"final_logit_softcapping": None},
     ),
     "Mistral3ForConditionalGeneration": Tower("MistralForCausalLM", "mistral"),
     "Qwen3VLForConditionalGeneration": Tower("Qwen3ForCausalLM", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": Tower(
-        "Qwen3MoeForCausalLM", "qwen3_vl_moe_text", {"norm_topk_prob": True}
+        "Qwen3MoeForCausalLM", "qwen3_vl_moe_text", fixed={"norm_topk_prob": True}
     ),
     "Qwen3_5ForConditionalGeneration": Tower("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": Tower("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
@@ -91,12 +92,16 @@ def find_text_tower(table: dict[str, Any]) -> dict[str, Any]:
     inner = fields.get("text_config")
     if not isinstance(inner, dict) or inner.get("model_type", tower.model_type) != tower.model_type:
         raise fields.refuse("text_config", f"an object of the type {tower.model_type}")
+    for key, value in tower.fixed.items():
+        if inner.get(key, value) != value:
+            raise Fields(inner, "config.json's text_config").refuse(key, repr(value))
     for name in _OTHER_FIELDS:
         fields.get(name)
     is_tied = fields.get_flag("tie_word_embeddings", False)
     fields.check_all_read()
     shared = {key: table[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in table}
-    result = {**tower.defaults, **shared, **inner, "architectures": [tower.architecture]}
+    result = {**tower.defaults, **shared, **inner, **tower.fixed}
+    result["architectures"] = [tower.architecture]
     if is_tied:  # a head that the file has is used nevertheless
         result["tie_word_embeddings"] = True
     for key in ("rope_parameters", "rope_scaling"):
