@@ -55,16 +55,3 @@ class FiniteCheck:
             tops = units[:, place : place + 2].copy().view("<u2")
             if count and (tops & self._mask).max() == self._mask:
                 self.is_finite = False
-
-
-def describe_not_finite(names: list[str]) -> tuple[str, ...]:
-    """Return what to say of weights with such numbers."""
-    if not names:
-        return ()
-    return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
-
-
-def name_some(names: list[str]) -> str:
-    """Return the first of some names, and how many others there are."""
-    others = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
-    return f"'{names[0]:.120}'{others}"

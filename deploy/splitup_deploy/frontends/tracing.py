@@ -20,8 +20,11 @@ from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype, m
 from splitup.backend.trace_reading import Placeholder, read_tensors
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
-from splitup_deploy.frontends.finite_check import describe_not_finite
-from splitup_deploy.frontends.weight_sources import WeightSource, start_hashing
+from splitup_deploy.frontends.weight_sources import (
+    WeightSource,
+    describe_not_finite,
+    start_hashing,
+)
 
 TRACE_DEVICE = "PYTHON"  # a name for placeholders; the device is never opened
 

@@ -237,3 +237,16 @@ def read_safetensors(sources: Sequence[WeightSource]) -> Iterator[bytes]:
     yield encode_safetensors_header([source.spec for source in sources])
     for source in sources:
         yield from source.read()
+
+
+def describe_not_finite(names: list[str]) -> tuple[str, ...]:
+    """Return what to say of weights with such numbers."""
+    if not names:
+        return ()
+    return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
+
+
+def name_some(names: list[str]) -> str:
+    """Return the first of some names, and how many others there are."""
+    others = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
+    return f"'{names[0]:.120}'{others}"

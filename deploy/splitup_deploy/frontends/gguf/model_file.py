@@ -18,7 +18,6 @@ from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
-from splitup_deploy.frontends.finite_check import name_some
 from splitup_deploy.frontends.gguf.config import (
     FAMILIES,
     ROPE_FACTORS,
@@ -30,7 +29,13 @@ from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
-from splitup_deploy.frontends.weight_sources import FileSlice, Part, WeightSource, join_sources
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    Part,
+    WeightSource,
+    join_sources,
+    name_some,
+)
 
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
 _EXPERT_TENSORS: Final = {

@@ -14,13 +14,13 @@ from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
-from splitup_deploy.frontends.finite_check import name_some
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
     Turned,
     WeightSource,
     join_sources,
+    name_some,
     select,
 )
 
@@ -125,17 +125,19 @@ class DirectoryWeights:
         """
         left: dict[str, list[str]] = {}
         unknown: list[str] = []
-        for name in self._tensors.keys() - self._asked:
+        for name in self._tensors:
+            if name in self._asked:
+                continue
             why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
             why = "computed from config.json" if _DERIVED.fullmatch(name) else why
             (left.setdefault(why, []) if why else unknown).append(name)
         if unknown:
             raise InvalidModel(
-                f"'{self._directory}' has a weight {name_some(sorted(unknown))} for which "
+                f"'{self._directory}' has a weight {name_some(unknown)} for which "
                 "config.json has no use: the weights belong to another configuration or to an "
                 "unknown variation"
             )
-        return tuple(f"left out: {name_some(sorted(left[why]))}, {why}" for why in sorted(left))
+        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
 
     def _find(self, name: str) -> str:
         """Return the name in the file of a weight."""
