@@ -117,7 +117,7 @@ class WeightSource:
 
     With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
     elements]; see ``splitup_deploy.frontends.decoder.quantised``. The encoding "bfloat16" is uint16
-    that holds such numbers. ``names`` are those of the parts in the file, if there are several.
+    that holds such numbers. ``names`` are those of the parts in the file, if not the weight's own.
     """
 
     spec: TensorSpec

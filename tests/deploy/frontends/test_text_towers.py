@@ -44,6 +44,12 @@ def test_experts_in_one_tensor(is_turned: bool, tmp_path: Path) -> None:
     moes.save_moe(tmp_path / "fused", config, weights=weights)
     (note,) = load_model(str(tmp_path / "fused"), SIZES).traced.notes
     assert note.startswith(f"NaN or infinity in weight '{bank}'")
+    whole = np.nan_to_num(weights[bank])
+    for bad in (np.float32(1), whole[0, 0], whole[0], whole.astype(np.int32)):
+        table = {**weights, bank: np.asarray(bad)}
+        save_file(table, tmp_path / "fused" / "model.safetensors")
+        with pytest.raises(InvalidModel, match=r"gate_up_proj'"):
+            load_model(str(tmp_path / "fused"), SIZES)
     for change in ({"moe_intermediate_size": 20}, {"num_experts": 7}, {"hidden_size": 48}):
         (tmp_path / "fused" / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(InvalidModel):

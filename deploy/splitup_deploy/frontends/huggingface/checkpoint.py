@@ -156,15 +156,17 @@ class DirectoryWeights:
         if bank not in self._tensors:
             return None
         whole, (rows, columns) = self._tensors[bank], shape
-        count, out = whole.spec.shape[0], rows if kind == "down" else 2 * rows
-        first = rows if kind == "up" else 0
-        is_plain = whole.spec.shape == (count, out, columns)
-        is_turned = whole.spec.shape == (count, columns, out)
-        if is_plain == is_turned or number >= count or whole.spec.dtype not in FLOAT_DTYPES:
+        out, first = rows if kind == "down" else 2 * rows, rows if kind == "up" else 0
+        count, *matrix = whole.spec.shape or (0,)
+        is_plain, is_turned = matrix == [out, columns], matrix == [columns, out]
+        is_huge = out * columns > limits.MAX_TENSOR_BYTES // 4  # it is turned in memory
+        if is_plain == is_turned or number >= count or is_huge:
             raise InvalidModel(
                 f"weight '{bank}' in '{self._directory}' is {whole.spec}; config.json wants "
                 f"[experts, {out}, {columns}] or [experts, {columns}, {out}], which differ"
             )
+        if whole.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(f"weight '{bank}' is {whole.spec.dtype}, which is not supported")
         self._asked.add(bank)
         height = out if is_plain else columns
         spec = replace(whole.spec, shape=(count * height, *whole.spec.shape[2:]))
