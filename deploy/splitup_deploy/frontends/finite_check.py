@@ -11,15 +11,15 @@ from typing import Final
 
 import numpy as np
 
-# By dtype or storage format: the bytes of a unit, the places in it of the upper 16 bits of its
-# floats, and their exponent's bits. All ones in an exponent are NaN or infinity. A block of a
-# quantised weight has float16 scales (``splitup_deploy.frontends.decoder.quantised``).
+# By dtype or storage format: the bytes of a unit, the places in it of its floats, and the bits of
+# their exponents. All ones in an exponent are NaN or infinity. A unit is one number, or a block of
+# a quantised weight with float16 scales (``splitup_deploy.frontends.decoder.quantised``).
 _HALF: Final = 0x7C00
 _UNITS: Final[dict[str, tuple[int, tuple[int, ...], int]]] = {
     "float16": (2, (0,), _HALF),
     "bfloat16": (2, (0,), 0x7F80),
-    "float32": (4, (2,), 0x7F80),
-    "float64": (8, (6,), 0x7FF0),
+    "float32": (4, (0,), 0x7F80 << 16),
+    "float64": (8, (0,), 0x7FF0 << 48),
     "Q4_0": (18, (0,), _HALF),
     "Q4_1": (20, (0, 2), _HALF),
     "Q5_0": (22, (0,), _HALF),
@@ -52,6 +52,7 @@ class FiniteCheck:
         self._rest = data[count * self._unit :]
         for place in self._places:
             units = np.frombuffer(data, np.uint8, count * self._unit).reshape(count, self._unit)
-            tops = units[:, place : place + 2].copy().view("<u2")
-            if count and (tops & self._mask).max() == self._mask:
+            width = self._unit if self._unit <= 8 else 2
+            floats = np.ascontiguousarray(units[:, place : place + width]).view(f"<u{width}")
+            if count and (floats & self._mask).max() == self._mask:
                 self.is_finite = False
