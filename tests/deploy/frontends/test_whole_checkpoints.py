@@ -52,6 +52,9 @@ def test_a_tied_model_uses_the_head_that_its_file_has(tmp_path: Path) -> None:
     tied = read_graph(save(tmp_path / "tied", plain, tie_word_embeddings=True))
     copied = {**plain, HEAD: weights[TABLE]}
     assert read_graph(save(tmp_path / "copied", copied, tie_word_embeddings=True)) == tied != apart
+    head = {**plain, HEAD: weights[TABLE]}
+    del head[TABLE]
+    assert read_graph(save(tmp_path / "head", head, tie_word_embeddings=True)) == tied
     other = {**plain, HEAD: weights[TABLE].astype(np.float16)}
     untied = read_graph(save(tmp_path / "untied", other))
     assert read_graph(save(tmp_path / "other", other, tie_word_embeddings=True)) == untied != tied

@@ -105,6 +105,10 @@ class DirectoryWeights:
         """Say whether a weight is there."""
         return name in self._tensors
 
+    def stand_in(self, name: str, other: str) -> None:
+        """Let a weight stand in for an absent one."""
+        self._others[name] = other
+
     def is_copy(self, name: str, other: str) -> bool:
         """Say whether a weight has the bytes of another; then it counts as read."""
         if other not in self._tensors:

@@ -75,9 +75,13 @@ def _find_own_head(config: DecoderConfig, weights: DirectoryWeights) -> DecoderC
     So does Hugging Face, whatever ``tie_word_embeddings`` says.
     """
     table, head = "model.embed_tokens.weight", "lm_head.weight"
-    if not config.tied or head not in weights or weights.is_copy(head, table):
+    if not config.tied or head not in weights:
         return config
-    return replace(config, tied=False)
+    if table not in weights:  # of two that are one, either may be stored
+        weights.stand_in(table, head)
+    elif not weights.is_copy(head, table):
+        return replace(config, tied=False)
+    return config
 
 
 def _list_further_blocks(
