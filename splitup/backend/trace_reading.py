@@ -126,9 +126,9 @@ def _read(reader: _Reader, root: UOp) -> int:
 
 def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str]]:
     """Return the operands to read first, each with the dtype that it is to have."""
-    if (known := reader.placeholders.get(uop)) is not None:
+    if (known := _find_placeholder(reader, uop)) is not None:
         return list(zip(known.operands, (known.dtype, "int32"), strict=False))
-    if uop.op is Ops.CONST or _is_view(reader, uop):
+    if uop.op is Ops.CONST:
         return []
     if uop.op in _TRANSPARENT or uop.op.name in _UNARY:
         return [(uop.src[0], dtype)]
@@ -152,10 +152,11 @@ def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str
     raise InvalidModel(f"the traced graph uses {uop.op.name}, which tasks do not support")
 
 
-def _is_view(reader: _Reader, uop: UOp) -> bool:
-    """Return whether an operation gives a buffer its shape; a buffer is read through one only."""
-    known = reader.placeholders.get(uop.src[0]) if uop.op is Ops.RESHAPE else None
-    return known is not None and not known.operands
+def _find_placeholder(reader: _Reader, uop: UOp) -> Placeholder | None:
+    """Return what an operation stands for, perhaps as the shape of a buffer that has none."""
+    known = reader.placeholders.get(uop)
+    is_shape = known is None and uop.op is Ops.RESHAPE
+    return reader.placeholders.get(uop.src[0]) if is_shape else known
 
 
 def _is_weak_const(uop: UOp) -> bool:
@@ -163,8 +164,7 @@ def _is_weak_const(uop: UOp) -> bool:
 
 
 def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int:
-    buffer = uop.src[0] if _is_view(reader, uop) else uop
-    if (known := reader.placeholders.get(buffer)) is not None:
+    if (known := _find_placeholder(reader, uop)) is not None:
         arg: Arg = None if known.operands else known.index
         position = reader.add(Node(known.op, known.dtype, tuple(operands), arg), known.dims)
         return _reshape(reader, position, _get_shape(uop))
@@ -190,7 +190,8 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
     elif uop.op in (Ops.PERMUTE, Ops.FLIP):
         arg = tuple(int(item) for item in uop.marg)
     elif uop.op is Ops.REDUCE:
-        arg = (uop.arg[0].name, int(uop.arg[1]))
+        is_any = dtype == "bool" and uop.arg[0] is Ops.ADD  # what the sum of booleans is
+        arg = ("MAX" if is_any else uop.arg[0].name, int(uop.arg[1]))
     if arg == () or (uop.op is Ops.REDUCE and uop.arg[1] == 0):
         return operands[0]
     result = "bool" if uop.op.name in COMPARISONS else dtype

@@ -30,7 +30,7 @@ OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; ``text`` may be empty while a character is still incomplete."""
+    """One generated token; ``text`` is empty when the last of its character comes later."""
 
     id: int
     text: str
@@ -144,7 +144,8 @@ async def generate_tokens(
     ends = ends or StopFilter(())
     if contents is None:
         contents = make_cache_contents(session.manifest)
-    stream = tokenizer.open_stream()
+    stream = tokenizer.open_stream(decoder.request.prompt)
+    sampler = decoder.request.sampler
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
@@ -156,16 +157,17 @@ async def generate_tokens(
             in_flight.append((arrays, session.submit(arrays)))
             position = step.positions[step.outputs[0]]
         if vocabulary and position is not None:
-            loop.call_soon(decoder.sampler.prepare, position, vocabulary)
+            loop.call_soon(sampler.prepare, position, vocabulary)
         arrays, future = in_flight.popleft()
-        await decoder.sampler.ready()  # while the nodes compute
+        await sampler.ready()  # while the nodes compute
         logits = (await future)["logits"]
         vocabulary = logits.shape[-1]
         if on_step is not None:
             on_step(arrays, logits)
         tokens = list(decoder.receive_logits(number, logits))
-        texts = await tokenizer.run(partial(stream.decode, tokens)) if tokens else []
-        for token, part in zip(tokens, texts, strict=True):
+        extend = partial(stream.extend, tokens, is_end=decoder.finished)
+        parts = await tokenizer.run(extend) if tokens or decoder.finished else []
+        for token, part in parts:
             if not ends.found:
                 for known, text in ends.push(token, part):
                     yield Token(known, text)

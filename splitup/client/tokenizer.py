@@ -4,8 +4,9 @@ The file is parsed by native code of a library, and the template is a program.
 
     {"load": true} and the file                    tokenizer.json
     {"encode": true, "special": b} and UTF-8       -> the tokens
-    {"decode": true, "skip_special": b}, tokens    -> {"text": …}
-    {"stream": n} and tokens                       what each adds to a text -> {"texts": […]}
+    {"decode": n, "skip_special": b} and tokens    what those from place n on add to the text of
+                                                   those before -> {"text": …}
+    {"extend": n, "is_end": b} and tokens          the same of each that is certain (``_extend``)
     {"check": true} and the template               raises for one that is no Jinja
     {"render": true}, chat and what to render      -> the text; all three in UTF-8, two in JSON
 
@@ -14,11 +15,11 @@ Tokens are uint32, little-endian.
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -32,10 +33,10 @@ from splitup.sandbox.confinement import confine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from tokenizers.decoders import DecodeStream
 
 _MODULE: Final = "splitup.client.tokenizer"
 _TOKEN: Final = np.dtype("<u4")
+_UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"  # what libraries decode a part of a character to
 R = TypeVar("R")
 
 
@@ -49,7 +50,6 @@ class ModelTokenizer:
         """
         self.data = data
         self._name = name
-        self._streams = itertools.count()
         self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
         try:
             self._ask({"load": True}, [data], timeout_s=tuning.TOKENIZER_LOAD_S)
@@ -70,10 +70,15 @@ class ModelTokenizer:
             raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
         return [int(token) for token in np.frombuffer(found[0], _TOKEN)]
 
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens. Raises InvalidModel."""
-        question = {"decode": True, "skip_special": skip_special_tokens}
-        answer, _ = self._ask(question, [_pack(tokens)])
+    def decode(
+        self, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> str:
+        """Return what tokens add to the text of those ``after`` which they come.
+
+        Many tokenizers leave out the space before the first word of a text. Raises InvalidModel.
+        """
+        question = {"decode": len(after), "skip_special": skip_special_tokens}
+        answer, _ = self._ask(question, [_pack([*after, *tokens])])
         return str(answer.get("text", ""))
 
     def render_chat(
@@ -87,9 +92,9 @@ class ModelTokenizer:
         _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
         return str(found[0], "utf-8", "replace") if found else ""
 
-    def open_stream(self) -> TokenStream:
-        """Return a text that grows token by token, without special tokens."""
-        return TokenStream(self, next(self._streams))
+    def open_stream(self, prompt: Sequence[int]) -> TokenStream:
+        """Return a text that continues a prompt token by token, without special tokens."""
+        return TokenStream(self, prompt)
 
     async def run(self, call: Callable[[], R]) -> R:
         """Make a call of these, which block, on the process's own thread."""
@@ -141,32 +146,76 @@ def check_chat_template(template: str) -> None:
 class TokenStream:
     """A text that grows token by token."""
 
-    def __init__(self, tokenizer: ModelTokenizer, number: int) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._number = number
+        self._tokens = list(prompt)  # as many as the next ones' text depends on
+        self._settled = len(prompt)  # how many of them have been given
 
-    def decode(self, tokens: Sequence[int]) -> list[str]:
-        """Return what each token adds to the text, "" while a character is incomplete."""
-        answer, _ = self._tokenizer._ask({"stream": self._number}, [_pack(tokens)])
-        texts = answer.get("texts")
-        if not isinstance(texts, list) or len(texts) != len(tokens):
+    def extend(self, tokens: Sequence[int], *, is_end: bool = False) -> list[tuple[int, str]]:
+        """Take tokens; return those whose text is certain, each with what it adds to the text.
+
+        Tokens of an unfinished character wait for the rest of it, or for the end of the text, where
+        it becomes U+FFFD.
+        """
+        self._tokens += tokens
+        if len(self._tokens) == self._settled:
+            return []
+        question = {"extend": self._settled, "is_end": is_end}
+        answer, _ = self._tokenizer._ask(question, [_pack(self._tokens)])
+        texts, start, settled = (answer.get(key) for key in ("texts", "start", "settled"))
+        if (
+            not isinstance(texts, list)
+            or type(start) is not int
+            or type(settled) is not int
+            or not 0 <= start <= settled <= len(self._tokens)
+            or len(texts) != settled - self._settled
+        ):
             raise InvalidModel(f"the tokenizer of {self._tokenizer._name} gave no texts")
-        return [str(text) for text in texts]
+        found = self._tokens[self._settled : settled]
+        del self._tokens[:start]
+        self._settled = settled - start
+        return list(zip(found, map(str, texts), strict=True))
 
 
 def _pack(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, _TOKEN).tobytes()
 
 
+_Decode = Callable[[Sequence[int]], str]
+
+
+def _continue(decode: _Decode, tokens: Sequence[int], place: int) -> str:
+    """Return what tokens from ``place`` on add to the text of those before."""
+    text, known = decode(tokens), decode(tokens[:place])
+    if not text.startswith(known):
+        known = known.rstrip(_UNFINISHED)  # which the tokens may have finished
+    return text[len(known) :] if text.startswith(known) else decode(tokens[place:])
+
+
+def _extend(decode: _Decode, tokens: Sequence[int], place: int, is_end: bool) -> dict[str, Any]:
+    """Return what each token from ``place`` on adds to the text, as far as that is certain.
+
+    ``texts`` are of the tokens up to ``settled``; later texts depend on the tokens from ``start``
+    on: those that gave the last text, and more if these begin within a character.
+    """
+    texts: list[str] = []
+    start, settled = 0, place
+    for end in range(place + 1, len(tokens) + 1):
+        text = _continue(decode, tokens[start:end], settled - start)
+        if text.endswith(_UNFINISHED) and not (is_end and end == len(tokens)):
+            continue
+        texts += [""] * (end - settled - 1) + [text]
+        if text and not decode(tokens[settled:end]).startswith(_UNFINISHED):
+            start = settled
+        settled = end
+    return {"texts": texts, "start": start, "settled": settled}
+
+
 class _Library:
     """The child's side."""
 
-    def __init__(self) -> None:
-        self._streams: dict[int, DecodeStream] = {}  # the one used last is the last
-
     def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
         from tokenizers import Tokenizer
-        from tokenizers.decoders import DecodeStream
 
         try:
             if "render" in question:
@@ -184,15 +233,11 @@ class _Library:
                 found = self._tokenizer.encode(text, add_special_tokens=question["special"])
                 return {}, [_pack(found.ids)]
             tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
+            skips = question.get("skip_special", True)
+            decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
             if "decode" in question:
-                skips = question["skip_special"]
-                return {"text": self._tokenizer.decode(tokens, skip_special_tokens=skips)}, ()
-            number = question["stream"]
-            stream = self._streams.pop(number, None) or DecodeStream(skip_special_tokens=True)
-            self._streams[number] = stream
-            if len(self._streams) > tuning.TOKEN_STREAMS:
-                del self._streams[next(iter(self._streams))]
-            return {"texts": [stream.step(self._tokenizer, one) or "" for one in tokens]}, ()
+                return {"text": _continue(decode, tokens, question["decode"])}, ()
+            return _extend(decode, tokens, question["extend"], question["is_end"]), ()
         except InvalidInput:
             raise
         except Exception as error:  # the library raises plain Exception, and worse

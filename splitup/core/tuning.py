@@ -85,7 +85,6 @@ MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are sever
 TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds
 TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
 TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
-TOKEN_STREAMS: Final = 4_096  # texts that one tokenizer decodes at a time, ≈ 1 KB each
 MAX_GRAMMAR_BYTES: Final = 128 * KIB  # a schema of 5,000 properties
 GRAMMAR_CALL_S: Final = 5.0  # its own bounds end a grammar within a tenth of that
 GRAMMARS: Final = 64  # compiled ones that a process keeps …

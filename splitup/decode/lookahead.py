@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.sampler import TokenChooser
 from splitup.decode.step import StepInput, make_causal_step
 
 LEAST_GAIN: Final = 1.15  # tokens per step; below it, wide steps cost more than they save
@@ -144,9 +143,9 @@ class LookaheadDecoder:
         return self._finished
 
     @property
-    def sampler(self) -> TokenChooser:
-        """Return what chooses the tokens."""
-        return self._request.sampler
+    def request(self) -> TextRequest:
+        """Return what is generated, after which prompt."""
+        return self._request
 
     @property
     def max_steps(self) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.sampler import TokenChooser
 from splitup.decode.step import StepInput, make_causal_step
 
 
@@ -33,9 +32,9 @@ class SequentialDecoder:
         return self._finished
 
     @property
-    def sampler(self) -> TokenChooser:
-        """Return what chooses the tokens."""
-        return self._request.sampler
+    def request(self) -> TextRequest:
+        """Return what is generated, after which prompt."""
+        return self._request
 
     @property
     def max_steps(self) -> int:

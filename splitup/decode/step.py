@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import TokenChooser
+from splitup.decode.prompt import TextRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Decoder(Protocol):
         ...
 
     @property
-    def sampler(self) -> TokenChooser:
-        """Return what chooses the tokens."""
+    def request(self) -> TextRequest:
+        """Return what is generated, after which prompt."""
         ...
 
     @property

@@ -19,8 +19,12 @@ shape, and does not recurse. The rules in order, cheapest first:
     size        rank, dimensions, elements; bytes of what is written to memory. A symbol counts
                 as its maximum
     depth       of the chain of operands
-    cost        operations per step
     compiling   the time that each kernel takes to compile (``splitup.graph.compile_cost``)
+
+A task has two further bounds, which a whole model may exceed because nobody runs it as one task:
+
+    compiling   the time that all kernels take to compile
+    cost        operations per step
 """
 
 from __future__ import annotations
@@ -64,6 +68,11 @@ class CheckedGraph(Graph):
         object.__setattr__(self, "kernels", _measure_kernels(self, self.values))
 
     @property
+    def operations(self) -> int:
+        """Return the operations of one step, as if nothing were looked up but all added up."""
+        return sum(value.operations for value in self.values)
+
+    @property
     def compile_us(self) -> int:
         """Return the predicted time that compiling takes one core, in microseconds."""
         kernels = {kernel.signature: kernel.cost_us for kernel in self.kernels}
@@ -94,22 +103,24 @@ def check_graph(graph: Graph) -> CheckedGraph:
 
 
 def load_graph(data: bytes | memoryview) -> CheckedGraph:
-    """Return the task in ``data``; raises InvalidModel unless it is canonical, legal and small.
-
-    A whole model may take longer to compile than one task: nobody loads it.
-    """
-    graph = check_graph(parse_graph(data))
-    check_compile_time(graph.compile_us)
-    return graph
+    """Return the task in ``data``; raises InvalidModel unless it is canonical, legal and small."""
+    return check_task(parse_graph(data))
 
 
-def check_compile_time(compile_us: int) -> None:
-    """Raise InvalidModel when all kernels of a task together take too long to compile."""
-    if compile_us > limits.MAX_COMPILE_US:
+def check_task(graph: Graph) -> CheckedGraph:
+    """Return the graph of a task as a checked one; raises InvalidModel, also for a large one."""
+    checked = check_graph(graph)
+    if checked.operations > limits.MAX_TASK_FLOPS:
         raise InvalidModel(
-            f"the task breaks the rule 'compiling': compiling it takes {compile_us // 1000} ms, "
-            f"more than {limits.MAX_COMPILE_US // 1000}"
+            f"the task breaks the rule 'cost': one step takes {checked.operations} operations, "
+            f"more than {limits.MAX_TASK_FLOPS}"
         )
+    if checked.compile_us > limits.MAX_COMPILE_US:
+        raise InvalidModel(
+            f"the task breaks the rule 'compiling': compiling it takes "
+            f"{checked.compile_us // 1000} ms, more than {limits.MAX_COMPILE_US // 1000}"
+        )
+    return checked
 
 
 def infer_values(graph: Graph) -> tuple[Value, ...]:
@@ -118,7 +129,6 @@ def infer_values(graph: Graph) -> tuple[Value, ...]:
     scope = Scope(graph, {symbol.name: symbol.maximum for symbol in graph.symbols})
     values: list[Value] = []
     depths: list[int] = []
-    operations = 0
     for index, node in enumerate(graph.nodes):
         try:
             values.append(_check_node(scope, node, values))
@@ -128,16 +138,10 @@ def infer_values(graph: Graph) -> tuple[Value, ...]:
                 f"node {index} ({name}) breaks the rule '{error.rule}': {error}"
             ) from None
         depths.append(1 + max((depths[src] for src in node.srcs), default=0))
-        operations += values[-1].operations
         if depths[-1] > limits.MAX_GRAPH_DEPTH:
             raise InvalidModel(
                 f"node {index} ({node.op}) breaks the rule 'depth': it ends a chain of more than "
                 f"{limits.MAX_GRAPH_DEPTH} operations"
-            )
-        if operations > limits.MAX_TASK_FLOPS:
-            raise InvalidModel(
-                f"node {index} ({node.op}) breaks the rule 'cost': "
-                f"one step takes more than {limits.MAX_TASK_FLOPS} operations"
             )
     _check_results(graph, values)
     return tuple(values)

@@ -129,6 +129,7 @@ async def _generate(
     ends = StopFilter(options.stop)
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
     before = report.first_step = lease.session.steps
+    last = options.prompt[-1]
     try:
         async for token in generate_tokens(
             lease.session,
@@ -141,10 +142,11 @@ async def _generate(
             report.completion_tokens += 1
             if place < len(choices):
                 choice = choices[place]
-                names = await model.tokenizer.run(partial(_name_tokens, model, choice))
+                names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
                 yield Piece(token, choice, names)
             else:
                 yield Piece(token, None)
+            last = token.id
     finally:
         report.steps = lease.session.steps - before
         report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
@@ -152,9 +154,10 @@ async def _generate(
         report.finish_reason = "stop"
 
 
-def _name_tokens(model: TextModel, choice: Choice) -> dict[int, str]:
-    tokens = {choice.token, *(token for token, _ in choice.top)}
-    return {token: model.tokenizer.decode([token], skip_special_tokens=False) for token in tokens}
+def _name_tokens(model: TextModel, choice: Choice, last: int) -> dict[int, str]:
+    """Return the texts of a choice's tokens after the token ``last``."""
+    decode = partial(model.tokenizer.decode, after=[last], skip_special_tokens=False)
+    return {token: decode([token]) for token in {choice.token, *(token for token, _ in choice.top)}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 
 from splitup.client.tokenizer import ModelTokenizer, check_chat_template
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
+from splitup.decode.stop import StopFilter
 from splitup.demo.run import find_example
 from splitup.graph.manifest import ChatInfo
 
@@ -41,14 +42,58 @@ def test_texts_and_tokens_are_the_library_s(tokenizer: ModelTokenizer) -> None:
 
 
 def test_streams_decode_batches_as_single_tokens(tokenizer: ModelTokenizer) -> None:
-    library = Tokenizer.from_str(FILE.decode())
-    tokens = library.encode(TEXT).ids
-    plain = DecodeStream(skip_special_tokens=True)
-    wanted = [plain.step(library, token) or "" for token in tokens]
-    one, other = tokenizer.open_stream(), tokenizer.open_stream()
-    assert one.decode(tokens[:9]) + other.decode(tokens) + one.decode(tokens[9:]) == (
-        wanted[:9] + wanted + wanted[9:]
-    )
+    tokens = tokenizer.encode(TEXT)
+    single, batches = tokenizer.open_stream(tokens[:3]), tokenizer.open_stream(tokens[:3])
+    one_by_one = [pair for token in tokens[3:] for pair in single.extend([token])]
+    assert batches.extend(tokens[3:9]) + batches.extend(tokens[9:]) == one_by_one
+    assert [token for token, _ in one_by_one] == tokens[3:]
+    text = "".join(text for _, text in one_by_one)
+    assert tokenizer.decode(tokens[:3]) + text == tokenizer.decode(tokens) == TEXT
+
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat")
+
+
+def make_word_tokenizers() -> dict[str, Tokenizer]:
+    """Return tokenizers that leave out the space before a text's first word."""
+    plain = {word: place for place, word in enumerate(WORDS)}
+    marked = {f"\u2581{word}": place for place, word in enumerate(WORDS)}
+    space = Tokenizer(WordLevel(marked, unk_token="?"))
+    space.decoder, space.pre_tokenizer = decoders.Metaspace(), pre_tokenizers.Metaspace()
+    unigram = Tokenizer(Unigram([(word, -1.0) for word in marked], None))
+    unigram.decoder, unigram.pre_tokenizer = decoders.Metaspace(), pre_tokenizers.Metaspace()
+    pieces = Tokenizer(WordPiece({**plain, "[UNK]": 6, "##s": 7}))
+    pieces.decoder, pieces.pre_tokenizer = decoders.WordPiece(), pre_tokenizers.BertPreTokenizer()
+    llama = Tokenizer(BPE({**marked, "<0xE6>": 6, "<0xBC>": 7, "<0xA2>": 8}, []))
+    space_first = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    llama.decoder = decoders.Sequence([*space_first, decoders.Strip(" ", 1, 0)])
+    return {"metaspace": space, "unigram": unigram, "wordpiece": pieces, "llama": llama}
+
+
+@pytest.mark.parametrize("name", make_word_tokenizers())
+def test_the_first_word_after_a_prompt_keeps_its_space(name: str) -> None:
+    with closing(ModelTokenizer(make_word_tokenizers()[name].to_str().encode(), name)) as tokenizer:
+        prompt, rest = [0, 1], [2, 3, 4, 5]
+        found = tokenizer.open_stream(prompt).extend(rest)
+        assert found == [(2, " sat"), (3, " on"), (4, " a"), (5, " mat")]
+        assert tokenizer.open_stream([]).extend(rest)[0] == (2, "sat")
+        assert tokenizer.decode([2], after=[1]) == " sat"
+        ends = StopFilter([" sat"])
+        assert not ends.push(*found[0]) and ends.found
+
+
+def test_an_unfinished_character_waits_for_its_rest_or_the_end() -> None:
+    """Byte tokens are decoded together, so a context must not begin within a character."""
+    with closing(ModelTokenizer(make_word_tokenizers()["llama"].to_str().encode(), "m")) as one:
+        stream, han = one.open_stream([0]), [6, 7, 8]
+        assert stream.extend(han[:2]) == []
+        assert stream.extend(han[2:]) == [(6, ""), (7, ""), (8, "\u6f22")]
+        for _ in range(20):
+            assert stream.extend(han)[-1] == (8, "\u6f22")
+        assert stream.extend([1, 6, 7], is_end=True) == [(1, " cat"), (6, ""), (7, "\ufffd\ufffd")]
+        assert one.open_stream([0, 6]).extend([7, 8, 1])[1:] == [(8, "\u6f22"), (1, " cat")]
+        after = one.open_stream([0, 6, 7]).extend([8, *han, 1])
+        assert after == [(8, "\u6f22"), (6, ""), (7, ""), (8, "\u6f22"), (1, " cat")]
 
 
 def test_a_file_that_is_no_tokenizer_is_refused_by_name() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
+from splitup_deploy.cli.families import FamiliesOptions, families
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
 from splitup_deploy.cli.options import make_command
@@ -35,6 +36,9 @@ app.command("inspect", short_help="Show how a model is cut, and what each task n
 )
 app.command("calibrate", short_help="Measure how much results differ between machines.")(
     make_command(CalibrateOptions, calibrate)
+)
+app.command("families", short_help="List the language models that can be compiled.")(
+    make_command(FamiliesOptions, families)
 )
 app.command("list")(make_command(ListOptions, list_models))
 app.command("retire", short_help="Take a model off the market.")(

@@ -22,7 +22,7 @@ run_quietly: Final = partial(run_command, interrupted="interrupted")
 
 
 def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions) -> CompiledModel:
-    """Compile a model, with its progress on stderr. Raises InvalidInput, InvalidModel."""
+    """Compile a model, with progress and notes on stderr. Raises InvalidInput, InvalidModel."""
     from splitup_deploy.cutting.build import build, parse_dims, parse_sizes
     from splitup_deploy.frontends import Sizes
     from splitup_deploy.frontends.weight_sources import watch_hashing
@@ -31,7 +31,7 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
     targets = parse_sizes(target_vram)
     sizes = Sizes(cut.context, cut.chunk, parse_dims(cut.dims or []))
     with HashBar(output.log, model) as progress, watch_hashing(progress):
-        return build(
+        compiled = build(
             model,
             targets,
             sizes=sizes,
@@ -39,6 +39,9 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
             max_tasks=cut.max_tasks,
             private=cut.private,
         )
+    for note in compiled.notes:
+        output.say(f"note: {note}")
+    return compiled
 
 
 def run_on_network(

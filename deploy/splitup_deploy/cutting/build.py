@@ -82,7 +82,8 @@ class CompiledModel:
 
     Without ``is_complete`` only the weights' shapes were known: sizes and edges are right, digests
     and ``model_id`` are meaningless, and weights cannot be read. ``times_ps`` are the predicted
-    times per step of the nodes' tasks (``splitup_deploy.cutting.timing``).
+    times per step of the nodes' tasks (``splitup_deploy.cutting.timing``). ``notes`` are sentences
+    about the source that the developer should read.
     """
 
     manifest: Manifest
@@ -91,6 +92,7 @@ class CompiledModel:
     blobs: tuple[Blob, ...]
     times_ps: tuple[int, ...]
     is_complete: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def has_vectors(self) -> bool:
@@ -189,8 +191,15 @@ def build(
         for part, task in zip(parts, tasks, strict=True)
         if task.outputs in wanted
     )
-    complete = traced.is_complete
-    return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()), times, complete)
+    return CompiledModel(
+        manifest,
+        data,
+        manifest.model_id,
+        tuple(blobs.values()),
+        times,
+        traced.is_complete,
+        traced.notes,
+    )
 
 
 def _describe_dag(

@@ -113,7 +113,8 @@ class _Writer:
             tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
             graph.symbols,
         )
-        model = TracedModel(check_graph(result), self._labels, self._sources)
+        graph = check_graph(result)
+        model = TracedModel(graph, self._labels, self._sources, notes=model.notes)
         return Divided(model, frozenset(self._borders))
 
     def _add(self, node: Node) -> int:

@@ -27,11 +27,10 @@ for a larger card.
 Every cut of the order of atoms is searched, so the result is optimal among all of them:
 
 *   The legal tasks from atom s are found by growing one: neither its memory
-    (``splitup.graph.memory``) nor the time that it takes to compile
+    (``splitup.graph.memory``) nor its operations nor the time that it takes to compile
     (``splitup.graph.compile_cost``) falls on the way, so after the first task that is too large, no
-    larger one is legal. A
-    part of a legal task need not be legal: a value that it reads is then an input, which takes
-    memory during the whole task.
+    larger one is legal. A part of a legal task need not be legal: a value that it reads is then an
+    input, which takes memory during the whole task.
 *   The numbers are found one after another by dynamic programmes over (number of tasks j,
     atom e where the j-th task ends). Each number is a sum or a maximum over tasks, hence monotone
     in that of the first j-1: the best cut that ends its j-th task at e and began it at s holds a
@@ -91,6 +90,7 @@ class _Atom:
     time_ps: int
     kernels: dict[int, int]  # microseconds to compile, by a number that equal kernels share
     nodes: int
+    operations: int  # per step, as the rule 'cost' counts them
 
 
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
@@ -193,7 +193,9 @@ def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
         )
         costs = dict(kernels[region.root] for region in regions[start:end])
         nodes = sum(len(region.nodes) + len(region.reads) for region in regions[start:end])
-        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps, costs, nodes))
+        work = sum(graph.values[n].operations for r in regions[start:end] for n in r.nodes)
+        read = frozenset(reads)
+        atoms.append(_Atom(start, end, held, read, present, time_ps, costs, nodes, work))
     return atoms
 
 
@@ -268,10 +270,10 @@ class _Search:
         """Yield (end, memory, bytes read, picoseconds) of the tasks from ``start``, growing.
 
         The last one may be larger than the target; memory never falls on the way. None takes longer
-        to compile than is legal, but for a single atom.
+        to compile, or more operations, than is legal, but for a single atom.
         """
         kernels: dict[int, int] = {}
-        count = kernels_us = 0
+        count = kernels_us = operations = 0
         held: set[tuple[str, int]] = set()
         outside: set[int] = set()
         inside: set[int] = set()
@@ -282,11 +284,13 @@ class _Search:
                 return
             atom = self.atoms[position]
             count += atom.nodes
+            operations += atom.operations
             kernels_us += sum(atom.kernels[one] for one in atom.kernels.keys() - kernels.keys())
             kernels |= atom.kernels
             stored = atom.end - self.atoms[start].start
             compile_us = compute_total_us(kernels_us, count, stored)
-            if position > start and compile_us > limits.MAX_COMPILE_US:
+            is_long = compile_us > limits.MAX_COMPILE_US or operations > limits.MAX_TASK_FLOPS
+            if position > start and is_long:
                 return
             time_ps += atom.time_ps
             for key, space in atom.held.items():
@@ -313,16 +317,22 @@ class _Search:
         return end == len(self.atoms) and (memory <= self.cards[0] or end == 1)
 
     def check_atoms(self, labels: Sequence[str]) -> None:
-        """Raise InvalidModel for an atom that needs more than the target."""
+        """Raise InvalidModel for an atom that needs more than the target, or than is legal."""
         for position, atom in enumerate(self.atoms):
             memory = next(self.grow(position))[1]
+            name = f"'{labels[position]}'" + (
+                " with what shares its state" if atom.end - atom.start > 1 else ""
+            )
             if memory > self.target_bytes:
-                name = f"'{labels[position]}'" + (
-                    " with what shares its state" if atom.end - atom.start > 1 else ""
-                )
                 raise InvalidModel(
                     f"operation {name} alone needs {memory} bytes of memory; the target is "
-                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes"
+                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes "
+                    "(for a text model, a smaller --chunk or --context also helps)"
+                )
+            if atom.operations > limits.MAX_TASK_FLOPS:
+                raise InvalidModel(
+                    f"operation {name} alone takes {atom.operations} operations a step; a task may "
+                    f"take {limits.MAX_TASK_FLOPS}: give a smaller --chunk"
                 )
 
     def list_windows(self) -> _Windows:

@@ -8,6 +8,7 @@ it do not decide that again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from splitup.graph.compile_cost import measure_kernel, measure_size
@@ -97,7 +98,7 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         )
         for bank in model.banks
     )
-    return TracedModel(check_graph(result), labels, model.weights, banks)
+    return replace(model, graph=check_graph(result), labels=labels, banks=banks)
 
 
 def _is_large(nodes: Sequence[Node], values: Sequence[Value], sizes: Sequence[int]) -> bool:

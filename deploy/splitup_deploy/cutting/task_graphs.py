@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.operations.table import PARAMS
-from splitup.graph.rules import CheckedGraph
+from splitup.graph.rules import CheckedGraph, check_task
 from splitup_deploy.cutting.partition import Region
 
 
@@ -109,7 +109,7 @@ def _extract(
         srcs = tuple(moved[src] for src in node.srcs)
         result.append(Node(node.op, node.dtype, srcs, arg))
     states = place["STATE"]
-    cut = CheckedGraph(
+    cut = Graph(
         inputs=(*inputs, *ports),
         weights=tuple(graph.weights[arg] for arg in place["WEIGHT"]),
         states=tuple(graph.states[arg] for arg in states),
@@ -122,4 +122,4 @@ def _extract(
         ),
         symbols=tuple(symbol for symbol in graph.symbols if symbol.name in bound),
     )
-    return cut, [spec.name for spec in inputs]
+    return check_task(cut), [spec.name for spec in inputs]

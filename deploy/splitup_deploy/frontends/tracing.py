@@ -20,7 +20,11 @@ from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype, m
 from splitup.backend.trace_reading import Placeholder, read_tensors
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
-from splitup_deploy.frontends.weight_sources import WeightSource, start_hashing
+from splitup_deploy.frontends.weight_sources import (
+    WeightSource,
+    describe_not_finite,
+    start_hashing,
+)
 
 TRACE_DEVICE = "PYTHON"  # a name for placeholders; the device is never opened
 
@@ -43,12 +47,16 @@ class Bank:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """A whole model before it is cut. ``labels`` are readable names of values in memory."""
+    """A whole model before it is cut. ``labels`` are readable names of values in memory.
+
+    ``notes`` are sentences that the model's developer should read.
+    """
 
     graph: Graph
     labels: Mapping[int, str]
     weights: Mapping[str, WeightSource]
     banks: tuple[Bank, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -166,12 +174,14 @@ class Tracer:
         absent = any(source.is_absent for source in sources)
         if not absent:
             start_hashing("weights", sum(source.spec.nbytes for source in sources))
+        examined = [
+            (source.describe_weight(), []) if absent else source.examine_weight()
+            for source in sources
+        ]
+        notes = describe_not_finite([name for _, names in examined for name in names])
         graph, labels = read_tensors(
             inputs=self._inputs,
-            weights=[
-                source.describe_weight() if absent else source.compute_weight()
-                for source in sources
-            ],
+            weights=[weight for weight, _ in examined],
             states=self._states,
             placeholders=self._placeholders,
             labels=self._labels,
@@ -184,7 +194,7 @@ class Tracer:
         for uops, experts in self._banks:
             root, chosen, gates, *inputs = (place[self._labels[uop]] for uop in uops)
             banks.append(Bank(root, chosen, gates, tuple(inputs), experts))
-        return TracedModel(graph, labels, dict(self._weights), tuple(banks))
+        return TracedModel(graph, labels, dict(self._weights), tuple(banks), notes)
 
     def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
         dims: Dims = (spec.rows, *spec.shape[1:]) if spec.rows else spec.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import numpy as np
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, encode_safetensors_header
 from splitup.graph.ir import Weight
+from splitup_deploy.frontends.finite_check import FiniteCheck
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # large enough for full disk speed, small beside any model
 
@@ -115,20 +116,19 @@ class WeightSource:
     """A weight and its bytes: the concatenation of ``parts`` (along the first axis).
 
     With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
-    elements]; see ``splitup_deploy.frontends.decoder.quantised``.
+    elements]; see ``splitup_deploy.frontends.decoder.quantised``. The encoding "bfloat16" is uint16
+    that holds such numbers. ``names`` are those of the parts in the file, if not the weight's own.
     """
 
     spec: TensorSpec
     parts: tuple[Part | bytes, ...]
     encoding: str = ""
+    names: tuple[str, ...] = ()
 
     def read(self) -> Iterator[bytes]:
         """Yield the little-endian bytes in chunks."""
         for part in self.parts:
-            if isinstance(part, bytes):
-                yield part
-            else:
-                yield from part.read()
+            yield from _read_part(part)
 
     @property
     def is_absent(self) -> bool:
@@ -143,8 +143,29 @@ class WeightSource:
 
     def compute_weight(self) -> Weight:
         """Read the bytes once and return the weight with its digest."""
-        digest, _ = compute_digest_of(self.read())
-        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
+        return self.examine_weight()[0]
+
+    def examine_weight(self) -> tuple[Weight, list[str]]:
+        """Do the same, and return the names of tensors in the file that hold NaN or infinity."""
+        checks = [FiniteCheck(self.encoding or self.spec.dtype) for _ in self.parts]
+        watched = zip(checks, self.parts, strict=True)
+        chunks = (chunk for check, part in watched for chunk in check.watch(_read_part(part)))
+        digest, _ = compute_digest_of(chunks)
+        names = self.names or (self.spec.name,) * len(self.parts)
+        found = (name for name, check in zip(names, checks, strict=True) if not check.is_finite)
+        weight = Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
+        return weight, list(dict.fromkeys(found))
+
+
+def join_sources(spec: TensorSpec, sources: Sequence[WeightSource]) -> WeightSource:
+    """Return the concatenation of weights that are stored in one way."""
+    parts = tuple(part for source in sources for part in source.parts)
+    names = tuple(name for s in sources for name in s.names or (s.spec.name,) * len(s.parts))
+    return WeightSource(spec, parts, sources[0].encoding, names)
+
+
+def _read_part(part: Part | bytes) -> Iterable[bytes]:
+    return (part,) if isinstance(part, bytes) else part.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +217,36 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
     return WeightSource(spec, tuple(parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """The transpose of a matrix, of which only ``size`` columns from ``start`` are taken."""
+
+    source: WeightSource
+    start: int
+    size: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in C order; holds the matrix."""
+        shape, width = self.source.spec.shape, ITEM_BYTES[self.source.spec.dtype]
+        matrix = np.frombuffer(b"".join(self.source.read()), f"V{width}").reshape(shape)
+        yield matrix[:, self.start : self.start + self.size].T.tobytes()
+
+
 def read_safetensors(sources: Sequence[WeightSource]) -> Iterator[bytes]:
     """Yield a safetensors file with these weights in this order."""
     yield encode_safetensors_header([source.spec for source in sources])
     for source in sources:
         yield from source.read()
+
+
+def describe_not_finite(names: list[str]) -> tuple[str, ...]:
+    """Return what to say of weights with such numbers."""
+    if not names:
+        return ()
+    return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
+
+
+def name_some(names: list[str]) -> str:
+    """Return the first of some names, and how many others there are."""
+    others = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
+    return f"'{names[0]:.120}'{others}"

@@ -13,6 +13,7 @@ from splitup_deploy.cutting.partition import Balance, Region, find_regions, part
 from splitup_deploy.cutting.task_graphs import cut_graph, name_tasks
 from splitup_deploy.cutting.timing import Clock, predict_transfer_ps
 
+from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph
@@ -310,3 +311,25 @@ def test_values_that_nobody_needs_are_left_out() -> None:
     y = b.store("float32", x)
     graph = b.graph({"y": y})
     assert [region.root for region in find_regions(graph, {})] == [y]
+
+
+def make_work(*products: int) -> Graph:
+    """Return a chain of sums over 2^42 elements, each after so many products."""
+    b = Builder()
+    x = b.store("float32", b.input("x", "float32", 1))
+    for count in products:
+        value = b.add("EXPAND", "float32", x, arg=(2**21, 2**21))
+        for _ in range(count):
+            value = b.add("MUL", "float32", value, value)
+        x = b.store("float32", b.add("REDUCE", "float32", value, arg=("ADD", 2)))
+    return b.graph({"y": x})
+
+
+def test_the_bound_on_a_task_s_operations_holds_for_tasks_and_not_for_models() -> None:
+    graph = check_graph(make_work(100, 100, 100, 200))
+    assert graph.operations > limits.MAX_TASK_FLOPS
+    tasks = cut_graph(graph, partition(graph, {}, 10**9))
+    assert [round(task.graph.operations / 2**42) for task in tasks] == [101, 202, 201]
+    with pytest.raises(InvalidModel, match=r"'the sum' alone takes \d+ operations.* --chunk"):
+        large = check_graph(make_work(1, 300))
+        partition(large, {len(large.nodes) - 1: "the sum"}, 10**9)

@@ -92,6 +92,15 @@ def test_mixtures_of_experts(
     assert not compiled.is_complete
 
 
+def test_single_rows_at_the_full_context(tmp_path: Path) -> None:
+    """128 heads of 192 over 163,840 positions are more elements than an axis may have."""
+    config = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "num_hidden_layers": 2, "first_k_dense_replace": 1}))
+    tasks = build(str(path), parse_size("20GB"), sizes=Sizes(chunk=1)).manifest.tasks
+    assert all(task.vram_bytes <= parse_size("20GB") for task in tasks)
+
+
 def test_shapes_give_the_cut_that_weights_give(tmp_path: Path) -> None:
     shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
     known = build(str(EXAMPLE), parse_size("1.3MB"), sizes=Sizes(chunk=8))

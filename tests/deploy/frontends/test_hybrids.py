@@ -241,6 +241,15 @@ class Blocks:
     """A decoder whose rows all see each other."""
 
     finished, max_steps = False, 1
+    request = TextRequest(
+        prompt=tuple(TOKENS[:4]),
+        sampler=Sampler(),
+        max_tokens=1,
+        eos_ids=frozenset(),
+        vocab=VOCAB,
+        context=CHUNK,
+        chunk=CHUNK,
+    )
 
     def next_step(self) -> StepInput:
         return make_block_step(TOKENS[:4], 0)

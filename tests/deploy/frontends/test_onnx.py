@@ -222,6 +222,54 @@ PICTURE = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
 case("samples of a grid", "GridSample", {"x": PICTURE, "g": PLACES},
      np.array([[[[0, 8], [4, 0]]]], np.float32), 20, align_corners=1)  # fmt: skip
 
+MASK = np.array([[True, False, True, True], [False, False, True, False]])
+PAIRS = np.array([[[0, 0], [1, 2]], [[1, -1], [0, 3]]], np.int64)
+COLUMNS = np.array([[3, 0, 1, -1], [2, 2, 0, 1]], np.int64)
+FLAGS = np.array([False, True])
+case("gather of booleans", "Gather", {"x": MASK, "i": COLUMNS[0]}, MASK[:, COLUMNS[0]], axis=1)
+case("gather of booleans by constants", "Gather", {"x": MASK, "i": COLUMNS[0]},
+     MASK[:, COLUMNS[0]], constant="i", axis=1)  # fmt: skip
+case("gather of elements that are booleans", "GatherElements", {"x": MASK, "i": COLUMNS},
+     np.take_along_axis(MASK, COLUMNS % 4, 1), axis=1)  # fmt: skip
+case("gather of booleans by pairs", "GatherND", {"x": MASK, "i": PAIRS},
+     MASK[PAIRS[..., 0], PAIRS[..., 1]])  # fmt: skip
+case("gather of rows of booleans in batches", "GatherND", {"x": MASK, "i": COLUMNS[:, :1]},
+     MASK[[0, 1], COLUMNS[:, 0]], batch_dims=1)  # fmt: skip
+case("compressed booleans", "Compress", {"x": MASK, "c": MASK[0]}, MASK[:, MASK[0]],
+     constant="c", axis=1)  # fmt: skip
+case("scattered booleans", "ScatterND", {"x": MASK, "i": np.array([[0, 0], [1, 3]]), "u": FLAGS},
+     np.array([[False, False, True, True], [False, False, True, True]]))  # fmt: skip
+case("scattered elements that are booleans", "ScatterElements",
+     {"x": MASK, "i": np.array([[3], [0]]), "u": FLAGS.reshape(2, 1)},
+     np.array([[True, False, True, False], [True, False, True, False]]), axis=1)  # fmt: skip
+case("reversed booleans", "ReverseSequence", {"x": MASK, "n": np.array([2, 3], np.int64)},
+     np.array([[False, True, True, True], [True, False, False, False]]),
+     time_axis=1, batch_axis=0)  # fmt: skip
+case("a triangle of booleans", "Trilu", {"x": MASK}, np.triu(MASK))
+
+
+def test_a_mask_over_a_batch_s_tokens(tmp_path: Path) -> None:
+    """How exporters read a tokenizer's attention mask: integers, booleans, then one by place."""
+    places = np.stack(
+        np.broadcast_arrays(np.arange(2)[:, None, None], np.arange(4)[None, None]), -1
+    )
+    graph = Graph(
+        [("mask", "int64", (2, 4)), ("x", "float32", (2, 4, 4))],
+        [("y", "float32", (2, 4, 4))],
+        {
+            "i": places.astype(np.int64),
+            "low": np.array(-3e38, np.float32),
+            "zero": draw(1)[:0].sum(),
+        },
+    )
+    graph.add("Cast", "mask", "b", to=9).add("GatherND", "b i", "seen")
+    graph.add("Where", "seen zero low", "bias").add("Add", "x bias", "s")
+    graph.add("Softmax", "s", "y", axis=2)
+    compiled = build(save_onnx(tmp_path / "m.onnx", graph), LARGE)
+    mask, x = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], np.int64), draw(2, 4, 4)
+    wanted = soften(np.where(mask[:, None] != 0, x, np.float32(-3e38)), (2,))
+    np.testing.assert_allclose(run(compiled, mask, x)[0], wanted, 1e-5, 1e-6)
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_computes_what_the_standard_says(tmp_path: Path, name: str) -> None:

@@ -426,3 +426,15 @@ def test_a01_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
         return
     for source in tensors.values():
         assert sum(len(chunk) for chunk in source.read()) == source.spec.nbytes
+
+
+def test_a_trainer_s_state_is_left_out_and_a_second_set_of_weights_refused(tmp_path: Path) -> None:
+    data = np.arange(4, dtype="<f4").tobytes()
+    weight = sf.tensor(sf.storage("float32", "0", 4), (4,))
+    path = tmp_path / "m.pt"
+    trained = {"model": {"w": weight}, "epoch": 3, "optimizer": {"state": {"w": {"mean": weight}}}}
+    path.write_bytes(sf.archive(trained, [data]))
+    assert read(path) == {"w": ("float32", (4,), data)}
+    path.write_bytes(sf.archive({**trained, "ema": {"w": weight}}, [data]))
+    with pytest.raises(InvalidModel, match="has weights under 'model' and 'ema': keep one"):
+        read(path)

@@ -1,8 +1,8 @@
 """Write what Hugging Face's models compute on small random checkpoints.
 
 These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``),
-``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``) and of ``tests/deploy/hybrids.py`` (in
-``hybrid_logits.npz``).
+``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``), of ``tests/deploy/hybrids.py`` (in
+``hybrid_logits.npz``) and of ``tests/deploy/towers.py`` (in ``tower_logits.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.deploy import hybrids, mixtures
+from tests.deploy import hybrids, mixtures, moes, towers
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -60,6 +60,7 @@ def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     return whole.numpy(), torch.stack(rows).numpy()
 
 
+TOWERS = "tower_logits.npz"
 FILES: dict[str, Mapping[str, Case]] = {
     "logits.npz": CASES,
     "mixture_logits.npz": mixtures.CASES,
@@ -82,6 +83,30 @@ def write(file: Path, cases: Mapping[str, Case]) -> None:
     print(f"{file.stat().st_size} bytes")
 
 
+def write_towers(file: Path) -> None:
+    """Compute and write the logits of text towers, [tokens, vocab] of one pass."""
+    arrays = {}
+    for name in towers.CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            towers.save_tower(Path(folder), name, towers.NEW)
+            model, report = transformers.AutoModelForImageTextToText.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        missing = [key for key in report["missing_keys"] if "language" in key or "head" in key]
+        assert type(model).__name__ == name
+        assert not [key for key in missing if "vision" not in key], missing
+        tokens = torch.tensor([moes.TOKENS if "VLMoe" in name else TOKENS])
+        with torch.no_grad():
+            arrays[name] = model.eval()(input_ids=tokens, use_cache=False).logits[0].numpy()
+    np.savez_compressed(file, **arrays)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or FILES:
-        write(GOLDEN / name, FILES[name])
+    for name in sys.argv[1:] or (*FILES, TOWERS):
+        if name == TOWERS:
+            write_towers(GOLDEN / TOWERS)
+        else:
+            write(GOLDEN / name, FILES[name])

@@ -12,7 +12,7 @@ Sources: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; arXiv 2412.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tinygrad.dtype import dtypes
@@ -31,7 +31,6 @@ from splitup_deploy.frontends.decoder.step_function import (
     compute_gated_mlp,
     compute_sigmoid,
 )
-from splitup_deploy.frontends.weight_sources import WeightSource
 
 # The sum by which a row's scores are divided is at least this, because sigmoids may all be zero. It
 # is the smallest normal float16, as in llama.cpp.
@@ -219,9 +218,10 @@ def _look_up(
         raise InvalidModel(f"the experts' parts of '{name}' are stored in different ways")
     joined = step.weights.join(name, parts, count * out, inner)
     kind, rest = joined.spec.dtype, joined.spec.shape[1:]  # blocks of bytes, when quantised
-    raw = TensorSpec(name, "uint16" if kind == "bfloat16" else kind, (count, out, *rest))
-    is_plain = kind in ("float32", "float16")
-    table = step.tracer.weight(WeightSource(raw, joined.parts))
+    is_plain, is_brain = kind in ("float32", "float16"), kind == "bfloat16"
+    raw = TensorSpec(name, "uint16" if is_brain else kind, (count, out, *rest))
+    encoding = "bfloat16" if is_brain else joined.encoding
+    table = step.tracer.weight(replace(joined, spec=raw, encoding=encoding))
     table = table.cast(dtypes.float32 if is_plain else dtypes.uint32)
     rows, slots, ones = step.rows, experts.active, (1,) * (1 + len(rest))
     hit = step.tracer.iota(count).reshape(1, 1, count, *ones) == chosen.reshape(

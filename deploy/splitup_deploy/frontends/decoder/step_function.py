@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from tinygrad.dtype import dtypes
@@ -131,7 +132,7 @@ class Step:
             return dequantise(self.tracer.weight(source), source.encoding)
         if source.spec.dtype == "bfloat16":
             raw = TensorSpec(source.spec.name, "uint16", source.spec.shape)
-            bits = self.tracer.weight(WeightSource(raw, source.parts))
+            bits = self.tracer.weight(replace(source, spec=raw, encoding="bfloat16"))
             return bits.cast(dtypes.uint32).lshift(16).bitcast(dtypes.float32)
         return self.tracer.weight(source).cast(dtypes.float32)
 

@@ -30,7 +30,7 @@ IGNORED: Final = frozenset(
     typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences suppress_tokens
     begin_suppress_tokens remove_invalid_values exponential_decay_length_penalty is_llama_config
-    transformers.js_config
+    transformers.js_config model_max_length
     """.split()
 )
 # Fields that change the arithmetic when they are set; families that support one read it.
@@ -67,11 +67,13 @@ class Fields:
         return default if value is None else value
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Rename fields."""
+        """Rename fields; one that is there under both names must be equal."""
         for old, new in names.items():
-            if old in self._table and new in self._table:
-                raise InvalidModel(f"{self._name} has {old} and {new}, which mean the same")
-        self._table = {names.get(key, key): value for key, value in self._table.items()}
+            if old in self and new in self and self._table[old] != self._table[new]:
+                raise InvalidModel(f"{self._name} has another {old} than {new}: they mean the same")
+            if old in self:
+                self._table = {**self._table, new: self._table[old]}
+            self._read.add(old)
 
     def refuse(self, key: str, supported: str) -> InvalidModel:
         """Return the error for a field's value."""
@@ -158,5 +160,7 @@ class Fields:
     def _require(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise InvalidModel(f"{self._name} has no {key}; export the model again")
+            raise InvalidModel(
+                f"{self._name} has no {key}, which this architecture needs: write it there"
+            )
         return value

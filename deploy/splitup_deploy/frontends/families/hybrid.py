@@ -46,6 +46,13 @@ _KIMI_FIXED: Final = {
     "use_grouped_topk": True,
 }
 
+# names of sizes -> the same in linear_attn_config
+_KIMI_SIZES: Final = {
+    "linear_num_heads": "num_heads",
+    "linear_head_dim": "head_dim",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+
 
 def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3_5ForCausalLM configuration: the text model alone, with plain positions."""
@@ -75,22 +82,10 @@ def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
         fields.expect(key, plain)
     for key in ("head_dim", "rope_theta"):  # without effect
         fields.get(key)
-    linear = fields.get_fields("linear_attn_config")
-    if linear is None:
-        raise fields.refuse("linear_attn_config", "an object")
-    heads, size = linear.get_integer("num_heads"), linear.get_integer("head_dim")
     config = read_latent(fields, context, turning=False)
-    shape = make_recurrent(
-        _read_numbers(linear, config.layers),
-        key_heads=heads,
-        value_heads=heads,
-        key_dim=size,
-        value_dim=size,
-        taps=linear.get_integer("short_conv_kernel_size"),
-        by_channel=True,
-    )
-    linear.check_all_read()
-    experts = read_experts(fields, config.layers, read_sigmoid_router(fields, grouped=True))
+    shape = _read_kimi_rule(fields, config.layers)
+    router = read_sigmoid_router(fields, grouped=True)
+    experts = read_experts(fields, config.layers, router, is_listed=True)
     experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"))
     return add_experts(fields, replace(config, recurrent=shape), experts)
 
@@ -152,6 +147,31 @@ def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
     return shape
 
 
+def _read_kimi_rule(fields: Fields, layers: int) -> Recurrent:
+    """Read the recurrent layers: in an object of their own, in fields as others, or twice."""
+    linear = fields.get_fields("linear_attn_config")
+    found: list[tuple[frozenset[int], list[int]]] = []
+    if linear is not None:
+        sizes = [linear.get_integer(name) for name in _KIMI_SIZES.values()]
+        found.append((_read_numbers(linear, layers), sizes))
+        linear.check_all_read()
+    if linear is None or any(name in fields for name in ("layer_types", *_KIMI_SIZES)):
+        sizes = [fields.get_integer(name) for name in _KIMI_SIZES]
+        found.append((_read_layers(fields, layers, None), sizes))
+    if found[0] != found[-1]:
+        raise fields.refuse("layer_types", "with linear_num_heads, … what linear_attn_config says")
+    recurrent, (heads, size, taps) = found[0]
+    return make_recurrent(
+        recurrent,
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        taps=taps,
+        by_channel=True,
+    )
+
+
 def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
     """Return Kimi's recurrent layers; its configuration numbers layers from 1."""
     kda, full = linear.get("kda_layers", []), linear.get("full_attn_layers", [])
@@ -166,11 +186,11 @@ def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
 
 
 def _read_layers(
-    fields: Fields, layers: int, is_recurrent: Callable[[int], bool]
+    fields: Fields, layers: int, is_recurrent: Callable[[int], bool] | None
 ) -> frozenset[int]:
     """Return the recurrent layers by ``layer_types``, or without it by the family's pattern."""
     kinds: Any = fields.get("layer_types")
-    if kinds is None:
+    if kinds is None and is_recurrent is not None:
         return frozenset(layer for layer in range(layers) if is_recurrent(layer))
     known = ("full_attention", "linear_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields as list_fields
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
@@ -57,6 +57,7 @@ def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
 
 def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
+    fields.rename({"num_local_experts": "num_experts"})
     bias = fields.get_flag("attention_bias", False)
     config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
     config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
@@ -126,26 +127,24 @@ def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, config, read_experts(fields, config.layers, router))
 
 
-def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a DeepseekV3ForCausalLM configuration, without the layers that predict further ahead."""
+def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = False) -> MoeConfig:
+    """Read a DeepseekV3ForCausalLM configuration, without the layers that predict further ahead.
+
+    ``is_listed`` is that of ``read_experts``.
+    """
     config = read_latent(fields, context)
     for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         fields.expect(key, plain)
     fields.expect("rope_interleave", True)
     router = read_sigmoid_router(fields, grouped=True)
-    return add_experts(fields, config, read_experts(fields, config.layers, router))
+    experts = read_experts(fields, config.layers, router, is_listed=is_listed)
+    return add_experts(fields, config, experts)
 
 
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 with one dense block."""
+    """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 that lists its dense blocks."""
     fields.expect("partial_rotary_factor", 1.0)
-    kinds = fields.get("mlp_layer_types")
-    if kinds is not None and (
-        not isinstance(kinds, list) or kinds != ["dense"] + ["sparse"] * (len(kinds) - 1)
-    ):
-        raise fields.refuse("mlp_layer_types", "dense, then sparse")
-    fields.expect("first_k_dense_replace", 1)
-    return read_deepseek_v3(fields, context)
+    return read_deepseek_v3(fields, context, is_listed=True)
 
 
 ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
@@ -176,15 +175,17 @@ def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
     )
 
 
-def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
-    """Read the experts of DeepSeek and later families: dense layers first, some experts shared."""
+def read_experts(
+    fields: Fields, layers: int, router: Router, *, is_listed: bool = False
+) -> Experts:
+    """Read the experts of DeepSeek and later families, some of which are shared.
+
+    The first layers are dense, or those that a list names if the family has one (``is_listed``).
+    """
     inner = fields.get_integer("moe_intermediate_size")
     shared = fields.get_written("n_shared_experts")
     if shared is not None:
         shared = Shared(inner * fields.get_integer("n_shared_experts"), "shared_experts")
-    first = fields.get_written("first_k_dense_replace")
-    if type(first) is not int or not 0 <= first < layers:
-        raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
     fields.expect("moe_layer_freq", 1)
     return Experts(
         count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
@@ -193,9 +194,25 @@ def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
         prefix="mlp",
         names=PROJECTIONS,
         router=router,
-        dense_layers=frozenset(range(first)),
+        dense_layers=_read_dense_layers(fields, layers, is_listed),
         shared=shared,
     )
+
+
+def _read_dense_layers(fields: Fields, layers: int, is_listed: bool) -> frozenset[int]:
+    """Read which layers have no experts, by ``mlp_layer_types`` or the number of the first ones."""
+    kinds: Any = fields.get("mlp_layer_types") if is_listed else None
+    if kinds is None:
+        first = fields.get_written("first_k_dense_replace")
+        if type(first) is not int or not 0 <= first < layers:
+            raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
+        return frozenset(range(first))
+    known = ("dense", "sparse")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        raise fields.refuse("mlp_layer_types", f"{layers} of {', '.join(known)}")
+    if "first_k_dense_replace" in fields:
+        fields.expect("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
 def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:

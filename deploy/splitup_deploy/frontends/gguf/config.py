@@ -177,6 +177,15 @@ _FAMILY: Final = "general.architecture"
 _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_scaling_factor")
 
 
+def list_gguf_names() -> dict[str, tuple[str, ...]]:
+    """Return for every architecture that files can have what files call it."""
+    special = (("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL))
+    names: dict[str, tuple[str, ...]] = {}
+    for name, family in (*FAMILIES.items(), *special):
+        names[family.architecture] = (*names.get(family.architecture, ()), name)
+    return names
+
+
 def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConfig:
     """Read the metadata of a family; raises InvalidModel for a key that may change the results."""
     prefix = f"{family}."
@@ -213,9 +222,13 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
 
 
 def list_further_blocks(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
-    """Return the name prefixes of blocks that only predict tokens further ahead."""
+    """Return the name prefixes of blocks that only predict tokens further ahead.
+
+    Such a block has a norm for the token before it; a usual block behind the last is no such one.
+    """
     last = config.layers + _count_further(file, str(file.metadata[_FAMILY]))
-    return tuple(f"blk.{layer}." for layer in range(config.layers, last))
+    blocks = (f"blk.{layer}." for layer in range(config.layers, last))
+    return tuple(block for block in blocks if f"{block}nextn.enorm.weight" in file.tensors)
 
 
 def _count_further(file: GgufFile, family: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +27,15 @@ from splitup_deploy.frontends.gguf.config import (
 )
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
+from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
-from splitup_deploy.frontends.weight_sources import FileSlice, Part, WeightSource
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    Part,
+    WeightSource,
+    join_sources,
+    name_some,
+)
 
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
 _EXPERT_TENSORS: Final = {
@@ -121,7 +128,8 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     config = read_config(file, family, sizes.context)
     weights = GgufWeights(file, config, FAMILIES[family])
     traced = trace_language_model(config, weights, sizes.chunk)
-    weights.check_all_read((ROPE_FACTORS,), list_further_blocks(file, config))
+    notes = weights.check_all_read((ROPE_FACTORS,), list_further_blocks(file, config))
+    traced = replace(traced, notes=(*traced.notes, *notes))
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
         return SourceModel("function", traced, None)
@@ -206,18 +214,23 @@ class GgufWeights:
         sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
         first = sources[0].spec
         spec = TensorSpec(name, first.dtype, (shape[0], *first.shape[1:]))
-        joined = tuple(part for source in sources for part in source.parts)
-        return WeightSource(spec, joined, sources[0].encoding)
+        return join_sources(spec, sources)
 
-    def check_all_read(self, allowed: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
-        """Raise InvalidModel for a tensor that was not read: it would change the results."""
-        for name in self._file.tensors:
-            is_allowed = name in allowed or name.startswith(prefixes)
-            if name not in self._asked and not is_allowed:
-                raise InvalidModel(
-                    f"'{self._file.path}' has a tensor '{name}' for which its architecture has no "
-                    "use here: it is an unknown variation"
-                )
+    def check_all_read(
+        self, allowed: tuple[str, ...], prefixes: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Return what to say of tensors that were left out: those with ``prefixes``.
+
+        Raises InvalidModel for any other that was not read: it would change the results.
+        """
+        rest = [name for name in self._file.tensors if name not in {*allowed, *self._asked}]
+        further = [name for name in rest if name.startswith(prefixes)] if prefixes else []
+        if unknown := [name for name in rest if name not in further]:
+            raise InvalidModel(
+                f"'{self._file.path}' has a tensor {name_some(unknown)} for which its architecture "
+                "has no use here: it is an unknown variation"
+            )
+        return (f"left out: {name_some(further)}, {FURTHER}",) if further else ()
 
     def _find(self, name: str) -> tuple[GgufTensor, int | None]:
         """Return the tensor that holds a weight, and which of its experts the weight is."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from splitup.core import limits
@@ -12,12 +15,23 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
-from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    Turned,
+    WeightSource,
+    join_sources,
+    name_some,
+    select,
+)
 
+FURTHER: Final = "of blocks that only predict tokens further ahead"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.
-_DERIVED: Final = re.compile(r".*\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
+_DERIVED: Final = re.compile(r".*\.rotary_emb\.inv_freq")
+_EXPERT: Final = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
+# Saved by versions that rename the module of the experts in all blocks: module -> its other name.
+_OTHER_NAME: Final = (".mlp.", ".block_sparse_moe.")
 
 
 def read_weight_file(path: Path) -> dict[str, WeightSource]:
@@ -43,33 +57,39 @@ WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
 class DirectoryWeights:
     """The tensors of a directory's weights files, by name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
         self._directory = directory
         self._asked: set[str] = set()
         self._tensors: dict[str, WeightSource] = {}
         files, read = _find_files(directory)
         for path in files:
             for name, source in read(path).items():
-                if name in self._tensors:
+                usual = rename(name)
+                if usual in self._tensors:
                     raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
-                self._tensors[name] = source
+                self._tensors[usual] = _name(source, usual)
+        module, other = _OTHER_NAME
+        self._others = {name.replace(other, module): name for name in self._tensors}
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape."""
-        self._asked.add(name)
-        if name not in self._tensors:
+        found = self._find(name)
+        if found not in self._tensors:
+            if (source := self._find_in_bank(name, shape)) is not None:
+                return source
             raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
-        source = self._tensors[name]
+        self._asked.add(found)
+        source = self._tensors[found]
         if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
             raise InvalidModel(
                 f"weight '{name}' in '{self._directory}' is {source.spec}; "
                 f"config.json wants {list(shape)} in one of {', '.join(FLOAT_DTYPES)}"
             )
-        return source
+        return _name(source, name)
 
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights have the same storage format; ``get`` reports absent ones."""
-        found = (self._tensors.get(name) for name in names)
+        found = (self._tensors.get(self._find(name)) for name in names)
         return len({source.spec.dtype for source in found if source is not None}) <= 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
@@ -79,17 +99,96 @@ class DirectoryWeights:
         if len(dtypes) != 1:
             raise InvalidModel(f"the parts of '{name}' have different dtypes: {sorted(dtypes)}")
         spec = TensorSpec(name, dtypes.pop(), shape)
-        return WeightSource(spec, tuple(part for source in sources for part in source.parts))
+        return join_sources(spec, sources)
 
-    def check_all_read(self, allowed: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> None:
-        """Raise InvalidModel for a weight that was not read: it would change the results."""
+    def __contains__(self, name: str) -> bool:
+        """Say whether a weight is there."""
+        return name in self._tensors
+
+    def stand_in(self, name: str, other: str) -> None:
+        """Let a weight stand in for an absent one."""
+        self._others[name] = other
+
+    def is_copy(self, name: str, other: str) -> bool:
+        """Say whether a weight has the bytes of another; then it counts as read."""
+        if other not in self._tensors:
+            return False
+        one, two = self._tensors[name], self._tensors[other]
+        is_same = (one.spec.dtype, one.spec.shape) == (two.spec.dtype, two.spec.shape)
+        if is_same and one.parts != two.parts:
+            is_same = all(map(operator.eq, one.read(), two.read()))
+        if is_same:
+            self._asked.add(name)
+        return is_same
+
+    def check_all_read(self, others: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+        """Return what to say of weights that were left out.
+
+        ``others`` says for prefixes of names what such weights are. Raises InvalidModel for any
+        other that was not read: it would change the results.
+        """
+        left: dict[str, list[str]] = {}
+        unknown: list[str] = []
         for name in self._tensors:
-            is_allowed = name in allowed or name.startswith(prefixes) or _DERIVED.fullmatch(name)
-            if name not in self._asked and not is_allowed:
-                raise InvalidModel(
-                    f"'{self._directory}' has a weight '{name}' for which config.json has no use: "
-                    "the weights belong to another configuration or to an unknown variation"
-                )
+            if name in self._asked:
+                continue
+            why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
+            why = "computed from config.json" if _DERIVED.fullmatch(name) else why
+            (left.setdefault(why, []) if why else unknown).append(name)
+        if unknown:
+            raise InvalidModel(
+                f"'{self._directory}' has a weight {name_some(unknown)} for which "
+                "config.json has no use: the weights belong to another configuration or to an "
+                "unknown variation"
+            )
+        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
+
+    def _find(self, name: str) -> str:
+        """Return the name in the file of a weight."""
+        return name if name in self._tensors else self._others.get(name, name)
+
+    def _find_in_bank(self, name: str, shape: tuple[int, ...]) -> WeightSource | None:
+        """Return an expert's weight out of the weight of all experts of a layer.
+
+        Gate and up projection are neighbours there. Some models store every matrix transposed.
+        """
+        match = _EXPERT.fullmatch(name)
+        if match is None or len(shape) != 2:
+            return None
+        experts, number, kind = match[1], int(match[2]), match[3]
+        bank = f"{experts}.{'down' if kind == 'down' else 'gate_up'}_proj"
+        if bank not in self._tensors:
+            return None
+        whole, (rows, columns) = self._tensors[bank], shape
+        out, first = rows if kind == "down" else 2 * rows, rows if kind == "up" else 0
+        count, *matrix = whole.spec.shape or (0,)
+        is_plain, is_turned = matrix == [out, columns], matrix == [columns, out]
+        is_huge = out * columns > limits.MAX_TENSOR_BYTES // 4  # it is turned in memory
+        if is_plain == is_turned or number >= count or is_huge:
+            raise InvalidModel(
+                f"weight '{bank}' in '{self._directory}' is {whole.spec}; config.json wants "
+                f"[experts, {out}, {columns}] or [experts, {columns}, {out}], which differ"
+            )
+        if whole.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(f"weight '{bank}' is {whole.spec.dtype}, which is not supported")
+        self._asked.add(bank)
+        height = out if is_plain else columns
+        spec = replace(whole.spec, shape=(count * height, *whole.spec.shape[2:]))
+        start = number * height + (first if is_plain else 0)
+        box = ((start, rows if is_plain else height), (0, whole.spec.shape[2]))
+        source = select(WeightSource(spec, whole.parts), name, box)
+        if is_turned:
+            turned = Turned(source, first, rows)
+            source = WeightSource(replace(spec, name=name, shape=shape), (turned,))
+        return replace(source, names=(bank,))
+
+
+def _name(source: WeightSource, name: str) -> WeightSource:
+    """Return a weight under another name; messages about its numbers keep its own."""
+    if source.spec.name == name:
+        return source
+    own = source.names or (source.spec.name,)
+    return replace(source, spec=replace(source.spec, name=name), names=own)
 
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:

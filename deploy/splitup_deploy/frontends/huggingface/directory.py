@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,14 @@ from splitup_deploy.frontends.families.architectures import (
     trace_language_model,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.text_towers import (
+    OTHER_MODULES,
+    TOWERS,
+    find_text_tower,
+    rename_weight,
+)
 from splitup_deploy.frontends.huggingface.chat import read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
@@ -28,15 +35,23 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
     sizes = sizes or Sizes()
     directory = Path(source)
-    table = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    table = find_text_tower(whole)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
-    weights = DirectoryWeights(directory)
+    if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
+        raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
+    is_tower = table is not whole
+    weights = DirectoryWeights(directory, rename_weight if is_tower else str)
+    config = _find_own_head(config, weights)
     traced = trace_language_model(config, weights, sizes.chunk)
-    unused = ("lm_head.weight",) if config.tied else ()
-    weights.check_all_read(unused, _list_further_blocks(table, config))
+    others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
+    if is_tower:
+        others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
+    notes = weights.check_all_read(others)
+    traced = replace(traced, notes=(*traced.notes, *notes))
     return SourceModel("text-generation", traced, text)
 
 
@@ -45,7 +60,8 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     names = table.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         raise InvalidModel(
-            f"architecture {names!r:.80} is not supported; these are: {', '.join(ARCHITECTURES)}"
+            f"architecture {names!r:.80} is not supported; these are: "
+            f"{', '.join((*ARCHITECTURES, *TOWERS))}"
         )
     fields = Fields(table)
     config = ARCHITECTURES[names[0]](fields, context)
@@ -53,11 +69,33 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     return config
 
 
-def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
-    """Return the name prefixes of blocks that only predict tokens further ahead."""
+def _find_own_head(config: DecoderConfig, weights: DirectoryWeights) -> DecoderConfig:
+    """Return a configuration with a head of its own, if the file has one beside the embedding.
+
+    So does Hugging Face, whatever ``tie_word_embeddings`` says.
+    """
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tied or head not in weights:
+        return config
+    if table not in weights:  # of two that are one, either may be stored
+        weights.stand_in(table, head)
+    elif not weights.is_copy(head, table):
+        return replace(config, tied=False)
+    return config
+
+
+def _list_further_blocks(
+    table: dict[str, Any], config: DecoderConfig, weights: DirectoryWeights
+) -> tuple[str, ...]:
+    """Return the name prefixes of blocks that only predict tokens further ahead.
+
+    Such a block has a norm for the token before it; a usual block behind the last is no such one.
+    """
     count = table.get("num_nextn_predict_layers")
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
-    return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))
+    blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
+    found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
+    return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:

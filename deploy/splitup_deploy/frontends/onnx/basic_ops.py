@@ -110,8 +110,23 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "no
     """Return x with updates at the places that ``indices`` names, one row after the other."""
     if indices.shape[0] > MAX_SCATTERED:
         raise NotImplementedError(f"{indices.shape[0]} updates; at most {MAX_SCATTERED} are")
-    result: Tensor = onnx_ops["ScatterND"](x, indices, updates, reduction=reduction)
-    return result
+    if updates.shape != indices.shape[:-1] + x.shape[int(indices.shape[-1]) :]:
+        raise ValueError(f"updates of shape {updates.shape} at places of shape {indices.shape}")
+    combine = _REDUCTIONS[reduction]
+    for row, update in zip(indices.split(1, 0), updates.split(1, 0), strict=True):
+        place = tuple(index.squeeze(-1) for index in row.squeeze(0).split(1, -1))
+        fresh = combine(x[place].cast(x.dtype), update.squeeze(0))
+        x = x._getitem(place, fresh)  # x[place] = fresh would change an input's memory
+    return x
+
+
+_REDUCTIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "none": lambda old, new: new,
+    "add": Tensor.add,
+    "mul": Tensor.mul,
+    "max": Tensor.maximum,
+    "min": Tensor.minimum,
+}
 
 
 def quantise_linear(

@@ -52,6 +52,11 @@ _REREAD: Final = frozenset(
     "Attention AveragePool Conv ConvInteger ConvTranspose Einsum Gemm LRN LayerNormalization "
     "LogSoftmax MatMul MatMulInteger MaxPool QLinearConv QLinearMatMul Resize Softmax TopK".split()
 )
+# Operations that choose elements of their first operand. tinygrad adds up what it chooses from, so
+# booleans and narrow integers become wider.
+_CHOOSING: Final = frozenset(
+    "Compress Gather GatherElements GatherND ReverseSequence ScatterElements ScatterND".split()
+)
 _AXES: Final = ("Squeeze", "Unsqueeze")
 _NAME: Final = re.compile(r"[^\x21-\x7e]")
 
@@ -244,6 +249,8 @@ class _Importer:
             results = function(*self.prepare(node, operands), **self.get_options(node))
             results = list(results) if isinstance(results, tuple | list) else [results]
             tensors = [self.as_tensor(node, result) for result in results]
+            if node.op in _CHOOSING and tensors[0] is not None and operands[0] is not None:
+                tensors[0] = tensors[0].cast(operands[0].dtype)
             for tensor in tensors:
                 shape = () if tensor is None else tensor.shape  # tinygrad checks it only now
                 if len(shape) > limits.MAX_RANK or math.prod(shape) > limits.MAX_ELEMENTS:

@@ -398,11 +398,20 @@ def read_state_file(path: Path) -> dict[str, WeightSource]:
 def _find_weights(reader: _Reader, root: Any) -> Sequence[tuple[str, Any]]:
     for key in _INNER:
         if isinstance(root, dict) and isinstance(root.get(key), dict):
+            rivals = (name for name in root if name != key and _holds_tensors(root[name]))
+            other = next(rivals, None)
+            reader.check(other is None, f"has weights under {key!r} and {other!r:.40}: keep one")
             root = root[key]
     reader.check(isinstance(root, dict) and bool(root), "holds no dict of tensors")
     reader.check(len(root) <= limits.MAX_WEIGHTS, "holds too many tensors")
     reader.check(all(isinstance(key, str) for key in root), "names tensors by numbers")
     return list(root.items())
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Say whether an entry is a second dict of weights; a trainer's own state is nested deeper."""
+    kinds = (_Tensor, _NumpyArray)
+    return isinstance(value, dict) and any(isinstance(one, kinds) for one in value.values())
 
 
 def _locate(reader: _Reader, name: str, value: Any) -> WeightSource:

@@ -1,0 +1,40 @@
+"""The families of language models that can be compiled, as data and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from splitup_deploy.frontends.families.architectures import ARCHITECTURES
+from splitup_deploy.frontends.families.text_towers import TOWERS
+from splitup_deploy.frontends.gguf.config import list_gguf_names
+
+
+def list_families() -> list[dict[str, Any]]:
+    """Return every architecture of a directory, its GGUF names, and of which it is only a part."""
+    names = list_gguf_names()
+    alone = [
+        {"architecture": name, "gguf": list(names.get(name, ())), "text_tower": None}
+        for name in ARCHITECTURES
+    ]
+    towers = [
+        {"architecture": name, "gguf": [], "text_tower": tower.architecture}
+        for name, tower in TOWERS.items()
+    ]
+    return alone + towers
+
+
+def render_families(rows: Sequence[dict[str, Any]]) -> Text:
+    """Return the lines of ``splitup-deploy families``."""
+    width = max(len(row["architecture"]) for row in rows)
+    text = Text()
+    for row in rows:
+        tower, gguf = row["text_tower"], ", ".join(row["gguf"])
+        also = f"text only, as {tower}" if tower else f"GGUF: {gguf}" if gguf else ""
+        name = row["architecture"]
+        text.append(name, "bold")
+        text.append(f"{'':{width - len(name)}}  {also}".rstrip() + "\n")
+    text.rstrip()
+    return text

@@ -1,0 +1,125 @@
+"""Small random checkpoints of models for images and text; their text towers are other cases.
+
+``golden/make_golden.py`` saves what Hugging Face's own models compute from text alone. This module
+needs neither torch nor our compiler.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests.deploy.saved import save_case
+
+OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
+_PLAIN = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+_SQUARES = {**_PLAIN, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
+_QWEN_VISION = {**_QWEN, "out_hidden_size": 32, "num_position_embeddings": 16}
+_PICTURE_TOKENS = {
+    "image_token_id": 1000,
+    "video_token_id": 1001,
+    "vision_start_token_id": 1002,
+    "vision_end_token_id": 1003,
+}
+# The text model that a tower is alone, as ``saved.save_case`` names it.
+CASES = {
+    "Gemma3ForConditionalGeneration": "gemma3-new",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen3VLForConditionalGeneration": "qwen3",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_moe",
+    "Qwen3_5ForConditionalGeneration": "qwen3.5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3.5-moe",
+}
+_OUTER: dict[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {
+        "model_type": "gemma3",
+        "vision_config": {**_SQUARES, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 1000,
+    },
+    "Mistral3ForConditionalGeneration": {
+        "model_type": "mistral3",
+        "vision_config": {**_SQUARES, "model_type": "pixtral"},
+        "image_token_index": 1000,
+    },
+    "Qwen3VLForConditionalGeneration": {
+        "model_type": "qwen3_vl",
+        "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+        **_PICTURE_TOKENS,
+    },
+    "Qwen3VLMoeForConditionalGeneration": {
+        "model_type": "qwen3_vl_moe",
+        "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+        **_PICTURE_TOKENS,
+    },
+    "Qwen3_5ForConditionalGeneration": {
+        "model_type": "qwen3_5",
+        "vision_config": _QWEN_VISION,
+        **_PICTURE_TOKENS,
+    },
+    "Qwen3_5MoeForConditionalGeneration": {
+        "model_type": "qwen3_5_moe",
+        "vision_config": _QWEN_VISION,
+        **_PICTURE_TOKENS,
+    },
+}
+
+
+def fuse_experts(weights: dict[str, np.ndarray], is_turned: bool) -> dict[str, np.ndarray]:
+    """Return weights in which all experts of a layer are one tensor, as newer models store them."""
+    groups: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    result = {}
+    for name, array in weights.items():
+        stem, found, rest = name.partition(".experts.")
+        number, _, kind = rest.partition(".")
+        if found:
+            groups.setdefault(stem + ".experts", {}).setdefault(int(number), {})[kind] = array
+        else:
+            result[name] = array
+    for stem, experts in groups.items():
+        rows = [experts[number] for number in range(len(experts))]
+        both = [np.concatenate([e["gate_proj.weight"], e["up_proj.weight"]]) for e in rows]
+        for part, arrays in (("gate_up", both), ("down", [e["down_proj.weight"] for e in rows])):
+            turned = [array.T if is_turned else array for array in arrays]
+            result[f"{stem}.{part}_proj"] = np.ascontiguousarray(np.stack(turned))
+    return result
+
+
+def save_tower(
+    directory: Path,
+    name: str,
+    names: dict[str, str],
+    inner: dict[str, Any] | None = None,
+    **outer: Any,
+) -> str:
+    """Write a checkpoint whose text tower has the weights of the case.
+
+    ``names`` is ``OLD`` or ``NEW``; ``inner`` and ``outer`` change the two configurations.
+    """
+    save_case(CASES[name], directory)
+    text = json.loads((directory / "config.json").read_text())
+    kind = _OUTER[name]["model_type"]
+    text["model_type"] = "mistral" if kind == "mistral3" else f"{kind}_text"
+    del text["architectures"]
+    if "VL" in name:
+        rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+        text["rope_parameters"] = {**rope, "rope_theta": text.pop("rope_theta")}
+    config = {"architectures": [name], "text_config": {**text, **(inner or {})}, **_OUTER[name]}
+    config["tie_word_embeddings"] = text["tie_word_embeddings"]
+    (directory / "config.json").write_text(json.dumps({**config, **outer}))
+    path = directory / "model.safetensors"
+    weights = {}
+    plain = load_file(path)
+    for key, array in (fuse_experts(plain, True) if "VLMoe" in name else plain).items():
+        old = next(prefix for prefix in names if key.startswith(prefix))
+        weights[names[old] + key.removeprefix(old)] = array
+    other = "visual.blocks.9.weight" if names is OLD else "model.vision_tower.blocks.9.weight"
+    weights[other] = np.ones(3, np.float32)
+    save_file(weights, path, metadata={"format": "pt"})
+    return str(directory)
