@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FILES = ("on_device.py", "test_lowering.py", "test_runtime.py")
+FILES = ("on_device.py", "test_batching.py", "test_lowering.py", "test_runtime.py")
 
 
 def has_opencl() -> bool:
