@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import mmap
 import os
 import re
 from contextlib import suppress
@@ -20,16 +21,8 @@ from typing import Any, Final
 
 from splitup.core.errors import Unavailable
 
-_ELF: Final = b"\x7fELF"
 _VERSION: Final = re.compile(rb"Cuda compilation tools, release [0-9.]+, (V[0-9.]+)")
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-_PROBES: Final = {  # the least that each language takes, to see what compiles it
-    "CUDA": 'extern "C" __global__ void probe(float* x) { x[0] = 1.0f; }',
-    "PTX": (
-        ".version VERSION\n.target TARGET\n.address_size 64\n"
-        ".visible .entry probe(.param .u64 x) {\n  ret;\n}\n"
-    ),
-}
 
 
 @functools.cache
@@ -42,11 +35,11 @@ def install() -> None:
 
         original = compiler_cuda.NVRTCCompiler
 
-        class Compiler(original):  # type: ignore[misc,valid-type]
+        class NVRTCCompiler(original):  # type: ignore[misc,valid-type]
             def __init__(self, arch: str, ptx: bool = False, cache_key: str = "cuda") -> None:
                 super().__init__(arch, ptx=False, cache_key=cache_key)
 
-        compiler_cuda.NVRTCCompiler = Compiler
+        compiler_cuda.NVRTCCompiler = NVRTCCompiler
 
 
 def _find_package() -> Path | None:
@@ -64,20 +57,28 @@ def describe(device: Any) -> str:
     Where that is the driver, as of PTX on CUDA, it is the driver's. Raises Unavailable when neither
     says its version.
     """
+    from tinygrad.runtime.autogen import nvjitlink, nvrtc
+
     renderer = device.renderer
-    language = device._renderer_name(type(renderer))
-    code = renderer.compiler.compile(_PROBES.get(language, _PROBES["CUDA"]))
-    return f"{renderer.target.arch}, {_find_version(code)}"
+    library = {"NVRTCCompiler": nvrtc, "NVPTXCompiler": nvjitlink}.get(
+        type(renderer.compiler).__name__
+    )
+    version = _read_driver_version() if library is None else _read_version(library.dll._name)
+    return f"{renderer.target.arch}, {version}"
 
 
-def _find_version(code: bytes) -> str:
-    if not code.startswith(_ELF):
-        with suppress(OSError):
-            return f"driver {_DRIVER.read_text().splitlines()[0].strip()}"
-        raise Unavailable(
-            "the NVIDIA driver compiles the kernels and does not say its version; "
-            "use DEV=CUDA:CUDA with NVRTC: pip install 'splitup[cuda]'"
-        )
-    if (found := _VERSION.search(code)) is None:
-        raise Unavailable("NVIDIA's compiler does not say its version; install another NVRTC")
-    return f"compiler {found[1].decode()}"
+def _read_version(library: str) -> str:
+    """Return the version that one of NVIDIA's compilers has in its text."""
+    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if (found := _VERSION.search(data)) is None:
+            raise Unavailable(f"{library} does not say its version; install another NVRTC")
+        return f"compiler {found[1].decode()}"
+
+
+def _read_driver_version() -> str:
+    with suppress(OSError):
+        return f"driver {_DRIVER.read_text().splitlines()[0].strip()}"
+    raise Unavailable(
+        "the NVIDIA driver compiles the kernels and does not say its version; "
+        "use DEV=CUDA:CUDA with NVRTC: pip install 'splitup[cuda]'"
+    )

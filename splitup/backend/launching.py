@@ -129,8 +129,10 @@ class ExecutableCall:
         if hasattr(self._runtime, "make_launch"):
             sizes = executable.global_size, executable.local_size
             joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes)
-            cells = _list_cells([[one] for one in joinable.addresses], self._places)
-            return Bound(joinable, None, cells)
+            cells = self._runtime.is_movable and _list_cells(
+                [[one] for one in joinable.addresses], self._places
+            )
+            return Bound(joinable, None, cells or [])
         if not bound:
             launch_fixed = functools.partial(
                 self._runtime,

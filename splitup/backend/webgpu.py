@@ -314,7 +314,6 @@ class Dispatch(NamedTuple):
     variables: Sequence[ctypes.c_uint64]
     names: Sequence[str]  # of the variables
     groups: Sequence[Any]  # how many, by ``splitup.backend.launch_sizes``
-    addresses: Sequence[Any] = ()  # none can be moved
 
     def join(self, dispatches: Sequence[Dispatch]) -> Submission:
         """Return what runs these in order, in one submission."""
