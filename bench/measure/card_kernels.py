@@ -1,4 +1,4 @@
-"""Compile the kernels of every family, of ONNX and of quantised weights for cards that are not here.
+"""Compile kernels of every family, of ONNX and of quantised weights for cards that are not here.
 
     python -m bench.measure.card_kernels [TARGET…]      write the tables of docs/gpus.md
     python -m bench.measure.card_kernels --into FOLDER  write the task graphs that are compiled
@@ -68,7 +68,8 @@ _REGISTERS: Final = re.compile(rb"Used (\d+) registers")
 def write_graphs(folder: Path) -> None:
     """Write one task graph of each form of each model as ROW/NAME.json."""
     for row, model, target in iter_models(folder):
-        compiled = build(str(model), target, sizes=Sizes(chunk=8) if target == _WHOLE else None)
+        is_text = target == _WHOLE and model.suffix != ".onnx"
+        compiled = build(str(model), target, sizes=Sizes(chunk=8) if is_text else None)
         stored = {blob.key: blob for blob in compiled.blobs}
         forms: dict[str, str] = {}
         for task in compiled.manifest.tasks:  # block 3 attention has the kernels of block 4's

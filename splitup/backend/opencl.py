@@ -93,7 +93,9 @@ def _copy_out(allocator: Any, target: memoryview, region: Region) -> None:
     """Wait for the device and copy from it."""
     address = ctypes.cast((ctypes.c_char * len(target)).from_buffer(target), ctypes.c_void_p)
     queue, at = allocator.dev.queue, region.offset
-    done = cl.clEnqueueReadBuffer(queue, region.buffer, True, at, len(target), address, 0, None, None)
+    done = cl.clEnqueueReadBuffer(
+        queue, region.buffer, True, at, len(target), address, 0, None, None
+    )
     ops_cl.check(done)
     allocator.dev.pending_copyin.clear()
 
