@@ -25,11 +25,8 @@ from splitup.cpu import kernel_sequence
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
-# other code generators assume that a buffer begins at a multiple of 16 bytes, where they load
-# vectors: that is, except of rows of one element, which are a loop of symbolic length
+# other code generators assume that a buffer begins at a multiple of 16 bytes
 _MOVABLE_TARGET: Final = "X86"
-_VECTOR_BYTES: Final = 16
-_MAX_ITEM_BYTES: Final = 8
 
 
 class States(NamedTuple):
@@ -109,7 +106,11 @@ class ExecutableCall:
     @property
     def is_movable(self) -> bool:
         if getattr(self._runtime, "is_movable", False):
-            return all(map(_begins_aligned, self._places))
+            alignments = self._runtime.alignments
+            return all(
+                place.row_bytes % alignments.get(slot, 1) == 0
+                for slot, place in enumerate(self._places)
+            )
         return self._is_plain and _MOVABLE_TARGET in self._executable.target
 
     @property
@@ -254,11 +255,6 @@ def load_executable(device: str, executable: Executable) -> Any:
     target = Target.parse(executable.target)
     with DRIVER_TURN:
         return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
-
-
-def _begins_aligned(place: Place) -> bool:
-    """Return whether vectors can be loaded from every row, or from none."""
-    return place.row_bytes <= _MAX_ITEM_BYTES or place.row_bytes % _VECTOR_BYTES == 0
 
 
 def _list_cells(addresses: Sequence[Sequence[Word]], places: Sequence[Place]) -> list[Cell]:

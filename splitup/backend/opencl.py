@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ def install() -> None:
 
 
 _generate: Final = OpenCLRenderer.render_kernel
+_OFFSET: Final = re.compile(r"const ulong (\w+)_from")
+_VECTOR: Final = re.compile(r"\(__global [a-z]+([0-9]+)\*\)\(\(?(\w+)")
 
 
 def _render_kernel(
@@ -111,7 +114,7 @@ def _drop(release: Callable[[Any], Any], handle: Any) -> None:
 class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
     """A kernel that tinygrad generated as OpenCL C, compiled by the driver."""
 
-    is_movable = True  # to other regions, after it was bound
+    is_movable = True  # to other regions, after it was bound, that are as aligned as it needs
 
     def __init__(self, device: Any, source: TinyELF) -> None:
         super().__init__(device, source)
@@ -121,6 +124,11 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
             for place, (_, slot, dtype, shape) in enumerate(source.signature)
             if shape
         ]
+        widths = _find_widths(source.lib.decode())
+        self.alignments = {
+            slot: width * item_bytes
+            for (_, slot, item_bytes), width in zip(self.buffers, widths, strict=True)
+        }
         self.variables = [
             (place, slot - len(self.buffers))
             for place, (_, slot, _, shape) in enumerate(source.signature)
@@ -144,6 +152,14 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
     ) -> Launch:
         """Return a launch on certain memory, of so many groups for the values of the variables."""
         return Launch(self, regions, names, variables, groups, threads)
+
+
+def _find_widths(source: str) -> list[int]:
+    """Return the most elements of each buffer that a kernel loads or stores at once."""
+    widths = dict.fromkeys(_OFFSET.findall(source), 1)
+    for width, buffer in _VECTOR.findall(source):
+        widths[buffer] = max(widths[buffer], int(width))
+    return list(widths.values())
 
 
 class Address:

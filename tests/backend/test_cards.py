@@ -1,4 +1,4 @@
-"""Kernels for cards that are not here, compiled and not run, and what bytes of a class depend on."""
+"""Kernels for cards that are not here, compiled and not run; what the class depends on."""
 
 from __future__ import annotations
 
