@@ -117,7 +117,14 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
     is_movable = True  # to other regions, after it was bound, that are as aligned as it needs
 
     def __init__(self, device: Any, source: TinyELF) -> None:
-        super().__init__(device, source)
+        # tinygrad builds a program, asks for its binary and builds that, which takes twice as long
+        self.dev, self.signature = device, source.signature
+        status, text = ctypes.c_int32(), ops_cl.to_char_p_p([source.lib])
+        self.program = cl.clCreateProgramWithSource(device.context, 1, text, None, status)
+        ops_cl.check(status.value)
+        if cl.clBuildProgram(self.program, 1, device.cl_dev, None, ops_cl.BP_CB(), None):
+            device.cl_compiler.compile(source.lib.decode())  # raises with the driver's reason
+            raise RuntimeError(f"the OpenCL driver does not build kernel {source.name}")
         self._name = source.name.encode()
         self.buffers = [
             (place, slot, dtype.itemsize)
@@ -134,6 +141,19 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
             for place, (_, slot, _, shape) in enumerate(source.signature)
             if not shape
         ]
+
+    def __call__(
+        self,
+        *regions: Region,
+        global_size: Sequence[int] = (1, 1, 1),
+        local_size: Sequence[int] | None = None,
+        vals: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        """Run it as tinygrad does, for what computes without a ``TaskProgram``."""
+        words = [ctypes.c_uint64(value) for value in vals]
+        names = [str(place) for place in range(len(words))]
+        Launch(self, regions, names, words, global_size, local_size)()
 
     def create(self) -> Any:
         """Return a new kernel object, which has arguments of its own."""
