@@ -19,8 +19,8 @@ from splitup.core.errors import Unavailable
 from tests.deploy.llamas import save_llama
 
 CONTEXT: Final = 256
-TOKENS: Final = 32
-ROUNDS: Final = 7
+TOKENS: Final = 16
+ROUNDS: Final = 5
 STEP_BAR: Final = 1.1
 MEMORY_BAR: Final = 5.0
 _MODELS: Final = (("15 M", LLAMA_15M), ("124 M", LLAMA_124M))

@@ -49,7 +49,8 @@ class Llama:
 
     def _normalise(self, x: Tensor, name: str) -> Tensor:
         mean = x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]
-        return x * mean.rsqrt() * self.weights[name]
+        # without this it computes the mean again for every element of the product that follows
+        return (x * mean.rsqrt() * self.weights[name]).contiguous()
 
     def _rotate(self, x: Tensor, at: UOp) -> Tensor:
         half = self.size // 2
@@ -75,9 +76,10 @@ class Llama:
             mixed = mixed.transpose(1, 2).reshape(1, 1, -1)
             x = x + self._multiply(mixed, prefix + "self_attn.o_proj.weight")
             h = self._normalise(x, prefix + "post_attention_layernorm.weight")
-            gate = self._multiply(h, prefix + "mlp.gate_proj.weight").silu()
+            gate = self._multiply(h, prefix + "mlp.gate_proj.weight").silu().contiguous()
             up = self._multiply(h, prefix + "mlp.up_proj.weight")
-            x = x + self._multiply(gate * up, prefix + "mlp.down_proj.weight")
+            x = x + self._multiply((gate * up).contiguous(), prefix + "mlp.down_proj.weight")
+            x = x.contiguous()
         tied = self.config["tie_word_embeddings"]
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"
         return self._multiply(self._normalise(x, "model.norm.weight"), head).float().realize()

@@ -40,8 +40,10 @@ def test_tasks_run(device: str, tmp_path: Path) -> None:
     if device == "CL" and not has_opencl():
         pytest.skip("no OpenCL here: apt install pocl-opencl-icd ocl-icd-libopencl1")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        + ["-k", LEFT_OUT[device], *(str(TESTS / file) for file in FILES)],
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+            *("-k", LEFT_OUT[device], *(str(TESTS / file) for file in FILES)),
+        ],
         env={**os.environ, "DEV": device},
         cwd=TESTS.parent,
         capture_output=True,

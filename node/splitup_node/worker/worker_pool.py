@@ -79,7 +79,7 @@ class Workers:
         """Wait until a worker has died, other than those that ``restart`` could not replace."""
         watched = [one for one in self._supervisors if one not in self._given_up]
         waits = [asyncio.create_task(one.wait_lost()) for one in watched]
-        waits = waits or [asyncio.create_task(asyncio.Event().wait(), name="never")]
+        waits = waits or [asyncio.create_task(_wait_for_ever())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -167,3 +167,7 @@ class Workers:
     async def close(self) -> None:
         """End all workers."""
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.Event().wait()

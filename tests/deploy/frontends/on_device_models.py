@@ -139,7 +139,6 @@ def test_pictures_agree(tmp_path: Path) -> None:
 def test_a_cut_model_with_gates_gives_the_bytes_of_the_whole(
     private: int | None, tmp_path: Path
 ) -> None:
-    config = {**moes.MIXTRAL, "num_hidden_layers": 1, "num_local_experts": 2}
     moes.save_moe(tmp_path / "m", {**moes.MIXTRAL, "num_hidden_layers": 1})
     sizes = Sizes(chunk=2)
     compiled = build(str(tmp_path / "m"), 40_000, sizes=sizes, private=private)
@@ -148,8 +147,8 @@ def test_a_cut_model_with_gates_gives_the_bytes_of_the_whole(
     cut = CutModel(compiled)
     for task, program in zip(compiled.manifest.tasks, cut.programs, strict=True):
         if task.gate is not None:
-            ports = [[port.spec for port in ports] for ports in (task.inputs, task.outputs)]
-            shut, zeros = compute_zero_step(*ports, task.gate, task.inputs[task.gate].spec.nbytes)
+            taken, made = ([p.spec for p in ports] for ports in (task.inputs, task.outputs))
+            shut, zeros = compute_zero_step(taken, made, task.gate, taken[task.gate].nbytes)
             assert program.run(program.new_state(), shut) == zeros
     if private is not None:
         return  # the ends are the client's: only what nodes compute runs here
