@@ -24,6 +24,7 @@ ROUNDS: Final = 5
 STEP_BAR: Final = 1.1
 MEMORY_BAR: Final = 5.0
 _MODELS: Final = (("15 M", LLAMA_15M), ("124 M", LLAMA_124M))
+SESSIONS: Final = 8
 _MEMORY: Final = """
 import json, sys
 from splitup_deploy.frontends.source_model import Sizes
@@ -34,6 +35,28 @@ state = program.new_state()
 allocated = GlobalCounters.mem_used_per_device[program.device]
 predicted = program.vram_bytes
 print(json.dumps({"predicted": predicted, "allocated": allocated}))
+"""
+_BATCH: Final = """
+import json, statistics, sys, time
+from splitup.decode.step import make_arrays, make_causal_step
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.uncut_model import load_reference
+context, sessions, rounds = map(int, sys.argv[2:])
+program = load_reference(sys.argv[1], Sizes(context=context, chunk=sessions))
+states = [program.new_state() for _ in range(sessions)]
+times = {"alone": [], "together": []}
+for at in range(2 * rounds):
+    arrays = make_arrays(make_causal_step([7], at), sessions)
+    inputs = [arrays[spec.name].tobytes() for spec in program.inputs]
+    begun = time.perf_counter()
+    if at % 2 and program.width >= sessions:
+        outputs = program.run_together([(state, inputs) for state in states])
+    else:
+        outputs = [program.run(state, inputs) for state in states]
+    times["together" if at % 2 else "alone"].append(1e3 * (time.perf_counter() - begun))
+    assert all(one == outputs[0] for one in outputs)
+times = {name: round(statistics.median(each[1:]), 2) for name, each in times.items()}
+print(json.dumps({"width": program.width, **times}))
 """
 
 
@@ -81,12 +104,14 @@ def run(quick: bool) -> Report:
         for label, config in _MODELS[: 1 if quick else None]:
             folder = Path(name) / label.replace(" ", "")
             save_llama(folder, {**config, "eos_token_id": 2}, scale=0.05)
-            found = compare(folder, 2 if quick else ROUNDS)
+            rounds = 2 if quick else ROUNDS
+            found = compare(folder, rounds)
             figures[label] = found
             name_of_step = f"step of {label} on {figures['device']} against tinygrad's own"
             beside = {key: found[key] for key in ("ours, ms", "tinygrad, ms", "tokens equal")}
             bars.append(Bar(name_of_step, found["ratio"], "×", at_most=STEP_BAR, beside=beside))
-            memory = measure_memory(folder)
+            memory = ask(_MEMORY, folder, CONTEXT)
+            figures[label]["8 sessions, ms"] = ask(_BATCH, folder, CONTEXT, SESSIONS, 2 + rounds)
             off = abs(memory["allocated"] - memory["predicted"]) / memory["predicted"]
             what = f"memory of {label}, allocated against predicted"
             bars.append(Bar(what, round(100 * off, 3), "%", at_most=MEMORY_BAR, beside=memory))
@@ -119,10 +144,10 @@ def compare(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_memory(folder: Path) -> dict[str, int]:
-    """Return the predicted and the allocated bytes of the uncut model with one state."""
+def ask(program: str, folder: Path, *numbers: int) -> dict[str, Any]:
+    """Return what a program says of a model."""
     done = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(folder), str(CONTEXT)],
+        [sys.executable, "-c", program, str(folder), *map(str, numbers)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -130,5 +155,5 @@ def measure_memory(folder: Path) -> dict[str, int]:
     )
     if done.returncode:
         raise Unavailable("the model could not be loaded")
-    memory: dict[str, int] = json.loads(done.stdout)
-    return memory
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
