@@ -54,7 +54,7 @@ LIMITS_S: Final = {
     "selection": 90,
     "kernels": 300,
     "device": 300,
-    "cards": 600,
+    "cards": 900,
 }
 _STOP_S: Final = 40.0  # a network has twenty processes to stop
 _ONE: Final = "--one"
