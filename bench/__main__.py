@@ -13,6 +13,8 @@
     money       gas, bytes of a commitment, what verification costs
     selection   the tables and the plot of docs/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
+    device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
+    cards       kernels compiled for cards that are not here: the tables of docs/gpus.md
 
 Progress goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
 code is 1 only when a mode could not be measured. Each mode runs in a process of its own, is stopped
@@ -51,6 +53,8 @@ LIMITS_S: Final = {
     "money": 180,
     "selection": 90,
     "kernels": 300,
+    "device": 300,
+    "cards": 900,
 }
 _STOP_S: Final = 40.0  # a network has twenty processes to stop
 _ONE: Final = "--one"

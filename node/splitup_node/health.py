@@ -27,13 +27,17 @@ class Health:
         self._directory = directory
         self._clock = clock
         self._heartbeat_problem = ""  # set while no member takes this node's heartbeats
+        self._worker_problem = ""  # set while a worker has died and was not replaced
         self._told: tuple[str, ...] = ()
         self.trouble = ""  # why the node takes no work
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return one sentence for everything that is wrong."""
-        found = (self.trouble, self._clock.describe_skew(), self._heartbeat_problem)
+        found = (
+            *(self.trouble, self._worker_problem),
+            *(self._clock.describe_skew(), self._heartbeat_problem),
+        )
         return tuple(sentence for sentence in found if sentence)
 
     def check(self) -> None:
@@ -44,6 +48,12 @@ class Health:
     def note_journal(self, error: Unavailable) -> None:
         """Take no work until the journal can be written again."""
         self.trouble = f"the node's journal cannot be written: {error}"
+
+    def note_workers(self, problem: str) -> None:
+        """Note why workers have died and were not replaced, "" once all run again."""
+        self._worker_problem = (
+            f"the node computes with fewer devices, or none: {problem}; tried again" * bool(problem)
+        )
 
     def note_heartbeats(self, failures: set[str], members: int) -> None:
         """Note why no member took the last heartbeat: the node gets no work then."""

@@ -379,16 +379,25 @@ class Node:
         self._committee = await self._committees.fetch_current()
 
     async def _watch_worker(self) -> None:
-        """Replace a worker that died, load its tasks again, and go on."""
+        """Replace a worker that died, load its tasks again, and go on with the devices there are.
+
+        A device that stays away is tried again and again, while the others work.
+        """
         pause_s = tuning.LINK_RETRY_MIN_S
         while True:
-            await self._workers.wait_lost()
-            self._loaded_tasks.forget_programs()
-            self.engine.on_worker_lost("the worker process ended")
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if self._workers.problem else None):
+                    await self._workers.wait_lost()
+                    self._loaded_tasks.forget_programs()
+                    self._health.note_workers(self._workers.problem)
+                    self.engine.on_worker_lost(self._workers.problem)
+                    await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
+            self.device = await self._workers.restart()
+            self._health.note_workers(self._workers.problem)
+            if not self._workers.is_running:
+                continue
             try:
-                self.device = await self._workers.restart()
                 await self._loaded_tasks.reload()
             except WorkerLost as error:
                 _log.error("%s; another worker is started", error)

@@ -132,12 +132,7 @@ def make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
     if buffer.device == "CPU":
         view = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return functools.partial(view.__setitem__, slice(None))
-
-    def write(data: bytes | memoryview) -> None:
-        with DRIVER_TURN:
-            buffer.allocator._copyin(buffer._buf, memoryview(bytearray(data)))
-
-    return write
+    return functools.partial(_copy_in, buffer, buffer._buf)
 
 
 def make_reader(buffer: Buffer) -> Callable[[], bytes]:
@@ -145,14 +140,19 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
     if buffer.device == "CPU":
         view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return view.tobytes
+    return lambda: bytes(_copy_out(buffer, buffer._buf, buffer.nbytes))
 
-    def read() -> bytes:
-        data = bytearray(buffer.nbytes)
-        with DRIVER_TURN:
-            buffer.allocator._copyout(memoryview(data), buffer._buf)
-        return bytes(data)
 
-    return read
+def _copy_in(buffer: Buffer, part: Any, data: bytes | memoryview) -> None:
+    with DRIVER_TURN:
+        buffer.allocator._copyin(part, memoryview(bytearray(data)))
+
+
+def _copy_out(buffer: Buffer, part: Any, nbytes: int) -> bytearray:
+    data = bytearray(nbytes)
+    with DRIVER_TURN:
+        buffer.allocator._copyout(memoryview(data), part)
+    return data
 
 
 def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memoryview | None:
@@ -169,10 +169,7 @@ def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memo
 
 
 def _make_port_writer(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> Writer:
-    """Return a function that fills rows of an input's buffer that are not contiguous.
-
-    Only on the CPU may they begin after the first row.
-    """
+    """Return a function that fills rows of an input's buffer that are not contiguous."""
     if buffer.device == "CPU":
         rows = _view_rows(buffer, spec, first, count)
 
@@ -180,11 +177,11 @@ def _make_port_writer(buffer: Buffer, spec: TensorSpec, first: int, count: int) 
             rows[:] = np.frombuffer(data, rows.dtype)
 
         return fill
-    write = make_writer(buffer)
     if not spec.rows:
-        return write
+        return make_writer(buffer)
     stride, length = _get_row_stride(spec), spec.row_bytes
-    return lambda data: write(_spread_rows(data, length, stride))
+    part = buffer.allocator._offset(buffer._buf, count * stride, first * stride)
+    return lambda data: _copy_in(buffer, part, _spread_rows(data, length, stride))
 
 
 def _make_port_reader(
@@ -195,13 +192,14 @@ def _make_port_reader(
         return view.tobytes
     if buffer.device == "CPU":
         return _view_rows(buffer, spec, first, count).tobytes
-    read = make_reader(buffer)
     if not spec.rows:
-        return read
+        return make_reader(buffer)
+    stride, nbytes = _get_row_stride(spec), count * _get_row_stride(spec)
+    part = buffer.allocator._offset(buffer._buf, nbytes, first * stride)
 
     def read_rows() -> bytes:
-        table = np.frombuffer(read(), np.uint8).reshape(-1, _get_row_stride(spec))
-        return table[first : first + count, : spec.row_bytes].tobytes()
+        table = np.frombuffer(_copy_out(buffer, part, nbytes), np.uint8).reshape(count, stride)
+        return table[:, : spec.row_bytes].tobytes()
 
     return read_rows
 

@@ -33,7 +33,12 @@ from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
-_DRIVERS: Final = {"CL": "splitup.backend.opencl", "WEBGPU": "splitup.backend.webgpu"}
+_DRIVERS: Final = {
+    "CL": "splitup.backend.opencl",
+    "CUDA": "splitup.backend.cuda",
+    "NV": "splitup.backend.cuda",
+    "WEBGPU": "splitup.backend.webgpu",
+}
 _DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
 _X86: Final = frozenset({"x86_64", "amd64"})
 

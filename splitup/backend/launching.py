@@ -1,8 +1,8 @@
 """Compiled kernels bound to memory, as functions without arguments.
 
 In a batch, a kernel that is not shared runs once per execution, on views of that execution's rows.
-The words that hold its addresses are then **cells**, which ``RowViews`` changes. Kernels of devices
-that take no plain addresses cannot be moved like this; their executions run one after the other.
+The words that hold its addresses are then **cells**, which ``RowViews`` changes. That is done on
+processors and with OpenCL; elsewhere the steps of several executions run one after the other.
 """
 
 from __future__ import annotations
@@ -42,11 +42,17 @@ class States(NamedTuple):
         return self.pair[side ^ self.parity][state]
 
 
-class Cell(NamedTuple):
-    """The word that holds the address of a place, which a kernel reads when it is launched."""
+class Word(Protocol):
+    """What holds an address that a kernel reads when it is launched: a number, or a region."""
 
-    value: ctypes.c_uint64
-    start: int
+    value: Any
+
+
+class Cell(NamedTuple):
+    """The word that holds the address of a place."""
+
+    value: Word
+    start: Any
     place: Place
 
 
@@ -99,6 +105,12 @@ class ExecutableCall:
 
     @property
     def is_movable(self) -> bool:
+        if getattr(self._runtime, "is_movable", False):
+            alignments = self._runtime.alignments
+            return all(
+                place.row_bytes % alignments.get(slot, 1) == 0
+                for slot, place in enumerate(self._places)
+            )
         return self._is_plain and _MOVABLE_TARGET in self._executable.target
 
     @property
@@ -116,9 +128,12 @@ class ExecutableCall:
             native = Native(self._runtime.addr, (*addresses, *bound))
             return Bound(functools.partial(self._runtime.fxn, *native.arguments), native, cells)
         if hasattr(self._runtime, "make_launch"):
-            names = executable.variables
-            joinable = self._runtime.make_launch(raw, names, bound, executable.global_size)
-            return Bound(joinable, None, [])
+            sizes = executable.global_size, executable.local_size
+            joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes)
+            cells = self._runtime.is_movable and _list_cells(
+                [[one] for one in joinable.addresses], self._places
+            )
+            return Bound(joinable, None, cells or [])
         if not bound:
             launch_fixed = functools.partial(
                 self._runtime,
@@ -192,7 +207,7 @@ class RowViews:
         self.is_moved = False
 
     def move(
-        self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
+        self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], Any]
     ) -> None:
         """Let the kernels work from these rows on; an execution that runs alone has slot 0 and {}.
 
@@ -242,9 +257,7 @@ def load_executable(device: str, executable: Executable) -> Any:
         return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
 
 
-def _list_cells(
-    addresses: Sequence[Sequence[ctypes.c_uint64]], places: Sequence[Place]
-) -> list[Cell]:
+def _list_cells(addresses: Sequence[Sequence[Word]], places: Sequence[Place]) -> list[Cell]:
     return [
         Cell(value, value.value, place)
         for values, place in zip(addresses, places, strict=True)

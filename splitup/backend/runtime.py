@@ -18,7 +18,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
@@ -61,12 +61,35 @@ from splitup.graph.gates import check_gate
 from splitup.graph.memory import round_up
 from splitup.graph.rules import CheckedGraph, load_graph
 
+_PROBE_BYTES: Final = 256
 _FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
 
 def describe_device(index: int = 0) -> DeviceReport:
     """Return the device, code generator and determinism class of this process."""
     return select_device(index)
+
+
+class DeviceProbe:
+    """A little of a device's memory, to find out whether the device still answers."""
+
+    def __init__(self, index: int = 0) -> None:
+        device = select_device(index).device
+        with DRIVER_TURN:
+            buffer = Buffer(device, _PROBE_BYTES, dtypes.uint8).ensure_allocated()
+        self._write, self._read = make_writer(buffer), make_reader(buffer)
+
+    def find_loss(self) -> str:
+        """Return why the device is of no more use, "" if it keeps what it is given."""
+        sent = os.urandom(_PROBE_BYTES)
+        try:
+            self._write(sent)
+            if self._read() == sent:
+                return ""
+            return "the device does not keep what is written into its memory"
+        except Exception as error:  # tinygrad raises anything
+            reason = f"{type(error).__name__}: {error!s:.200}"
+            return f"the device does not answer any more ({reason})"
 
 
 def free_memory(index: int = 0) -> None:
@@ -421,12 +444,12 @@ class TaskProgram:
         own_bytes = max(1, sum(place.nbytes for place in own))
         return min(tuning.BATCH_RUNS, 1 + tuning.BATCH_OWN_BYTES // own_bytes)
 
-    def _find_own(self, slot: int, place: Place) -> int:
+    def _find_own(self, slot: int, place: Place) -> Any:
         """Return the address of a buffer that a slot of a batch has of its own."""
         if (slot, place) not in self._own:
             (self._own[slot, place],) = self._allocate([place.nbytes])
-        address: int = self._own[slot, place].get_buf(self.device).va_addr
-        return address
+        handle = self._own[slot, place].get_buf(self.device)
+        return getattr(handle, "va_addr", handle)
 
     def _get_argument(self, place: Place) -> Argument:
         if place.role == "old":

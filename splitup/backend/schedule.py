@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tinygrad.engine.realize import get_call_arg_uops, lower_and_compile
 from tinygrad.helpers import Context
@@ -28,6 +28,16 @@ from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
+
+# Kernels, and so the bytes of results, depend on these settings of tinygrad, which it reads from
+# the environment. They are the same for all nodes of a class; changing one makes another class.
+_SETTINGS: Final[Mapping[str, Any]] = {
+    **{"BEAM": 0, "NOOPT": 0, "NOLOCALS": 0, "TC": 1, "TC_SELECT": -1, "TC_OPT": 0},
+    **{"ALLOW_TF32": 0, "IMAGE": 0, "EMULATED_DTYPES": "", "TRANSCENDENTAL": 1, "PCONTIG": 0},
+    **{"DISABLE_FAST_IDIV": 1, "SPLIT_REDUCEOP": 1, "TUPLE_ORDER": 1, "MAX_KERNEL_BUFFERS": 0},
+    **{"DEFAULT_FLOAT": "float32", "DEFAULT_INT": "int32", "NO_MEMORY_PLANNER": 1},
+    **{"TRACK_MATCH_STATS": 0, "CACHELEVEL": 0},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
     install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
-    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1, CACHELEVEL=0):
+    with Context(**_SETTINGS):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
         plan = plan_memory(linear, lowered)

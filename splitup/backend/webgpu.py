@@ -232,8 +232,11 @@ def _drop_with(owner: object, release: Callable[[Any], Any], handle: Any) -> Non
 class Kernel(Program):  # type: ignore[misc]
     """A kernel that tinygrad generated as WGSL, compiled by the driver.
 
-    Its bindings are those of tinygrad's generator: infinity, buffers, variables.
+    Its bindings are those of tinygrad's generator: infinity, buffers, variables. A binding begins
+    at a multiple of 256 bytes, so none can be moved by rows.
     """
+
+    is_movable = False
 
     def __init__(self, device: Any, source: TinyELF) -> None:
         from tinygrad.runtime import ops_webgpu
@@ -294,8 +297,12 @@ class Kernel(Program):  # type: ignore[misc]
         names: Sequence[str],
         variables: Sequence[ctypes.c_uint64],
         groups: Sequence[Any],
+        threads: Sequence[Any] | None,
     ) -> Dispatch:
-        """Return a launch on certain memory, of so many groups for the values of the variables."""
+        """Return a launch on certain memory, of so many groups for the values of the variables.
+
+        How many threads a group has is in the kernel's source.
+        """
         return Dispatch(self, regions, variables, names, groups)
 
 

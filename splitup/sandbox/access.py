@@ -38,8 +38,8 @@ _MACHINE: Final = (  # what numerical libraries ask about the processor and its 
 )
 _SINKS: Final = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LIBRARY_SETTINGS: Final = (
-    *("LD_LIBRARY_PATH", "CUDA_PATH", "LLVM_PATH", "WEBGPU_PATH", "VK_ICD_FILENAMES"),
-    *("OCL_ICD_VENDORS",),
+    *("LD_LIBRARY_PATH", "CUDA_PATH", "LLVM_PATH", "NVRTC_PATH", "NVJITLINK_PATH"),
+    *("WEBGPU_PATH", "VK_ICD_FILENAMES", "OCL_ICD_VENDORS"),
 )
 
 

@@ -39,7 +39,8 @@ _MAX_COMPLAINT_CHARS: Final = 300
 _LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
 _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
     *("PATH", "LANG", "CC", "LLVM_PATH", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
-    *("WEBGPU_PATH", "VK_ICD_FILENAMES", "OCL_ICD_VENDORS", "VIRTUAL_ENV", "PYTHONPATH"),
+    *("NVRTC_PATH", "NVJITLINK_PATH", "WEBGPU_PATH", "VK_ICD_FILENAMES", "OCL_ICD_VENDORS"),
+    *("VIRTUAL_ENV", "PYTHONPATH"),
 )
 
 Buffers = Sequence[bytes | memoryview]

@@ -40,3 +40,13 @@ async def test_unreachable_members_are_a_warning(tmp_path: Path) -> None:
         health.check()  # work that is under way goes on
         health.note_heartbeats(set(), 4)
         assert not health.warnings
+
+
+async def test_a_device_that_is_gone_is_a_warning_until_it_is_back(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        health = Health(journal, tmp_path, ChainClock())
+        health.note_workers("worker 1: the device does not answer any more")
+        assert "worker 1: the device does not answer any more" in health.warnings[0]
+        health.check()  # the other devices go on
+        health.note_workers("")
+        assert not health.warnings

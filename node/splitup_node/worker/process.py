@@ -70,13 +70,21 @@ class Worker:
         self._next_program = 0
         self._states: dict[int, tuple[int, Any]] = {}  # session -> (program, state)
         self._state_bytes = 0
+        self._probe: Any = None
+        self.has_failed = False  # since the device was last known to answer
 
     def describe(self) -> dict[str, str]:
         """Return a report of the device, and in "sandbox" what this process's lacks."""
         report: dict[str, str] = self._runtime.describe_device(
             self._options["device_index"]
         ).to_dict()
+        self._probe = self._runtime.DeviceProbe(self._options["device_index"])
         return {**report, "sandbox": "; ".join(self._lacks)}
+
+    def find_loss(self) -> str:
+        """Return why the device is of no more use; "" if it is, or nothing has failed meanwhile."""
+        has_failed, self.has_failed = self.has_failed, False
+        return self._probe.find_loss() if has_failed and self._probe is not None else ""
 
     def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
         """Return the program of a task, run once; other threads may use the worker.
@@ -160,6 +168,7 @@ class Worker:
         try:
             return self.run(request)
         except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            self.has_failed = True
             return error
 
     def _get_state(self, request: RunRequest) -> tuple[Any, Any]:
@@ -169,6 +178,7 @@ class Worker:
         if known is None:
             self._reserve(program)
             known = self._states[request.session] = (request.program, program.new_state())
+            self._state_bytes += program.state_bytes
         elif known[0] != request.program:
             raise InvalidInput(f"session {request.session} belongs to another program")
         return program, known[1]
@@ -219,17 +229,16 @@ class Worker:
                 f"{self._state_bytes} bytes of states are in memory; the limit is "
                 f"{self._memory_bytes}"
             )
-        self._state_bytes += state_bytes
 
 
 def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
     """Answer requests until the daemon closes its end, those of steps while a task is loading.
 
-    Open files arrive over ``files``.
+    Open files arrive over ``files``. It ends, too, when the device does not answer any more.
     """
     loader = _Loader(worker)
     sources: list[socket.socket | _Loader] = [stream, loader]
-    while True:
+    while not (loss := worker.find_loss()):
         ready = select.select(sources, [], [])[0]
         if loader in ready:
             _reply_to_load(worker, stream, *loader.pop())
@@ -246,10 +255,13 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
             wanted, has_weights = decode_load(body)
             loader.start(request_id, wanted, _receive_file(files) if has_weights else None)
         else:
-            _reply(stream, kind, request_id, functools.partial(_answer, worker, kind, body))
+            _reply(worker, stream, kind, request_id, functools.partial(_answer, worker, kind, body))
+    print(loss, file=sys.stderr, flush=True)
+    _send(stream, encode_message(Kind.LOST, 0, [loss.encode()]))
 
 
 def _reply(
+    worker: Worker,
     stream: socket.socket,
     kind: int,
     request_id: int,
@@ -262,6 +274,7 @@ def _reply(
         kind, parts = Kind.FAILED, [str(error).encode()]
     except Exception as error:  # tinygrad raises anything; the daemon decides what it means
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        worker.has_failed = True
         kind, parts = Kind.FAILED, [describe_failure(error).encode()]
     _send(stream, encode_message(Kind(kind), request_id, parts))
 
@@ -317,7 +330,7 @@ def _reply_to_load(
     def answer() -> Sequence[bytes]:
         return [json.dumps(worker.add(get_program())).encode()]
 
-    _reply(stream, Kind.LOAD, request_id, answer)
+    _reply(worker, stream, Kind.LOAD, request_id, answer)
 
 
 def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:

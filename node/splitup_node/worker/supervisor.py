@@ -110,6 +110,7 @@ class Supervisor:
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
+        self.problem = ""  # why there is no worker
         self.report: dict[str, str] = {}  # the device report of the present worker
 
     @property
@@ -128,11 +129,13 @@ class Supervisor:
             await self._spawn()
         except OSError as error:  # no memory for another process, no descriptor, no disk
             self._lost.set()
-            raise WorkerLost(f"no worker can be started ({error.strerror or error})") from None
+            self.problem = f"no worker can be started ({error.strerror or error})"
+            raise WorkerLost(self.problem) from None
         report: dict[str, str] = parse_json(
             bytes(await self._ask(Kind.DESCRIBE, [], tuning.LOAD_TIMEOUT_S))
         )
         self.report = report
+        self.problem = ""
         return report
 
     async def wait_lost(self) -> None:
@@ -374,6 +377,9 @@ class Supervisor:
             self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
+        if kind == Kind.LOST:
+            self.kill(bytes(body).decode(errors="replace"))
+            return
         pending = self._loads.pop(request_id, None)
         if pending is None:
             pending = self._pending.pop(request_id, None)
@@ -389,6 +395,7 @@ class Supervisor:
         if self._connection is None:
             return
         self._connection = None
+        self.problem = reason
         if not self._closing:
             _log.warning("the worker died: %s", reason)
         pending = [*self._pending.values(), *self._loads.values()]

@@ -8,6 +8,7 @@ same bytes: the node announces one determinism class, which decides who verifies
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from splitup.core.errors import ConfigurationError
 from splitup_node.worker.ipc import RunRequest
 from splitup_node.worker.supervisor import BatchHandler, RunHandler, Supervisor, WorkerLost
+
+_log = logging.getLogger("splitup.node.worker")
 
 
 class Workers:
@@ -26,16 +29,26 @@ class Workers:
         self._programs: dict[int, tuple[int, int]] = {}  # number -> worker, the worker's number
         self._sessions: dict[int, int] = {}  # session -> worker
         self._next_program = 0
+        self._given_up: list[Supervisor] = []
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
-        """Return the memory of each worker."""
-        return tuple(supervisor.memory_bytes for supervisor in self._supervisors)
+        """Return the memory of each worker; 0 of one that has died and was not replaced."""
+        return tuple(one.memory_bytes if one.is_running else 0 for one in self._supervisors)
 
     @property
     def is_running(self) -> bool:
-        """Return whether requests can be sent to every worker."""
-        return all(supervisor.is_running for supervisor in self._supervisors)
+        """Return whether requests can be sent to a worker."""
+        return any(supervisor.is_running for supervisor in self._supervisors)
+
+    @property
+    def problem(self) -> str:
+        """Return which workers have died and why, "" while all run."""
+        return "; ".join(
+            f"worker {number}: {one.problem}"
+            for number, one in enumerate(self._supervisors)
+            if not one.is_running
+        )
 
     @property
     def report(self) -> dict[str, str]:
@@ -63,8 +76,10 @@ class Workers:
         return self.report
 
     async def wait_lost(self) -> None:
-        """Wait until a worker has died."""
-        waits = [asyncio.create_task(one.wait_lost()) for one in self._supervisors]
+        """Wait until a worker has died, other than those that ``restart`` could not replace."""
+        watched = [one for one in self._supervisors if one not in self._given_up]
+        waits = [asyncio.create_task(one.wait_lost()) for one in watched]
+        waits = waits or [asyncio.create_task(_wait_for_ever())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -72,19 +87,24 @@ class Workers:
                 wait.cancel()
 
     async def restart(self) -> dict[str, str]:
-        """Replace every worker that died; returns ``report``.
+        """Replace every worker that died, where that is possible; returns ``report``.
 
-        Raises WorkerLost, also when a new worker's determinism class differs from the others'.
+        ``problem`` says of the others why they do not start. One whose determinism class differs
+        from the others' does not stay.
         """
         for worker, supervisor in enumerate(self._supervisors):
             if not supervisor.is_running:
                 lost = [number for number, place in self._programs.items() if place[0] == worker]
                 for number in lost:
                     del self._programs[number]
-                await supervisor.restart()
+                try:
+                    await supervisor.restart()
+                except WorkerLost as error:
+                    _log.warning("worker %d: %s", worker, error)
+                    continue
                 if len({one.report["determinism_class"] for one in self._supervisors}) > 1:
                     supervisor.kill("its determinism class is not that of the node's other devices")
-                    raise WorkerLost(f"worker {worker} restarted with another determinism class")
+        self._given_up = [one for one in self._supervisors if not one.is_running]
         return self.report
 
     def is_loaded(self, program: int) -> bool:
@@ -147,3 +167,7 @@ class Workers:
     async def close(self) -> None:
         """End all workers."""
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
+
+
+async def _wait_for_ever() -> None:
+    await asyncio.Event().wait()
