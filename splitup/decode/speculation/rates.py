@@ -1,0 +1,70 @@
+"""What is learnt while speculating: how often drafts come true, and how long steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+RANKS: Final = 8  # drafts of one source behind one token
+_PRIOR_WEIGHT: Final = 20.0  # as many observations as the prior counts for
+_MEMORY: Final = 2_000.0  # observations that count; older ones fade
+_STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next one
+_PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
+_SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
+_LEAST_S: Final = 1e-6
+_OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
+
+
+class Rate:
+    """How often the target's token is a source's first, second, … draft, in one situation."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._seen = _PRIOR_WEIGHT
+        self._hits = [chance * _PRIOR_WEIGHT for chance in prior]
+        self.chances = list(prior)
+
+    def learn(self, rank: int | None) -> None:
+        """Note the rank, from 0, that the target's token had; None for none."""
+        if self._seen >= _MEMORY:
+            self._seen /= 2
+            self._hits = [hits / 2 for hits in self._hits]
+        self._seen += 1
+        if rank is not None and rank < len(self._hits):
+            self._hits[rank] += 1
+        self.chances = [hits / self._seen for hits in self._hits]
+
+
+class StepTimes:
+    """Seconds of a step as a line over its rows, by weighted least squares."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a step was measured."""
+        return self._weight > 0
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Note a step that nothing else delayed."""
+        if self.is_known:
+            seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
+        for name, value in (
+            ("_weight", 1.0),
+            ("_rows", rows),
+            ("_seconds", seconds),
+            ("_squares", rows * rows),
+            ("_products", rows * seconds),
+        ):
+            setattr(self, name, _STEP_MEMORY * getattr(self, name) + value)
+
+    def compute_s(self, rows: int) -> float:
+        """Return the seconds to expect, a constant before any step was measured."""
+        if not self._weight:
+            return 1.0
+        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
+        spread = self._squares - self._weight * mean_rows**2
+        common = self._products - self._weight * mean_rows * mean_s
+        slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
+        slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
+        return max(mean_s + slope * (rows - mean_rows), _LEAST_S)
