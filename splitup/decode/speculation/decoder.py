@@ -240,9 +240,11 @@ class SpeculativeDecoder:
         self, place: Node, reach: float, *, is_guessing: bool = False
     ) -> Iterator[Found]:
         """Walk the nodes that no step has taken, as far as they hang together with ``place``."""
+        together: set[Node | None] = {place}
         for found in self._walk(place, reach, is_guessing=is_guessing):
             _, node, parent = found
-            if (node is None or not node.is_sent) and (parent is place or not parent.is_sent):
+            if parent in together and (node is None or not node.is_sent):
+                together.add(node)
                 yield found
 
     def _walk(self, place: Node, reach: float, *, is_guessing: bool = False) -> Iterator[Found]:
