@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -33,7 +32,8 @@ from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRat
 from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, walk
 from splitup.decode.step import StepInput, make_tree_step
 
-_DRAFTED_AT_ONCE: Final = 8  # nodes behind which one step of a draft model drafts
+_DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
+_LEAST_DRAFTED: Final = 0.015  # reach of a node behind which it is worth drafting
 _LEAST_GAIN: Final = 0.25  # tokens that a step ahead of the certain text has to promise
 _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 
@@ -135,6 +135,7 @@ class SpeculativeDecoder:
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: StepInput | None = None  # that step
         self._draft_begun_s: float | None = None
+        self._has_grown = True  # the tree, since sources drafted last
         self._finished = False
 
     @property
@@ -188,6 +189,7 @@ class SpeculativeDecoder:
         self._finished = self._remaining == 0
         self._root = root.children.get(token) or Node(token, root.position + 1)
         self._root.parent = None  # the nodes beside it are forgotten
+        self._has_grown = True
         return [token]
 
     def _step_behind_text(self) -> StepInput | None:
@@ -302,19 +304,27 @@ class SpeculativeDecoder:
             return
         self._known.drafts.learn(len(step.tokens), self._clock() - begun_s)
         source.finish(self._root, logits)
+        self._has_grown = True
 
     def _extend_tree(self) -> None:
         """Let every source draft behind the likeliest nodes that it has not seen."""
+        if self._pending is not None or not self._has_grown:
+            return
+        self._has_grown = False
         for source in self._sources:
-            while self._pending is None:
-                found = (node for _, node, _ in self._walk(self._root, 1.0) if node is not None)
-                unseen = (node for node in found if source not in node.seen_by)
-                nodes = list(islice(unseen, _DRAFTED_AT_ONCE))
-                if not nodes:
+            unseen: list[Node] = []
+            for reach, node, _ in self._walk(self._root, 1.0):
+                if reach < _LEAST_DRAFTED or len(unseen) == _DRAFTED_AT_ONCE:
                     break
-                self._draft = source.begin(self._text, self._root, nodes)
-                if self._draft is not None:
-                    self._pending = source
+                if node is None or source in node.seen_by:
+                    continue
+                if not source.is_instant:
+                    unseen.append(node)
+                else:  # what it adds is walked next
+                    source.begin(self._text, self._root, [node])
+            if unseen and self._pending is None:
+                self._draft = source.begin(self._text, self._root, unseen)
+                self._pending = source if self._draft is not None else None
 
     def _compute_wait_s(self) -> float:
         """Return in how many seconds the pending drafts may be expected."""

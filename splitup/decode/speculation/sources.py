@@ -30,6 +30,11 @@ class DraftSource(Protocol):
     """Proposes what may follow nodes of a tree, by ``Node.add_drafts``."""
 
     @property
+    def is_instant(self) -> bool:
+        """Return whether it drafts without a step."""
+        ...
+
+    @property
     def typical(self) -> Sequence[float]:
         """Return the chances that its drafts behind a node have, before they are known."""
         ...
@@ -80,6 +85,11 @@ class ModelDrafts:
         self._context = context
         self._fed = 0  # tokens of the text in the cache
         self._nodes: list[Node] = []  # whose logits are awaited
+
+    @property
+    def is_instant(self) -> bool:
+        """Return False: it needs the model's logits."""
+        return False
 
     @property
     def typical(self) -> Sequence[float]:
@@ -152,6 +162,11 @@ class NgramDrafts:
         self._rates = rates.by_length
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._read = 0  # tokens of the text that are known as followers
+
+    @property
+    def is_instant(self) -> bool:
+        """Return True."""
+        return True
 
     @property
     def typical(self) -> Sequence[float]:
