@@ -1,4 +1,4 @@
-"""Which rules of verification keep the target's distribution, by exact enumeration and by chance."""
+"""Which rules of verification keep the target's distribution: enumerated, and drawn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_pair(seed: int, temperature: float = 1.0) -> tuple[Chances, Chances]:
     random = np.random.default_rng(seed)
     logits = random.normal(0, 1.5, VOCAB)
     errors = random.normal(0, 0.7, VOCAB)
-    return normalise(np.exp(logits / temperature)), normalise(np.exp((logits + errors)))
+    return normalise(np.exp(logits / temperature)), normalise(np.exp(logits + errors))
 
 
 def enumerate_result(rule: Rule, draw: Draw, p: Chances, q: Chances, count: int) -> Chances:
