@@ -187,16 +187,15 @@ async def test_a_draft_model_on_this_machine_gives_the_same_text_in_fewer_steps(
     config = NetworkConfig.load(network.config, cache=tmp_path / "cache")
     sessions: list[Session] = []
     async with SplitUp.connect(config) as net:
-        for temperature in (0.0, 0.8):
-            options: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": 5}
-            wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
-            options |= {"decoder": "speculative", "on_session": sessions.append}
-            for draft in (None, DRAFT, DRAFT):
-                text = net.generate(MODEL, PROMPT, draft=draft, **options)
-                assert [token.id async for token in text] == wanted
-        receipt = await net.receipt(sessions[2].execution_id)
+        options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
+        wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
+        options |= {"decoder": "speculative", "on_session": sessions.append}
+        for draft in (None, DRAFT):
+            text = net.generate(MODEL, PROMPT, draft=draft, **options)
+            assert [token.id async for token in text] == wanted
+        receipt = await net.receipt(sessions[1].execution_id)
         assert receipt.status == "settled" and not receipt.slashes
-        assert receipt.steps == sessions[2].steps < len(wanted)
+        assert receipt.steps == sessions[1].steps < len(wanted)
         assert await net.quote_generation(MODEL, PROMPT, max_tokens=24) == (
             await net.quote_generation(MODEL, PROMPT, max_tokens=24, decoder="speculative")
         )

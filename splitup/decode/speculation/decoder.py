@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.sampler import TokenChooser
-from splitup.decode.speculation.rates import StepTimes
+from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates
 from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, walk
 from splitup.decode.step import StepInput, make_tree_step
@@ -46,6 +46,7 @@ class Experience:
         self.ngrams = NgramRates()
         self.steps = StepTimes()
         self.drafts = StepTimes()
+        self.pace = Pace()
         self.gap_s: float | None = None  # between results of steps that were sent together
 
     def learn_gap(self, sent_s: float, arrived_s: float) -> None:
@@ -132,6 +133,7 @@ class SpeculativeDecoder:
         self._in_flight: dict[int, _Sent] = {}
         self._steps = 0
         self._arrival: tuple[float, float] | None = None  # when the last result was sent, and came
+        self._last_s: float | None = None  # when the last tokens came
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: StepInput | None = None  # that step
         self._draft_begun_s: float | None = None
@@ -174,6 +176,11 @@ class SpeculativeDecoder:
         tokens: list[int] = []
         while (found := self._root.logits) is not None and not self._finished:
             tokens += self._accept(self._request.sampler.choose(found, self._root.position))
+        if tokens:
+            if self._last_s is not None:
+                plain_s = self._known.steps.compute_s(1)
+                self._known.pace.learn(len(tokens), now_s - self._last_s, plain_s)
+            self._last_s = now_s
         return tokens
 
     def _accept(self, token: int) -> list[int]:
@@ -199,7 +206,8 @@ class SpeculativeDecoder:
         limit = min(request.chunk, request.context - start)
         if len(trunk) - start >= limit:  # a part of a long prompt
             return self._send(trunk[: start + limit], start, kept, ())
-        choice = self._choose(self._root, 1.0, limit - (len(trunk) - start))
+        space = 1 if self._known.pace.is_paused else limit - (len(trunk) - start)
+        choice = self._choose(self._root, 1.0, space)
         return None if choice is None else self._send(trunk, start, kept, choice.nodes)
 
     def _step_ahead(self) -> StepInput | None:
@@ -208,7 +216,7 @@ class SpeculativeDecoder:
         round_s = known.steps.compute_s(1)
         gap_s = _FIRST_GAP * round_s if known.gap_s is None else known.gap_s
         is_idle = (len(self._in_flight) + 1) * gap_s <= round_s  # the nodes, for long enough
-        if spare < 1 or not is_idle or not self._may_go_back:
+        if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
             return None
         found = self._walk(self._root, 1.0, is_guessing=True)
         place = next(
@@ -308,23 +316,26 @@ class SpeculativeDecoder:
 
     def _extend_tree(self) -> None:
         """Let every source draft behind the likeliest nodes that it has not seen."""
-        if self._pending is not None or not self._has_grown:
+        if self._pending is not None or not self._has_grown or self._known.pace.is_paused:
             return
         self._has_grown = False
-        for source in self._sources:
-            unseen: list[Node] = []
-            for reach, node, _ in self._walk(self._root, 1.0):
-                if reach < _LEAST_DRAFTED or len(unseen) == _DRAFTED_AT_ONCE:
-                    break
-                if node is None or source in node.seen_by:
+        unseen: dict[DraftSource, list[Node]] = {}
+        for reach, node, _ in self._walk(self._root, 1.0):
+            if node is None or reach < _LEAST_DRAFTED:
+                break
+            for source in self._sources:
+                if source in node.seen_by:
                     continue
-                if not source.is_instant:
-                    unseen.append(node)
-                else:  # what it adds is walked next
+                if source.is_instant:  # what it adds is walked next
                     source.begin(self._text, self._root, [node])
-            if unseen and self._pending is None:
-                self._draft = source.begin(self._text, self._root, unseen)
-                self._pending = source if self._draft is not None else None
+                else:
+                    unseen.setdefault(source, []).append(node)
+            if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
+                break
+        for source, nodes in unseen.items():
+            if self._pending is None:
+                self._draft = source.begin(self._text, self._root, nodes)
+                self._pending = None if self._draft is None else source
 
     def _compute_wait_s(self) -> float:
         """Return in how many seconds the pending drafts may be expected."""

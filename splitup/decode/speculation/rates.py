@@ -12,6 +12,9 @@ _STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next on
 _PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
 _SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
 _LEAST_S: Final = 1e-6
+_LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
+_TRIAL_ROUNDS: Final = 16  # over which the gain is measured
+_FIRST_PAUSE: Final = 32  # tokens without drafts before the next trial; every pause doubles
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
 
 
@@ -68,3 +71,32 @@ class StepTimes:
         slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
         return max(mean_s + slope * (rows - mean_rows), _LEAST_S)
+
+
+class Pace:
+    """Whether drafts pay: tokens per second with them, against those of steps of one row."""
+
+    def __init__(self) -> None:
+        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
+        self._pause, self._next_pause = 0, _FIRST_PAUSE
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether to do without drafts for now."""
+        return self._pause > 0
+
+    def learn(self, tokens: int, seconds: float, plain_s: float) -> None:
+        """Note the tokens of a round and its time; ``plain_s`` is that of a step of one row."""
+        if self._pause:
+            self._pause = max(self._pause - tokens, 0)
+            return
+        self._rounds += 1
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._rounds < _TRIAL_ROUNDS:
+            return
+        if self._tokens * plain_s < _LEAST_GAIN * self._seconds:
+            self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
+        else:
+            self._next_pause = _FIRST_PAUSE
+        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
