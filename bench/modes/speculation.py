@@ -28,7 +28,8 @@ from splitup.decode.speculation.decoder import Experience
 from splitup.graph.manifest import Manifest
 
 ROUND_TRIPS_MS: Final = (0, 20, 80, 150)
-PROSE: Final = ("network monitoring tool that", "library for", "documentation for the")
+COMPARED_MS: Final = (0, 80)  # with all prompts; the others with one of each kind of text
+PROSE: Final = ("network monitoring tool that", "library for")
 TEMPERATURES: Final = (0.0, 0.8)
 SEED: Final = 7
 
@@ -82,8 +83,10 @@ async def measure(
 ) -> list[dict[str, Any]]:
     """Return one row for each round trip, prompt, temperature and kind; kinds alternate."""
     rows = []
-    for round_trip_ms in ROUND_TRIPS_MS[-2:-1] if quick else ROUND_TRIPS_MS:
+    for round_trip_ms in COMPARED_MS[-1:] if quick else ROUND_TRIPS_MS:
         await set_round_trip(round_trip_ms)
+        is_short = quick or round_trip_ms not in COMPARED_MS
+        prompts = (PROSE[0], CODE[0]) if is_short else PROSE + CODE
         kinds = (  # what is learnt at one round trip is forgotten at the next
             Kind("sequential"),
             Kind("speculative", Experience(), has_model=True),
@@ -92,7 +95,7 @@ async def measure(
         )
         for kind in kinds:  # everything is loaded, and rates are learnt
             await link.generate("utility to convert", *_choose(kind, drafts, TEMPERATURES[0]))
-        for prompt in PROSE[:1] + CODE[:1] if quick else PROSE + CODE:
+        for prompt in prompts:
             for temperature in TEMPERATURES:
                 say(f"{round_trip_ms} ms, T = {temperature}: {prompt[:30]!r}")
                 for kind in kinds:

@@ -192,5 +192,5 @@ def test_drafts_that_never_come_true_are_given_up() -> None:
     run = Run(request, Imitation(32, 8, 50.0, 64), SequenceModel(32, 8, 64), experience=experience)
     run.finish()
     wide = [step for step in run.steps[1:] if len(step.tokens) > 1]
-    assert 1 <= len(wide) <= 48
+    assert 1 <= len(wide) <= 51  # a trial begins with the round after its first tokens
     assert run.draft is not None and run.draft.steps < 700  # ten times 48, not ten times 240
