@@ -355,8 +355,8 @@ class Network:
         infos = [get_text_info(each.manifest, each.name) for each in (target, found)]
         local = Model(found.name, found.model_id, bring_home(found.manifest, draft))
         if infos[0].tokenizer_digest != infos[1].tokenizer_digest:
-            datas = [(await self._models.fetch_tokenizer(each)).data for each in (target, found)]
-            await asyncio.to_thread(check_vocabulary, *datas, draft)
+            ours, theirs = [await self._models.fetch_tokenizer(each) for each in (target, found)]
+            await asyncio.to_thread(check_vocabulary, ours.data, theirs.data, draft)
         programs = await self._models.load_programs(local)
         assert programs is not None
         return LocalModel(draft, local.manifest, infos[1], programs)

@@ -77,11 +77,11 @@ class _Cache:
             pairs = zip(self._before, tokens, strict=False)
             return next((i for i, (a, b) in enumerate(pairs) if a != b), len(tokens)), []
         kept: list[int] = []
-        row: int | None = -1
+        row = -1
         for token in tokens[held:]:
-            row = self._rows.get((row, token))
-            if row is None:
+            if (row, token) not in self._rows:
                 break
+            row = self._rows[row, token]
             kept.append(row)
         return held + len(kept), kept
 
