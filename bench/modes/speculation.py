@@ -39,8 +39,7 @@ class Kind:
     """A way to decode: its name in the figures, and what it drafts with."""
 
     name: str
-    speculation: Experience | None = None
-    has_model: bool = False
+    experience: Experience | None = None
     may_overlap: bool = True
 
 
@@ -53,13 +52,13 @@ class Drafts:
 
     def speculate(self, kind: Kind) -> Speculation | None:
         """Return what a text of this kind drafts with."""
-        if kind.speculation is None:
+        if kind.experience is None:
             return None
         text = self.manifest.text
         assert text is not None
-        local = LocalModel(DRAFT, self.manifest, text, self.programs) if kind.has_model else None
+        local = LocalModel(DRAFT, self.manifest, text, self.programs)
         # without overlap: as for a target that cannot go back
-        return Speculation(local, kind.speculation, is_recurrent=not kind.may_overlap)
+        return Speculation(local, kind.experience, is_recurrent=not kind.may_overlap)
 
 
 async def run(quick: bool) -> Report:
@@ -86,12 +85,11 @@ async def measure(
     for round_trip_ms in COMPARED_MS[-1:] if quick else ROUND_TRIPS_MS:
         await set_round_trip(round_trip_ms)
         is_short = quick or round_trip_ms not in COMPARED_MS
-        prompts = (PROSE[0], CODE[0]) if is_short else PROSE + CODE
+        prompts = (PROSE[0], CODE[0]) if is_short else PROSE + CODE[:1]
         kinds = (  # what is learnt at one round trip is forgotten at the next
             Kind("sequential"),
-            Kind("speculative", Experience(), has_model=True),
-            Kind("one round at a time", Experience(), has_model=True, may_overlap=False),
-            Kind("n-grams alone", Experience()),
+            Kind("speculative", Experience()),
+            Kind("one round at a time", Experience(), may_overlap=False),
         )
         for kind in kinds:  # everything is loaded, and rates are learnt
             await link.generate("utility to convert", *_choose(kind, drafts, TEMPERATURES[0]))
@@ -117,7 +115,7 @@ async def measure(
 
 
 def _choose(kind: Kind, drafts: Drafts, temperature: float) -> tuple[Any, ...]:
-    decoder = "sequential" if kind.speculation is None else "speculative"
+    decoder = "sequential" if kind.experience is None else "speculative"
     return decoder, Sampler(temperature, SEED), drafts.speculate(kind)
 
 

@@ -56,7 +56,10 @@ def check_vocabulary(target: bytes, draft: bytes, model: str) -> None:
 
 
 class LocalModel:
-    """One text's run of a model whose tasks are all the client's."""
+    """One text's run of a model whose tasks are all the client's.
+
+    Raises InvalidInput for a model with other inputs or outputs than a text model's.
+    """
 
     def __init__(
         self, name: str, manifest: Manifest, info: TextInfo, programs: ClientPrograms
@@ -64,9 +67,12 @@ class LocalModel:
         self.name = name
         self.context = info.context
         self._run = programs.new_run()
-        self._inputs = [port.spec for port in manifest.user_inputs]
-        [self._output] = [p.spec for p in manifest.user_outputs if p.name == "logits"]
-        [self.chunk] = [spec.shape[0] for spec in self._inputs if spec.name == "tokens"]
+        inputs = {port.name: port.spec for port in manifest.user_inputs}
+        outputs = {port.name: port.spec for port in manifest.user_outputs}
+        if set(inputs) != {"tokens", "outputs", "layout"} or set(outputs) != {"logits"}:
+            raise InvalidInput(f"model {name} does not take steps of a text; name another draft")
+        self._inputs, self._output = list(inputs.values()), outputs["logits"]
+        self.chunk = inputs["tokens"].shape[0]
 
     async def compute(self, step: StepInput) -> npt.NDArray[np.float32]:
         """Return the logits of a step, float32 [R, vocab]. Raises SplitUpError."""
