@@ -33,7 +33,7 @@ from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, w
 from splitup.decode.step import StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
-_LEAST_DRAFTED: Final = 0.015  # reach of a node behind which it is worth drafting
+_LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
 _LEAST_GAIN: Final = 0.25  # tokens that a step ahead of the certain text has to promise
 _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from splitup.decode.speculation.rates import Rate
 
-LEAST_REACH: Final = 0.005  # below it a node is not sent
+LEAST_REACH: Final = 0.004  # below it a node is not sent
 
 
 @dataclass(slots=True, eq=False)
