@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
 from splitup.decode.step import StepInput, make_arrays
 from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
+
+_PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
 
 _log = logging.getLogger("splitup.client.drafting")
 
@@ -116,18 +118,20 @@ class Drafting:
         self._task: asyncio.Task[npt.NDArray[np.float32]] | None = None
 
     async def advance(self, result: asyncio.Future[Any] | None) -> bool:
-        """Wait for ``result`` or a draft; return whether a draft came first.
+        """Wait for ``result`` or a draft; return whether the decoder may have a step before it.
 
-        When the draft model fails, the text goes on without it.
+        Without a ``result`` to wait for, the decoder is asked again while a draft is late. When the
+        draft model fails, the text goes on without it.
         """
         if self._task is None and (step := self._decoder.next_draft()) is not None:
             self._task = asyncio.create_task(self._model.compute(step))
         if self._task is None:
             return False
         awaited = [self._task, *([] if result is None else [result])]
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        patience_s = _PATIENCE_S if result is None else None
+        await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._task.done():
-            return False
+            return result is None
         task, self._task = self._task, None
         try:
             self._decoder.receive_draft(task.result())

@@ -194,3 +194,15 @@ def test_drafts_that_never_come_true_are_given_up() -> None:
     wide = [step for step in run.steps[1:] if len(step.tokens) > 1]
     assert 1 <= len(wide) <= 51  # a trial begins with the round after its first tokens
     assert run.draft is not None and run.draft.steps < 700  # ten times 48, not ten times 240
+
+
+def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
+    experience = Experience()
+    experience.steps.learn(1, ROUND_TRIP_S)
+    experience.drafts.learn(1, DRAFT_S)
+    request = make_request([3, 1], Sampler(), 40)
+    run = Run(request, Imitation(32, 8), SequenceModel(32, 8), experience=experience)
+    assert run.decoder.next_step() is None, "the drafts will be worth their time"
+    assert run.decoder.next_draft() is not None
+    run.now_s += 10 * ROUND_TRIP_S
+    assert run.decoder.next_step() is not None

@@ -343,4 +343,5 @@ class SpeculativeDecoder:
         whole_s = self._known.drafts.compute_s(len(self._draft.tokens))
         if self._draft_begun_s is None:
             return whole_s
-        return max(whole_s - (self._clock() - self._draft_begun_s), whole_s / 10)
+        passed_s = self._clock() - self._draft_begun_s
+        return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
