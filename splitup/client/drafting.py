@@ -7,6 +7,7 @@ model (``splitup.client.execution.private_tasks``). Wrong drafts cost time, neve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDr
 from splitup.decode.step import StepInput, make_arrays
 from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
 
+_CLOSE_S: Final = 1.0
 _PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
 
 _log = logging.getLogger("splitup.client.drafting")
@@ -144,7 +146,6 @@ class Drafting:
         """Stop drafting, and free what the model holds for this text."""
         if self._task is not None:
             self._task.cancel()
-        try:
-            await self._model.end()
-        except SplitUpError as error:
-            _log.info("the draft model has ended: %s", error)
+        with contextlib.suppress(SplitUpError, TimeoutError):  # its process has died, or hangs
+            async with asyncio.timeout(_CLOSE_S):
+                await self._model.end()
