@@ -185,15 +185,15 @@ def test_a_step_ahead_continues_one_place_only() -> None:
 
 
 def test_drafts_that_never_come_true_are_given_up() -> None:
-    """Of 240 tokens, drafts are tried for three times 16, between pauses that double."""
+    """Drafts are tried for 8 rounds, between pauses that grow."""
     experience = Experience()
     experience.steps.learn(1, ROUND_TRIP_S)
     request = make_request([3, 1], Sampler(), 240, vocab=64)
     run = Run(request, Imitation(32, 8, 50.0, 64), SequenceModel(32, 8, 64), experience=experience)
     run.finish()
-    wide = [step for step in run.steps[1:] if len(step.tokens) > 1]
-    assert 1 <= len(wide) <= 51  # a trial begins with the round after its first tokens
-    assert run.draft is not None and run.draft.steps < 700  # ten times 48, not ten times 240
+    plain = sum(len(step.tokens) == 1 for step in run.steps)
+    assert plain >= 240 - 3 * 9
+    assert run.now_s < 240 * ROUND_TRIP_S * 1.05
 
 
 def test_a_draft_that_does_not_come_is_not_waited_for() -> None:

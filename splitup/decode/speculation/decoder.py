@@ -33,7 +33,9 @@ from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, w
 from splitup.decode.step import StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
+_DRAFTED_IN_HASTE: Final = 6  # while no step is on its way
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
+_FEW_DRAFTS: Final = 6  # steps of the draft model in the time of one of the target's
 _LEAST_GAIN: Final = 0.25  # tokens that a step ahead of the certain text has to promise
 _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 
@@ -178,8 +180,10 @@ class SpeculativeDecoder:
             tokens += self._accept(self._request.sampler.choose(found, self._root.position))
         if tokens:
             if self._last_s is not None:
-                plain_s = self._known.steps.compute_s(1)
-                self._known.pace.learn(len(tokens), now_s - self._last_s, plain_s)
+                pair = self._known.steps, self._known.drafts
+                step_s, draft_s = (times.compute_s(_DRAFTED_AT_ONCE) for times in pair)
+                is_doubtful = pair[1].is_known and step_s < _FEW_DRAFTS * draft_s
+                self._known.pace.learn(len(tokens), now_s - self._last_s, is_doubtful=is_doubtful)
             self._last_s = now_s
         return tokens
 
@@ -320,6 +324,7 @@ class SpeculativeDecoder:
             return
         self._has_grown = False
         unseen: dict[DraftSource, list[Node]] = {}
+        most = _DRAFTED_AT_ONCE if self._root.is_sent else _DRAFTED_IN_HASTE
         for reach, node, _ in self._walk(self._root, 1.0):
             if node is None or reach < _LEAST_DRAFTED:
                 break
@@ -330,7 +335,7 @@ class SpeculativeDecoder:
                     source.begin(self._text, self._root, [node])
                 else:
                     unseen.setdefault(source, []).append(node)
-            if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
+            if any(len(nodes) == most for nodes in unseen.values()):
                 break
         for source, nodes in unseen.items():
             if self._pending is None:

@@ -13,8 +13,9 @@ _PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until i
 _SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
 _LEAST_S: Final = 1e-6
 _LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
-_TRIAL_ROUNDS: Final = 16  # over which the gain is measured
-_FIRST_PAUSE: Final = 32  # tokens without drafts before the next trial; every pause doubles
+_TRIAL_ROUNDS: Final = 8  # over which either is measured
+_FIRST_PAUSE: Final = 64  # tokens without drafts before the next trial
+_PAUSE_GROWTH: Final = 4
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
 
 
@@ -77,6 +78,7 @@ class Pace:
     """Whether drafts pay: tokens per second with them, against those of steps of one row."""
 
     def __init__(self) -> None:
+        self._plain_s: float | None = None  # per token, without drafts
         self._rounds, self._tokens, self._seconds = 0, 0, 0.0
         self._pause, self._next_pause = 0, _FIRST_PAUSE
 
@@ -85,18 +87,24 @@ class Pace:
         """Return whether to do without drafts for now."""
         return self._pause > 0
 
-    def learn(self, tokens: int, seconds: float, plain_s: float) -> None:
-        """Note the tokens of a round and its time; ``plain_s`` is that of a step of one row."""
+    def learn(self, tokens: int, seconds: float, *, is_doubtful: bool) -> None:
+        """Note a round; where it ``is_doubtful`` whether drafts pay, find out what they cost."""
         if self._pause:
             self._pause = max(self._pause - tokens, 0)
+            known_s = seconds if self._plain_s is None else self._plain_s
+            self._plain_s = known_s + (seconds / tokens - known_s) / 4
+            return
+        if self._plain_s is None and is_doubtful:
+            self._pause = _TRIAL_ROUNDS
             return
         self._rounds += 1
         self._tokens += tokens
         self._seconds += seconds
         if self._rounds < _TRIAL_ROUNDS:
             return
+        plain_s = self._plain_s or self._seconds / self._rounds  # one row takes no longer
         if self._tokens * plain_s < _LEAST_GAIN * self._seconds:
-            self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
+            self._pause, self._next_pause = self._next_pause, _PAUSE_GROWTH * self._next_pause
         else:
             self._next_pause = _FIRST_PAUSE
         self._rounds, self._tokens, self._seconds = 0, 0, 0.0
