@@ -33,7 +33,6 @@ from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, w
 from splitup.decode.step import StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
-_DRAFTED_IN_HASTE: Final = 6  # while no step is on its way
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
 _FEW_DRAFTS: Final = 6  # steps of the draft model in the time of one of the target's
 _LEAST_GAIN: Final = 0.25  # tokens that a step ahead of the certain text has to promise
@@ -324,7 +323,6 @@ class SpeculativeDecoder:
             return
         self._has_grown = False
         unseen: dict[DraftSource, list[Node]] = {}
-        most = _DRAFTED_AT_ONCE if self._root.is_sent else _DRAFTED_IN_HASTE
         for reach, node, _ in self._walk(self._root, 1.0):
             if node is None or reach < _LEAST_DRAFTED:
                 break
@@ -335,7 +333,7 @@ class SpeculativeDecoder:
                     source.begin(self._text, self._root, [node])
                 else:
                     unseen.setdefault(source, []).append(node)
-            if any(len(nodes) == most for nodes in unseen.values()):
+            if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
                 break
         for source, nodes in unseen.items():
             if self._pending is None:
