@@ -263,8 +263,10 @@ class SpeculativeDecoder:
     def _walk(self, place: Node, reach: float, *, is_guessing: bool = False) -> Iterator[Found]:
         # a path that is accepted as a whole has to fit into a step, should it be fed again
         last = min(self._last_position, self._root.position + self._request.chunk - 1)
-        guessed = self._pending.typical if is_guessing and self._pending is not None else ()
-        return walk(place, reach, last, guessed)
+        source = self._pending if is_guessing else None
+        if source is None:
+            return walk(place, reach, last)
+        return walk(place, reach, last, set(source.awaited), source.typical)
 
     def _send(
         self, trunk: list[int], start: int, kept: list[int], nodes: Sequence[Node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -32,6 +32,11 @@ class DraftSource(Protocol):
     @property
     def is_instant(self) -> bool:
         """Return whether it drafts without a step."""
+        ...
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return the nodes whose drafts its step will give."""
         ...
 
     @property
@@ -90,6 +95,11 @@ class ModelDrafts:
     def is_instant(self) -> bool:
         """Return False: it needs the model's logits."""
         return False
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return the nodes of the step that is computed."""
+        return self._nodes
 
     @property
     def typical(self) -> Sequence[float]:
@@ -167,6 +177,11 @@ class NgramDrafts:
     def is_instant(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return nothing: there is no step."""
+        return ()
 
     @property
     def typical(self) -> Sequence[float]:

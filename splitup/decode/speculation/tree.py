@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,12 +75,16 @@ Found = tuple[float, Node | None, Node]  # reach, a node or None for a guessed o
 
 
 def walk(
-    place: Node, reach: float, last_position: int, guessed: Sequence[float] = ()
+    place: Node,
+    reach: float,
+    last_position: int,
+    awaited: Collection[Node] = (),
+    guessed: Sequence[float] = (),
 ) -> Iterator[Found]:
     """Yield ``place``, of this ``reach``, and all below it, greatest reach first.
 
-    Parents come before their children; ``place`` is given as its own. A node without drafts has
-    children of the ``guessed`` chances.
+    Parents come before their children; ``place`` is given as its own. Nodes whose drafts are
+    ``awaited`` have children of the ``guessed`` chances.
     """
     order = itertools.count()  # of equal reaches the first comes first
     heap: list[tuple[float, int, Node | None, Node]] = [(-reach, next(order), place, place)]
@@ -90,7 +94,7 @@ def walk(
         if node is None or node.position >= last_position:
             continue
         below = [(child.chance, child) for child in node.children.values()]
-        for chance, child in below if node.drafts else [(chance, None) for chance in guessed]:
+        for chance, child in [(c, None) for c in guessed] if node in awaited else below:
             if -negative * chance >= LEAST_REACH:
                 heapq.heappush(heap, (negative * chance, next(order), child, node))
 
