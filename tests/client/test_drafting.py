@@ -22,6 +22,8 @@ from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.sources import ModelDrafts
 from splitup.demo.run import find_example
 
 CHUNK = 16
@@ -61,13 +63,17 @@ async def test_a_model_drafts_for_itself_until_it_dies(
         assert logits.shape == (1, 2048) and logits.dtype == np.float32
 
         local = LocalModel(DRAFT, manifest, info, programs)
-        decoder = Speculation(local).make_decoder(request)
+        experience, now_s = Experience(), [0.0]
+        rates = experience.model
+        source = ModelDrafts(request, rates, chunk=local.chunk, context=local.context)
+        decoder = SpeculativeDecoder(request, [source], experience, clock=lambda: now_s[0])
         drafting = Drafting(decoder, local)
         target, tokens, steps = LocalModel(DRAFT, manifest, info, programs), [], 0
         while not decoder.finished:
             while not decoder.finished and (found := decoder.next_step()) is not None:
-                for _ in range(4):  # the target is as far away as four steps of the draft
+                for _ in range(4):
                     await drafting.advance(None)
+                now_s[0] += 1.0  # drafts take no time
                 tokens += decoder.receive_logits(steps, await target.compute(found))
                 steps += 1
             await drafting.advance(None)
