@@ -19,10 +19,12 @@ from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import cut_example, place_tasks, spread_tasks
+from splitup.client.drafting import Drafting, Speculation
 from splitup.client.generation import DecoderName, generate_tokens, get_text_info, make_decoder
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
+from splitup.decode.speculation.decoder import SpeculativeDecoder
 from splitup.demo.run import find_example
 
 CHUNK: Final = 64  # lookahead's rows
@@ -57,20 +59,29 @@ class Link:
         """End the tokenizer's process."""
         self._tokenizer.close()
 
-    async def generate(self, prompt: str, decoder: DecoderName) -> Timed:
-        """Generate greedily over the slow link."""
+    async def generate(
+        self,
+        prompt: str,
+        decoder: DecoderName,
+        sampler: Sampler | None = None,
+        speculation: Speculation | None = None,
+    ) -> Timed:
+        """Generate over the slow link, greedily without a sampler."""
         manifest = self._model.manifest
         info = get_text_info(manifest, "example")
         request = TextRequest(
             prompt=tuple(self._tokenizer.encode(prompt)),
-            sampler=Sampler(),
+            sampler=sampler or Sampler(),
             max_tokens=TOKENS,
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
             chunk=CHUNK,
         )
-        machine = make_decoder(decoder, request)
+        machine = make_decoder(decoder, request, None, speculation)
+        drafting = None
+        if isinstance(machine, SpeculativeDecoder) and speculation and speculation.draft:
+            drafting = Drafting(machine, speculation.draft)
         tokens, steps, begun = [], [0], 0.0
 
         def count(inputs: Any, logits: Any) -> None:
@@ -79,7 +90,9 @@ class Link:
         async with self._engines.session(
             manifest, spread_tasks(self._model), machine.max_steps, endpoints=self._endpoints
         ) as session:
-            async for token in generate_tokens(session, machine, self._tokenizer, on_step=count):
+            async for token in generate_tokens(
+                session, machine, self._tokenizer, on_step=count, drafting=drafting
+            ):
                 if not tokens:
                     begun, steps[0] = time.perf_counter(), 0
                 tokens.append(token.id)

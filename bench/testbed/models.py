@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,10 +10,14 @@ from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
 
 from bench.testbed.engines import Model, save_model
+from splitup.client.drafting import bring_home
+from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.demo.run import find_example
+from splitup.graph.manifest import Manifest
 from tests.deploy.llamas import save_llama
 
 NODES: Final = 4
+DRAFT: Final = "packages-draft-0.7m"
 CHUNK: Final = 8
 _SIZES: Final = Sizes(context=256, chunk=CHUNK)
 _TARGET_BYTES: Final = 10**9  # far more than a task needs, so that the number of tasks decides
@@ -55,8 +60,21 @@ def cut_example(folder: Path, chunk: int) -> Model:
     return _cut(find_example(), folder, Sizes(chunk=chunk))
 
 
-def _cut(source: Path, folder: Path, sizes: Sizes) -> Model:
-    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, balance="throughput", max_tasks=NODES)
+async def load_draft(folder: Path, chunk: int) -> tuple[Manifest, ClientPrograms]:
+    """Load the example's draft model as a client does, in one task."""
+    source = find_example().with_name(DRAFT)
+    model = await asyncio.to_thread(_cut, source, folder, Sizes(chunk=chunk), 1)
+    manifest = bring_home(model.manifest, DRAFT)
+    assert manifest.client is not None
+    files = [
+        (model.folder / task.task_id, model.folder / task.weights_digest)
+        for task in manifest.client.tasks
+    ]
+    return manifest, await ClientPrograms.load(manifest, files)
+
+
+def _cut(source: Path, folder: Path, sizes: Sizes, tasks: int = NODES) -> Model:
+    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, balance="throughput", max_tasks=tasks)
     return save_model(compiled, folder)
 
 

@@ -77,8 +77,8 @@ class DecoderOptions:
         str,
         typer.Option(
             "--decoder",
-            metavar="[sequential|lookahead]",
-            help="lookahead takes fewer steps for the same text.",
+            metavar="[sequential|lookahead|speculative]",
+            help="The last two take fewer steps for the same text.",
         ),
     ] = "sequential"
     window: Annotated[
@@ -100,6 +100,15 @@ class DecoderOptions:
         ),
     ] = None
 
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            metavar="MODEL",
+            help="Small registered model that this machine runs to draft for speculative.",
+        ),
+    ] = None
+
     def read_lookahead(self) -> LookaheadOptions | None:
         """Return the lookahead options that were typed, the others as by default; None without any.
 
@@ -111,7 +120,7 @@ class DecoderOptions:
         typed = {"columns": self.window, "length": self.ngram, "guesses": self.guesses}
         given = {name: value for name, value in typed.items() if value is not None}
         options = LookaheadOptions(**given) if given else None
-        check_decoder(self.decoder, options)
+        check_decoder(self.decoder, options, self.draft)
         return options
 
 
@@ -142,6 +151,7 @@ def command(
             "top_p": sampling.top_p,
             "decoder": decoder.decoder,
             "lookahead": decoder.read_lookahead(),
+            "draft": decoder.draft,
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,
         }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, get_args
 
+from splitup.client.drafting import Drafting, Speculation
 from splitup.client.execution.session import Session
 from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
@@ -23,7 +25,7 @@ from splitup.decode.step import Decoder, make_arrays
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, TextInfo
 
-DecoderName = Literal["sequential", "lookahead"]
+DecoderName = Literal["sequential", "lookahead", "speculative"]
 DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
@@ -96,25 +98,33 @@ def encode_prompt(tokenizer: ModelTokenizer, prompt: str | Sequence[int]) -> lis
     return [int(token) for token in prompt]
 
 
-def check_decoder(name: str, lookahead: LookaheadOptions | None) -> None:
+def check_decoder(name: str, lookahead: LookaheadOptions | None, draft: str | None = None) -> None:
     """Raise InvalidInput for a decoder that does not exist, or options of another one."""
     if name not in DECODERS:
         raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")
     if lookahead is not None and name != "lookahead":
         raise InvalidInput(f"the decoder '{name}' has no window; 'lookahead' has one")
+    if draft is not None and name != "speculative":
+        raise InvalidInput(f"the decoder '{name}' has no draft model; 'speculative' takes one")
 
 
 def make_decoder(
-    name: DecoderName, request: TextRequest, lookahead: LookaheadOptions | None = None
+    name: DecoderName,
+    request: TextRequest,
+    lookahead: LookaheadOptions | None = None,
+    speculation: Speculation | None = None,
 ) -> Decoder:
     """Return the decoder of this name; all of them generate the same tokens.
 
     Raises InvalidInput for lookahead options that the model's steps have no room for; without
-    options lookahead adapts to the room there is.
+    options lookahead adapts to the room there is. Without ``speculation`` the speculative decoder
+    drafts from the text alone.
     """
     check_decoder(name, lookahead)
     if name == "sequential":
         return SequentialDecoder(request)
+    if name == "speculative":
+        return (speculation or Speculation()).make_decoder(request)
     if lookahead is not None:
         lookahead.check_chunk(request.chunk)
     return LookaheadDecoder(request, lookahead)
@@ -133,23 +143,49 @@ async def generate_tokens(
     ends: StopFilter | None = None,
     contents: CacheContents | None = None,
     on_step: OnStep | None = None,
+    drafting: Drafting | None = None,
 ) -> AsyncIterator[Token]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
     Steps are submitted as soon as the decoder has them and their logits taken in order, so that
     prompt steps overlap in the pipeline of nodes. The text ends where ``ends`` says. ``contents``
     are those of the session's cache: give the same ones to every generation on one session.
-    ``on_step`` sees every step's inputs and logits.
+    ``on_step`` sees every step's inputs and logits. ``drafting`` is closed at the end.
     """
     ends = ends or StopFilter(())
     if contents is None:
         contents = make_cache_contents(session.manifest)
     stream = tokenizer.open_stream(decoder.request.prompt)
+    try:
+        async with aclosing(_decode(session, decoder, contents, on_step, drafting)) as found:
+            async for tokens, is_end in found:
+                extend = partial(stream.extend, tokens, is_end=is_end)
+                for token, part in await tokenizer.run(extend) if tokens or is_end else []:
+                    if not ends.found:
+                        for known, text in ends.push(token, part):
+                            yield Token(known, text)
+                if ends.found:
+                    return
+        for known, text in ends.flush():
+            yield Token(known, text)
+    finally:
+        if drafting is not None:
+            await drafting.close()
+
+
+async def _decode(
+    session: Session,
+    decoder: Decoder,
+    contents: CacheContents,
+    on_step: OnStep | None,
+    drafting: Drafting | None,
+) -> AsyncGenerator[tuple[list[int], bool], None]:
+    """Yield the tokens that each step makes certain, and whether none follow."""
     sampler = decoder.request.sampler
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
-    while not decoder.finished and not ends.found:
+    while not decoder.finished:
         position = None
         while (step := decoder.next_step()) is not None:
             contents.feed(step)
@@ -158,6 +194,8 @@ async def generate_tokens(
             position = step.positions[step.outputs[0]]
         if vocabulary and position is not None:
             loop.call_soon(sampler.prepare, position, vocabulary)
+        if drafting is not None and await drafting.advance(in_flight[0][1] if in_flight else None):
+            continue  # the drafts may have made a step
         arrays, future = in_flight.popleft()
         await sampler.ready()  # while the nodes compute
         logits = (await future)["logits"]
@@ -165,13 +203,5 @@ async def generate_tokens(
         if on_step is not None:
             on_step(arrays, logits)
         tokens = list(decoder.receive_logits(number, logits))
-        extend = partial(stream.extend, tokens, is_end=decoder.finished)
-        parts = await tokenizer.run(extend) if tokens or decoder.finished else []
-        for token, part in parts:
-            if not ends.found:
-                for known, text in ends.push(token, part):
-                    yield Token(known, text)
         number += 1
-    if not ends.found:
-        for known, text in ends.flush():
-            yield Token(known, text)
+        yield tokens, decoder.finished

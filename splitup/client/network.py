@@ -31,6 +31,7 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
+from splitup.client.drafting import Drafting, LocalModel, Speculation, bring_home, check_vocabulary
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
@@ -61,6 +62,7 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.sampler import Sampler
+from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.messages.base import ZERO_BYTES32
@@ -85,6 +87,7 @@ class Network:
         self._http = SignedClient(identity)
         self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
         self._background: set[asyncio.Task[None]] = set()
+        self._experiences: dict[tuple[str, str], Experience] = {}  # by ids of target and draft
         self._chain: Chain | None = None
         self._committees: Committees  # these three exist once the connection is open
         self._account: MarketAccount
@@ -277,6 +280,7 @@ class Network:
         stop: Sequence[str] = (),
         decoder: DecoderName = "sequential",
         lookahead: LookaheadOptions | None = None,
+        draft: str | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
         on_session: Callable[[Session], None] | None = None,
@@ -285,11 +289,15 @@ class Network:
 
         Sampling happens on the client: nodes see tokens and positions, never the seed. The text
         ends before the first string of ``stop``. ``decoder`` changes the number of steps, not the
-        text; ``lookahead`` are options of the lookahead decoder. Raises InvalidInput, before any
-        payment, for options without room in the model's steps and for more tokens than the model
-        has positions, and otherwise like ``execute``. ``on_session`` is called with the session
-        before the first token. Close the iterator (or exhaust it) to end and pay the execution.
+        text; ``lookahead`` are options of the lookahead decoder. ``draft`` is a registered model
+        with the same vocabulary, small enough for this machine, which drafts for the speculative
+        decoder. Raises InvalidInput, before any payment, for options without room in the model's
+        steps and for more tokens than the model has positions, and otherwise like ``execute``.
+        ``on_session`` is called with the session before the first token. Close the iterator (or
+        exhaust it) to end and pay the execution.
         """
+        check_decoder(decoder, lookahead, draft)
+        local = None if draft is None else await self.open_draft(model, draft)
         machine, tokenizer = await self.make_decoder(
             model,
             prompt,
@@ -297,7 +305,11 @@ class Network:
             sampler=Sampler(temperature, seed, top_k, top_p),
             decoder=decoder,
             lookahead=lookahead,
+            draft=local,
         )
+        drafting = None
+        if local is not None and isinstance(machine, SpeculativeDecoder):
+            drafting = Drafting(machine, local)
         async with self.session(
             model,
             steps=machine.max_steps,
@@ -306,7 +318,9 @@ class Network:
         ) as session:
             if on_session is not None:
                 on_session(session)
-            async for token in generate_tokens(session, machine, tokenizer, ends=StopFilter(stop)):
+            async for token in generate_tokens(
+                session, machine, tokenizer, ends=StopFilter(stop), drafting=drafting
+            ):
                 yield token
 
     async def make_decoder(
@@ -318,13 +332,34 @@ class Network:
         sampler: Sampler,
         decoder: DecoderName = "sequential",
         lookahead: LookaheadOptions | None = None,
+        draft: LocalModel | None = None,
     ) -> tuple[Decoder, ModelTokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         check_decoder(decoder, lookahead)
         found = await self.fetch_text_model(model)
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
         request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
-        return make_decoder(decoder, request, lookahead), found.tokenizer
+        pair = model, "" if draft is None else draft.name
+        speculation = Speculation(
+            draft, self._experiences.setdefault(pair, Experience()), found.info.is_recurrent
+        )
+        return make_decoder(decoder, request, lookahead, speculation), found.tokenizer
+
+    async def open_draft(self, model: str, draft: str) -> LocalModel:
+        """Return a registered model ready to draft for another one, on this machine.
+
+        Raises InvalidInput for a draft model with another vocabulary, InvalidModel and
+        StorageUnavailable when it cannot be loaded.
+        """
+        target, found = await asyncio.gather(self.fetch_model(model), self.fetch_model(draft))
+        infos = [get_text_info(each.manifest, each.name) for each in (target, found)]
+        local = Model(found.name, found.model_id, bring_home(found.manifest, draft))
+        if infos[0].tokenizer_digest != infos[1].tokenizer_digest:
+            ours, theirs = [await self._models.fetch_tokenizer(each) for each in (target, found)]
+            await asyncio.to_thread(check_vocabulary, ours.data, theirs.data, draft)
+        programs = await self._models.load_programs(local)
+        assert programs is not None
+        return LocalModel(draft, local.manifest, infos[1], programs)
 
     async def fetch_text_model(self, model: str) -> TextModel:
         """Return a registered text model with its tokenizer; raise InvalidInput for another one."""

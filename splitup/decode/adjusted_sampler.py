@@ -6,6 +6,8 @@ once, in order (``SequentialDecoder``).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -110,28 +112,38 @@ class AdjustedSampler:
             self.choices.append(_describe(token, logits, self._adjustments.top_logprobs))
         return token
 
+    def rank(
+        self, logits: npt.NDArray[np.float32], position: int, count: int, ahead: Sequence[int]
+    ) -> list[tuple[int, float]]:
+        """Return what may be chosen after ``ahead``, with its penalties; grammars are left out."""
+        return self._sampler.rank(self._penalise(logits, ahead), position, count, ahead)
+
     def prepare(self, position: int, count: int) -> None:
         """Compute the noise of a position ahead."""
         self._sampler.prepare(position, count)
 
     def _adjust(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        adjusted = self._penalise(logits, ())
+        if self._allowed is not None:
+            adjusted = np.where(self._allowed.get_mask(), adjusted, np.float32(-np.inf))
+            if np.isneginf(adjusted.max()):
+                raise InvalidInput("the model gives no token that the grammar allows a probability")
+        return adjusted
+
+    def _penalise(
+        self, logits: npt.NDArray[np.float32], ahead: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits after penalties and biases, as if ``ahead`` were chosen already."""
         ours = self._adjustments
-        if (
-            self._allowed is None
-            and not ours.bias
-            and not ours.frequency_penalty
-            and not ours.presence_penalty
-        ):
+        if not ours.bias and not ours.frequency_penalty and not ours.presence_penalty:
             return logits
         adjusted = logits.copy()
-        for token, count in self._counts.items():
+        counts = Counter(self._counts)
+        counts.update(ahead)
+        for token, count in counts.items():
             adjusted[token] -= ours.frequency_penalty * count + ours.presence_penalty
         for token, value in ours.bias:
             adjusted[token] += value
-        if self._allowed is not None:
-            adjusted[~self._allowed.get_mask()] = -np.inf
-            if np.isneginf(adjusted.max()):
-                raise InvalidInput("the model gives no token that the grammar allows a probability")
         return adjusted
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +37,16 @@ class TokenChooser(Protocol):
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``; ``logits`` is float32 [vocab]."""
+        ...
+
+    def rank(
+        self, logits: npt.NDArray[np.float32], position: int, count: int, ahead: Sequence[int]
+    ) -> list[tuple[int, float]]:
+        """Return what ``choose`` might choose from similar logits, likeliest first.
+
+        At most ``count`` tokens with their scores, in the unit of logits. ``ahead`` are tokens that
+        are not chosen yet but would be, up to ``position``.
+        """
         ...
 
     def prepare(self, position: int, count: int) -> None:
@@ -85,12 +96,22 @@ class Sampler:
             )
         if self.temperature == 0:
             return int(np.argmax(logits))
-        scaled = logits.astype(np.float64) / self.temperature
-        if 0 < self.top_k < logits.size or self.top_p < 1 or self.min_p:
-            kept = self._find_kept(scaled)
-            noise = _to_gumbel(_draw(self.seed, position, logits.size)[kept])
-            return int(kept[np.argmax(scaled[kept] + noise)])
-        return int(np.argmax(scaled + _get_gumbel(self.seed, position, logits.size)))
+        kept, scores = self._score(logits, position)
+        best = int(np.argmax(scores))
+        return best if kept is None else int(kept[best])
+
+    def rank(
+        self, logits: npt.NDArray[np.float32], position: int, count: int, ahead: Sequence[int] = ()
+    ) -> list[tuple[int, float]]:
+        """Return the tokens of the largest scores under the noise of this position."""
+        if self.temperature == 0:
+            kept, scores = None, logits.astype(np.float64)
+        else:
+            kept, scores = self._score(logits, position)
+        best = find_largest(scores, count)
+        tokens = best if kept is None else kept[best]
+        found = scores[best] * (self.temperature or 1.0)
+        return list(zip(tokens.tolist(), found.tolist(), strict=True))[:count]
 
     def prepare(self, position: int, count: int) -> None:
         """Compute the noise of a position ahead, while the ``count`` logits are awaited.
@@ -99,6 +120,16 @@ class Sampler:
         """
         if self.temperature and not self.top_k and self.top_p == 1 and not self.min_p:
             _get_gumbel(self.seed, position, count)
+
+    def _score(
+        self, logits: npt.NDArray[np.float32], position: int
+    ) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.float64]]:
+        """Return the tokens that may be chosen, None for all, and their scores with noise."""
+        scaled = logits.astype(np.float64) / self.temperature
+        if 0 < self.top_k < logits.size or self.top_p < 1 or self.min_p:
+            kept = self._find_kept(scaled)
+            return kept, scaled[kept] + _to_gumbel(_draw(self.seed, position, logits.size)[kept])
+        return None, scaled + _get_gumbel(self.seed, position, logits.size)
 
     def _find_kept(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that the three limits leave, in the order of the vocabulary."""

@@ -56,6 +56,8 @@ def test_lookahead_has_the_options_that_were_typed() -> None:
     assert DecoderOptions("lookahead", 0, 5, 2).read_lookahead() == LookaheadOptions(0, 5, 2)
     with pytest.raises(InvalidInput, match="has no window"):
         DecoderOptions(guesses=2).read_lookahead()
+    with pytest.raises(InvalidInput, match="has no draft model; 'speculative' takes one"):
+        DecoderOptions("lookahead", draft="small").read_lookahead()
     with pytest.raises(InvalidInput, match="there is no decoder 'fast'"):
         DecoderOptions("fast").read_lookahead()
 

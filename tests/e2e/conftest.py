@@ -83,18 +83,21 @@ class Network:
 
     def register(self, target_vram: str = TARGET_VRAM) -> None:
         """Register the example model, and wait until every node holds all of it."""
+        self.register_model(EXAMPLE, MODEL, "--target-vram", target_vram)
+        self.wait_for_holders(self.nodes)
+
+    def register_model(self, model: Path, name: str, *options: str) -> None:
+        """Register a model."""
         done = subprocess.run(
             [
-                *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
-                *("--name", MODEL, "--target-vram", target_vram, "--config", self.directory),
-                *("--chunk", str(CHUNK)),
+                *(find_program("splitup-deploy"), "register", "--json", "--model", model),
+                *("--name", name, "--config", self.directory, "--chunk", str(CHUNK), *options),
             ],
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        self.wait_for_holders(self.nodes)
 
     def is_ready(self) -> bool:
         assert self.process is not None

@@ -20,7 +20,9 @@ from splitup.chain.market import distribute
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
+from splitup.client.execution.session import Session
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
+from splitup.config import NetworkConfig
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import ExecutionFailed, InvalidInput, InvalidModel
@@ -37,6 +39,7 @@ from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network, wait_for
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 SPARE_MICRO_USDC = 100_000_000  # more than a node loses in a test
 PROMPT = "library for"
+DRAFT = "packages-draft-0.7m"
 
 
 def make_inputs(steps: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -178,6 +181,33 @@ def test_synchronous_generation_repeats_itself(network: Network) -> None:
         ]
     assert first == again == guessed
     assert 1 <= len(first) <= 6
+
+
+async def test_a_draft_model_on_this_machine_gives_the_same_text_in_fewer_steps(
+    network: Network, tmp_path: Path
+) -> None:
+    """A draft model is a registered one; the tree steps are verified and paid like any others."""
+    model = EXAMPLE.with_name(DRAFT)
+    await asyncio.to_thread(network.register_model, model, DRAFT, "--target-vram", "100MB")
+    config = NetworkConfig.load(network.config, cache=tmp_path / "cache")
+    sessions: list[Session] = []
+    async with SplitUp.connect(config) as net:
+        options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
+        wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
+        options |= {"decoder": "speculative", "on_session": sessions.append}
+        for draft in (None, DRAFT):
+            text = net.generate(MODEL, PROMPT, draft=draft, **options)
+            assert [token.id async for token in text] == wanted
+        receipt = await net.receipt(sessions[1].execution_id)
+        assert receipt.status == "settled" and not receipt.slashes
+        assert receipt.steps == sessions[1].steps < len(wanted)
+        assert await net.quote_generation(MODEL, PROMPT, max_tokens=24) == (
+            await net.quote_generation(MODEL, PROMPT, max_tokens=24, decoder="speculative")
+        )
+        with pytest.raises(InvalidInput, match="there is no model 'nobody'"):
+            await anext(net.generate(MODEL, PROMPT, draft="nobody", **options))
+        with pytest.raises(InvalidInput, match="'speculative' takes one"):
+            await anext(net.generate(MODEL, PROMPT, draft=DRAFT))
 
 
 def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from splitup.client.generation import generate_tokens
 from splitup.client.outcome import Array
 from splitup.config import NetworkConfig
 from splitup.decode.sampler import Sampler
-from splitup.devnet.processes import find_program
-from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, TARGET_VRAM, Network
+from tests.e2e.conftest import EXAMPLE, MODEL, TARGET_VRAM, Network
 
 NAME = "packages-private"
 PROMPT = "library for"
@@ -24,17 +22,7 @@ TOKENS = 6
 @pytest.fixture(scope="module")
 def private(network: Network) -> Network:
     """The network, with the model registered a second time."""
-    done = subprocess.run(
-        [
-            *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
-            *("--name", NAME, "--target-vram", TARGET_VRAM, "--config", network.directory),
-            *("--chunk", str(CHUNK), "--private", "1"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    network.register_model(EXAMPLE, NAME, "--target-vram", TARGET_VRAM, "--private", "1")
     network.wait_for_holders(3, NAME)
     return network
 

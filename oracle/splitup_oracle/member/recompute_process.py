@@ -95,9 +95,12 @@ def _is_defined(
     Raises InvalidModel when the noisy task is too large to compile.
     """
     from splitup.backend import runtime
+    from splitup.backend.weights import open_weights
 
-    noisy = runtime.TaskProgram(
-        add_noise(load_graph(graph), job["seed"]).to_bytes(), _open_weights(job)
+    noisy = runtime.TaskProgram.from_graph(
+        add_noise(load_graph(graph), job["seed"]),
+        open_weights(_open_weights(job)),
+        is_foreign=True,
     )
     half = [_halve(Tolerance.model_validate(value)) for value in job["tolerances"]]
     states = program.new_state(), noisy.new_state()

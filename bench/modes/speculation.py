@@ -1,0 +1,161 @@
+"""Speculative against sequential decoding on four nodes behind a slow link, with equal tokens.
+
+The example's draft model runs on the client. Kinds of speculation take turns with the sequential
+decoder, round trip by round trip. The nodes, the proxy and the draft model share the processors of
+one machine, which on a real network they do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.modes.slowlink import CHUNK, CODE, Link
+from bench.report import Bar, Report, say
+from bench.testbed.delay import run_delay
+from bench.testbed.engines import run_engines
+from bench.testbed.models import DRAFT, cut_example, load_draft, place_tasks
+from splitup.client.drafting import LocalModel, Speculation
+from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.decode.sampler import Sampler
+from splitup.decode.speculation.decoder import Experience
+from splitup.graph.manifest import Manifest
+
+ROUND_TRIPS_MS: Final = (0, 20, 80, 150)
+COMPARED_MS: Final = (0, 80)  # with all prompts; the others with one of each kind of text
+PROSE: Final = ("network monitoring tool that", "library for")
+TEMPERATURES: Final = (0.0, 0.8)
+SEED: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to decode: its name in the figures, and what it drafts with."""
+
+    name: str
+    experience: Experience | None = None
+    may_overlap: bool = True
+
+
+@dataclass(slots=True)
+class Drafts:
+    """The draft model, loaded once."""
+
+    manifest: Manifest
+    programs: ClientPrograms
+
+    def speculate(self, kind: Kind) -> Speculation | None:
+        """Return what a text of this kind drafts with."""
+        if kind.experience is None:
+            return None
+        text = self.manifest.text
+        assert text is not None
+        local = LocalModel(DRAFT, self.manifest, text, self.programs)
+        # without overlap: as for a target that cannot go back
+        return Speculation(local, kind.experience, is_recurrent=not kind.may_overlap)
+
+
+async def run(quick: bool) -> Report:
+    """Measure every kind at every round trip."""
+    with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
+        model = await asyncio.to_thread(cut_example, Path(name) / "cut", CHUNK)
+        manifest, programs = await load_draft(Path(name) / "draft", CHUNK)
+        async with run_engines(place_tasks([model])) as engines:
+            targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
+            file = Path(name) / "ports"
+            async with run_delay(file, targets) as set_round_trip:
+                ports = json.loads(file.read_text())
+                with closing(programs), closing(Link(engines, model, ports)) as link:
+                    drafts = Drafts(manifest, programs)
+                    rows = await measure(link, drafts, set_round_trip, quick)
+    return make_report(rows)
+
+
+async def measure(
+    link: Link, drafts: Drafts, set_round_trip: Any, quick: bool
+) -> list[dict[str, Any]]:
+    """Return one row for each round trip, prompt, temperature and kind; kinds alternate."""
+    rows = []
+    for round_trip_ms in COMPARED_MS[-1:] if quick else ROUND_TRIPS_MS:
+        await set_round_trip(round_trip_ms)
+        is_short = quick or round_trip_ms not in COMPARED_MS
+        prompts = (PROSE[0], CODE[0]) if is_short else PROSE + CODE[:1]
+        kinds = (  # what is learnt at one round trip is forgotten at the next
+            Kind("sequential"),
+            Kind("speculative", Experience()),
+            Kind("one round at a time", Experience(), may_overlap=False),
+        )
+        for kind in kinds:  # everything is loaded, and rates are learnt
+            await link.generate("utility to convert", *_choose(kind, drafts, TEMPERATURES[0]))
+        for prompt in prompts:
+            for temperature in TEMPERATURES:
+                say(f"{round_trip_ms} ms, T = {temperature}: {prompt[:30]!r}")
+                for kind in kinds:
+                    chosen = _choose(kind, drafts, temperature)
+                    seconds, steps, tokens = await link.generate(prompt, *chosen)
+                    rows.append(
+                        {
+                            "round_trip_ms": round_trip_ms,
+                            "text": "code" if prompt in CODE else "prose",
+                            "prompt": prompt,
+                            "temperature": temperature,
+                            "kind": kind.name,
+                            "seconds": round(seconds, 3),
+                            "steps": steps,
+                            "tokens": tokens,
+                        }
+                    )
+    return rows
+
+
+def _choose(kind: Kind, drafts: Drafts, temperature: float) -> tuple[Any, ...]:
+    decoder = "sequential" if kind.experience is None else "speculative"
+    return decoder, Sampler(temperature, SEED), drafts.speculate(kind)
+
+
+def make_report(rows: list[dict[str, Any]]) -> Report:
+    """Return the gains over sequential decoding at 80 and 0 ms, and all of them as figures."""
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        place = row["round_trip_ms"], row["text"], row["temperature"], row["prompt"]
+        groups.setdefault(place, {})[row["kind"]] = row
+    equal = all(
+        row["tokens"] == group["sequential"]["tokens"]
+        for group in groups.values()
+        for row in group.values()
+    )
+    gains: dict[tuple[Any, ...], list[float]] = {}
+    for (round_trip_ms, text, temperature, _), group in groups.items():
+        for kind, row in group.items():
+            gain = group["sequential"]["seconds"] / row["seconds"]
+            gains.setdefault((round_trip_ms, text, temperature, kind), []).append(gain)
+    medians = {place: round(statistics.median(values), 2) for place, values in gains.items()}
+
+    def find(*place: Any) -> float | None:
+        return medians.get((*place, "speculative"))
+
+    overlap = [
+        medians[80, text, temperature, "speculative"]
+        / medians[80, text, temperature, "one round at a time"]
+        for text in ("prose", "code")
+        for temperature in TEMPERATURES
+    ]
+    idle = [medians[place] for place in medians if place[0] == 0 and place[3] == "speculative"]
+    bars = [
+        Bar("prose at 80 ms, greedy", find(80, "prose", 0.0), "×", at_least=5.0),
+        Bar("prose at 80 ms, T = 0.8", find(80, "prose", 0.8), "×", at_least=3.3),
+        Bar("code at 80 ms, greedy", find(80, "code", 0.0), "×", at_least=6.0),
+        Bar("rounds in flight against one at a time", round(min(overlap), 2), "×", at_least=1.2),
+        Bar("at 0 ms, the least", min(idle, default=None), "×", at_least=0.97),
+        Bar("texts equal to sequential's", float(equal), "", at_least=1.0),
+    ]
+    for row in rows:
+        row["tokens"] = len(row["tokens"])
+    table = {" / ".join(map(str, place)): gain for place, gain in medians.items()}
+    return Report(bars, {"gain": table, "rows": rows})

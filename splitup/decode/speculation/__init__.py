@@ -1,0 +1,1 @@
+"""Speculative decoding: trees of drafts, verified by the model in one step."""

@@ -1,0 +1,110 @@
+"""What is learnt while speculating: how often drafts come true, and how long steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+RANKS: Final = 8  # drafts of one source behind one token
+_PRIOR_WEIGHT: Final = 20.0  # as many observations as the prior counts for
+_MEMORY: Final = 2_000.0  # observations that count; older ones fade
+_STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next one
+_PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
+_SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
+_LEAST_S: Final = 1e-6
+_LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
+_TRIAL_ROUNDS: Final = 8  # over which either is measured
+_FIRST_PAUSE: Final = 64  # tokens without drafts before the next trial
+_PAUSE_GROWTH: Final = 4
+_OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
+
+
+class Rate:
+    """How often the target's token is a source's first, second, … draft, in one situation."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._seen = _PRIOR_WEIGHT
+        self._hits = [chance * _PRIOR_WEIGHT for chance in prior]
+        self.chances = list(prior)
+
+    def learn(self, rank: int | None) -> None:
+        """Note the rank, from 0, that the target's token had; None for none."""
+        if self._seen >= _MEMORY:
+            self._seen /= 2
+            self._hits = [hits / 2 for hits in self._hits]
+        self._seen += 1
+        if rank is not None and rank < len(self._hits):
+            self._hits[rank] += 1
+        self.chances = [hits / self._seen for hits in self._hits]
+
+
+class StepTimes:
+    """Seconds of a step as a line over its rows, by weighted least squares."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a step was measured."""
+        return self._weight > 0
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Note a step that nothing else delayed."""
+        if self.is_known:
+            seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
+        for name, value in (
+            ("_weight", 1.0),
+            ("_rows", rows),
+            ("_seconds", seconds),
+            ("_squares", rows * rows),
+            ("_products", rows * seconds),
+        ):
+            setattr(self, name, _STEP_MEMORY * getattr(self, name) + value)
+
+    def compute_s(self, rows: int) -> float:
+        """Return the seconds to expect, a constant before any step was measured."""
+        if not self._weight:
+            return 1.0
+        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
+        spread = self._squares - self._weight * mean_rows**2
+        common = self._products - self._weight * mean_rows * mean_s
+        slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
+        slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
+        return max(mean_s + slope * (rows - mean_rows), _LEAST_S)
+
+
+class Pace:
+    """Whether drafts pay: tokens per second with them, against those of steps of one row."""
+
+    def __init__(self) -> None:
+        self._plain_s: float | None = None  # per token, without drafts
+        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
+        self._pause, self._next_pause = 0, _FIRST_PAUSE
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether to do without drafts for now."""
+        return self._pause > 0
+
+    def learn(self, tokens: int, seconds: float, *, is_doubtful: bool) -> None:
+        """Note a round; where it ``is_doubtful`` whether drafts pay, find out what they cost."""
+        if self._pause:
+            self._pause = max(self._pause - tokens, 0)
+            known_s = seconds if self._plain_s is None else self._plain_s
+            self._plain_s = known_s + (seconds / tokens - known_s) / 4
+            return
+        if self._plain_s is None and is_doubtful:
+            self._pause = _TRIAL_ROUNDS
+            return
+        self._rounds += 1
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._rounds < _TRIAL_ROUNDS:
+            return
+        plain_s = self._plain_s or self._seconds / self._rounds  # one row takes no longer
+        if self._tokens * plain_s < _LEAST_GAIN * self._seconds:
+            self._pause, self._next_pause = self._next_pause, _PAUSE_GROWTH * self._next_pause
+        else:
+            self._next_pause = _FIRST_PAUSE
+        self._rounds, self._tokens, self._seconds = 0, 0, 0.0

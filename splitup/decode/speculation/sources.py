@@ -1,0 +1,215 @@
+"""Where drafts come from: a smaller model, and n-grams of the text."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from splitup.decode.prompt import TextRequest
+from splitup.decode.speculation.rates import RANKS, Rate
+from splitup.decode.speculation.tree import Node
+from splitup.decode.step import StepInput, make_causal_step, make_tree_step
+
+_MARGINS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)  # bounds of situations, in units of logits
+_MARGIN_PRIORS: Final = (  # those of the example's pair, as a first guess for any other
+    (0.31, 0.26, 0.11, 0.05, 0.04, 0.04, 0.03, 0.02),
+    (0.38, 0.22, 0.10, 0.06, 0.03, 0.03, 0.02, 0.02),
+    (0.49, 0.20, 0.07, 0.03, 0.04, 0.02, 0.02, 0.02),
+    (0.69, 0.09, 0.05, 0.03, 0.02, 0.02, 0.02, 0.01),
+    (0.89, 0.02, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01),
+    (0.98, 0.01, 0.01, 0.00, 0.00, 0.00, 0.00, 0.00),
+)
+_NGRAM_PRIORS: Final = {4: (0.75, 0.08), 3: (0.6, 0.1), 2: (0.3, 0.1)}  # by tokens that agree
+
+
+class DraftSource(Protocol):
+    """Proposes what may follow nodes of a tree, by ``Node.add_drafts``."""
+
+    @property
+    def is_instant(self) -> bool:
+        """Return whether it drafts without a step."""
+        ...
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return the nodes whose drafts its step will give."""
+        ...
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return the chances that its drafts behind a node have, before they are known."""
+        ...
+
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+        """Draft behind ``nodes`` of the tree below ``root``, which is the last token of ``text``.
+
+        Returns a step whose logits it needs first, None when it is done. It adds itself to
+        ``seen_by`` of the nodes that it has taken, which without a step are all.
+        """
+        ...
+
+    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+        """Take the logits of the step, float32 [R, vocab]; ``root`` may be another one by now."""
+        ...
+
+
+class ModelRates:
+    """How often a model's drafts come true, by how much its best one is ahead of the next."""
+
+    def __init__(self) -> None:
+        self._rates = [Rate(prior) for prior in _MARGIN_PRIORS]
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return the chances at a middling margin."""
+        return self._rates[len(_MARGINS) // 2 + 1].chances
+
+    def find(self, scores: Sequence[float]) -> Rate:
+        """Return the rate where a model gives its drafts these scores, largest first."""
+        margin = scores[0] - scores[1] if len(scores) > 1 else np.inf
+        return self._rates[bisect.bisect(_MARGINS, margin)]
+
+
+class ModelDrafts:
+    """A smaller model's likeliest choices, under the noise that the target's choice will have.
+
+    Every step feeds the tree's nodes anew behind the certain text, because a cache holds one path.
+    """
+
+    def __init__(
+        self, request: TextRequest, rates: ModelRates, *, chunk: int, context: int
+    ) -> None:
+        """Take the draft model's ``chunk`` and ``context``; its vocabulary is the target's."""
+        self._request = request
+        self._rates = rates
+        self._chunk = chunk
+        self._context = context
+        self._fed = 0  # tokens of the text in the cache
+        self._nodes: list[Node] = []  # whose logits are awaited
+
+    @property
+    def is_instant(self) -> bool:
+        """Return False: it needs the model's logits."""
+        return False
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return the nodes of the step that is computed."""
+        return self._nodes
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return the chances at a middling margin."""
+        return self._rates.typical
+
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+        """Return a step of the model, which may feed a part of a long text at first."""
+        start = min(self._fed, len(text) - 1)
+        certain = text[start:]
+        limit = min(self._chunk, self._context - start)
+        if len(certain) > limit:
+            if len(text) > self._context:
+                for node in nodes:
+                    node.seen_by.append(self)
+                return None
+            self._fed, self._nodes = start + limit, []
+            return make_causal_step(certain[:limit], start)
+        tokens, parents = list(certain), list(range(-1, len(certain) - 1))
+        rows = {root: len(certain) - 1}
+        self._nodes = []
+        for node in nodes:
+            path: list[Node] = []  # its ancestors without a row, and itself
+            above = node
+            while above not in rows:
+                path.append(above)
+                assert above.parent is not None
+                above = above.parent
+            if len(tokens) + len(path) > limit:
+                continue
+            for each in reversed(path):
+                parents.append(rows[above])
+                rows[each] = len(tokens)
+                tokens.append(each.token)
+                above = each
+            self._nodes.append(node)
+            node.seen_by.append(self)
+        if not self._nodes:
+            for node in nodes:
+                node.seen_by.append(self)
+            return None
+        self._fed = len(text)
+        outputs = [rows[node] for node in self._nodes]
+        return make_tree_step(tokens, parents, start, outputs)
+
+    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+        """Rank the logits of every node that the tree still has."""
+        vocab, ends = self._request.vocab, self._request.eos_ids
+        for node, row in zip(self._nodes, logits, strict=False):
+            path = node.list_path(root)
+            if path is not None and not np.isnan(row).any():
+                ranked = self._request.sampler.rank(row[:vocab], node.position, RANKS, path)
+                rate = self._rates.find([score for _, score in ranked])
+                node.add_drafts(rate, [token for token, _ in ranked], ends)
+        self._nodes = []
+
+
+class NgramRates:
+    """How often n-grams come true, by their length."""
+
+    def __init__(self) -> None:
+        self.by_length = {length: Rate(prior) for length, prior in _NGRAM_PRIORS.items()}
+
+
+class NgramDrafts:
+    """What followed the last tokens where they occurred before in the text, newest first."""
+
+    def __init__(self, request: TextRequest, rates: NgramRates) -> None:
+        self._request = request
+        self._rates = rates.by_length
+        self._known: dict[tuple[int, ...], list[int]] = {}
+        self._read = 0  # tokens of the text that are known as followers
+
+    @property
+    def is_instant(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return nothing: there is no step."""
+        return ()
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return nothing: nobody waits for n-grams."""
+        return ()
+
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+        """Draft at once."""
+        for place in range(self._read, len(text)):
+            for length, rate in self._rates.items():
+                if place >= length:
+                    known = self._known.setdefault(tuple(text[place - length : place]), [])
+                    if text[place] in known:
+                        known.remove(text[place])
+                    known.insert(0, text[place])
+                    del known[len(rate.chances) :]
+        self._read = len(text)
+        longest = max(self._rates)
+        for node in nodes:
+            node.seen_by.append(self)
+            path = node.list_path(root) or []
+            last = [*text[-longest:], *path][-longest:]
+            for length, rate in self._rates.items():
+                found = self._known.get(tuple(last[-length:])) if len(last) >= length else None
+                if found:
+                    node.add_drafts(rate, found, self._request.eos_ids)
+                    break
+        return None
+
+    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+        """Never called: there is no step."""

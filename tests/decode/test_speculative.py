@@ -1,0 +1,208 @@
+"""Speculative decoding gives the sequential decoder's tokens, whatever the drafts are."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sampler import Sampler, TokenChooser
+from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
+from splitup.decode.step import StepInput, check_path
+from tests.decode.models import VOCAB, SequenceModel, decode
+
+ROUND_TRIP_S, DRAFT_S = 0.08, 0.003
+
+
+class Imitation(SequenceModel):
+    """A draft model: the target's logits, and errors of a given size."""
+
+    def __init__(self, chunk: int, memory: int = 2, error: float = 0.5, vocab: int = VOCAB) -> None:
+        super().__init__(chunk, memory, vocab)
+        self.error = error
+
+    def compute_logits(self, sequence: list[int]) -> np.ndarray:
+        errors = np.random.default_rng(sum(sequence)).normal(0, self.error, self.vocab)
+        return (super().compute_logits(sequence) + errors).astype(np.float32)
+
+
+def make_request(
+    prompt: list[int], sampler: TokenChooser, max_tokens: int = 60, **change: object
+) -> TextRequest:
+    values = {"eos_ids": frozenset(), "vocab": VOCAB, "context": 256, "chunk": 32, **change}
+    return TextRequest(tuple(prompt), sampler, max_tokens, **values)  # type: ignore[arg-type]
+
+
+class Run:
+    """A decoder with its models, on a clock of its own: results come after their delay."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        draft: Imitation | None,
+        target: SequenceModel,
+        *,
+        experience: Experience | None = None,
+        seed: int | None = None,
+        may_go_back: bool = True,
+        fails_after: int = 10**9,
+    ) -> None:
+        experience = experience or Experience()
+        self.draft, self.target = draft, target
+        sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
+        if draft is not None:
+            context = request.context if seed is None else max(1, request.context // 2)
+            sources.append(
+                ModelDrafts(request, experience.model, chunk=draft.chunk, context=context)
+            )
+        self.now_s = 0.0
+        self.decoder = SpeculativeDecoder(
+            request, sources, experience, may_go_back=may_go_back, clock=lambda: self.now_s
+        )
+        self.promised = self.decoder.max_steps
+        self.tokens: list[int] = []
+        self.steps: list[StepInput] = []
+        self._random = None if seed is None else random.Random(seed)
+        self._fails_after = fails_after
+
+    def finish(self) -> list[int]:
+        """Run to the end. With a seed results come in random times, otherwise as on a network."""
+        waiting: list[tuple[float, int, np.ndarray]] = []
+        draft: tuple[float, np.ndarray | None] | None = None
+        while not self.decoder.finished:
+            while (step := self.decoder.next_step()) is not None:
+                delay_s = ROUND_TRIP_S if self._random is None else self._random.random()
+                waiting.append((self.now_s + delay_s, len(self.steps), self.target.run(step)))
+                self.steps.append(step)
+            if draft is None and self.draft is not None:
+                wanted = self.decoder.next_draft()
+                if wanted is not None:
+                    delay_s = DRAFT_S if self._random is None else self._random.random() / 2
+                    self._fails_after -= 1
+                    logits = self.draft.run(wanted) if self._fails_after >= 0 else None
+                    draft = self.now_s + delay_s, logits
+            assert waiting or draft is not None, "it waits for nothing"
+            if draft is not None and (not waiting or draft[0] < waiting[0][0]):
+                self.now_s = max(self.now_s, draft[0])
+                self.decoder.receive_draft(draft[1])
+                draft = None
+                continue
+            at_s, number, logits = waiting.pop(0)
+            self.now_s = max(self.now_s, at_s)
+            self.tokens += self.decoder.receive_logits(number, logits)
+        assert self.decoder.next_step() is None and self.decoder.next_draft() is None
+        assert len(self.steps) <= self.promised, "no more steps than were paid"
+        return self.tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    penalty=st.sampled_from([0.0, 0.9]),
+    error=st.sampled_from([0.0, 0.5, 5.0]),
+    chunk=st.integers(1, 24),
+    draft_chunk=st.integers(0, 24),
+    eos=st.sets(st.integers(0, VOCAB - 1), max_size=2),
+    max_tokens=st.integers(1, 50),
+    room=st.integers(0, 50),
+    memory=st.integers(1, 3),
+    is_recurrent=st.booleans(),
+    fails_after=st.sampled_from([0, 3, 10**9]),
+)
+def test_tokens_are_those_of_sequential_decoding(
+    prompt: list[int],
+    seed: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    penalty: float,
+    error: float,
+    chunk: int,
+    draft_chunk: int,
+    eos: set[int],
+    max_tokens: int,
+    room: int,
+    memory: int,
+    is_recurrent: bool,
+    fails_after: int,
+) -> None:
+    def make() -> TextRequest:
+        sampler: TokenChooser = Sampler(temperature, seed, top_k, top_p)
+        if penalty:
+            sampler = AdjustedSampler(Sampler(temperature, seed), Adjustments(penalty), VOCAB)
+        return make_request(
+            prompt,
+            sampler,
+            min(max_tokens, room + 1),
+            chunk=chunk,
+            eos_ids=frozenset(eos),
+            context=len(prompt) + room,
+        )
+
+    wanted, _ = decode(SequentialDecoder(make()), SequenceModel(chunk, memory))
+    draft = Imitation(draft_chunk, memory, error) if draft_chunk else None
+    run = Run(
+        make(),
+        draft,
+        SequenceModel(chunk, memory),
+        seed=seed,
+        may_go_back=not is_recurrent,
+        fails_after=fails_after,
+    )
+    assert run.finish() == wanted
+    if is_recurrent:
+        for before, step in zip([None, *run.steps], run.steps, strict=False):
+            check_path(step, before)
+
+
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 3.0), (0.8, 2.0)])
+def test_good_drafts_take_fewer_round_trips(temperature: float, least: float) -> None:
+    request = make_request([3, 1], Sampler(temperature, 9), 200)
+    run = Run(request, Imitation(32, 8), SequenceModel(32, 8))
+    run.finish()
+    assert len(run.tokens) == 200
+    assert 200 * ROUND_TRIP_S / run.now_s > least
+
+
+def test_a_step_ahead_continues_one_place_only() -> None:
+    """Three steps in flight, many branches: a node must not lose the nodes between."""
+    for seed in range(12):
+        request = make_request([3, 1], Sampler(0.0 if seed % 2 else 0.8, seed), 60)
+        run = Run(request, Imitation(32, 8, 1.0), SequenceModel(32, 8))
+        wanted, _ = decode(SequentialDecoder(request), SequenceModel(32, 8))
+        assert run.finish() == wanted
+
+
+def test_drafts_that_never_come_true_are_given_up() -> None:
+    """Drafts are tried for 8 rounds, between pauses that grow."""
+    experience = Experience()
+    experience.steps.learn(1, ROUND_TRIP_S)
+    request = make_request([3, 1], Sampler(), 240, vocab=64)
+    run = Run(request, Imitation(32, 8, 50.0, 64), SequenceModel(32, 8, 64), experience=experience)
+    run.finish()
+    plain = sum(len(step.tokens) == 1 for step in run.steps)
+    assert plain >= 240 - 3 * 9
+    assert run.now_s < 240 * ROUND_TRIP_S * 1.05
+
+
+def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
+    experience = Experience()
+    experience.steps.learn(1, ROUND_TRIP_S)
+    experience.drafts.learn(1, DRAFT_S)
+    request = make_request([3, 1], Sampler(), 40)
+    run = Run(request, Imitation(32, 8), SequenceModel(32, 8), experience=experience)
+    assert run.decoder.next_step() is None, "the drafts will be worth their time"
+    assert run.decoder.next_draft() is not None
+    run.now_s += 10 * ROUND_TRIP_S
+    assert run.decoder.next_step() is not None
