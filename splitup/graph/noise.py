@@ -59,6 +59,8 @@ class _NoisyCopy:
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
+        self._constants: dict[tuple[str, str], int] = {}
+        self._hashes: dict[int, int] = {}  # by number of elements
         self.nodes: list[Node] = []
         self.moved: dict[int, int] = {}
 
@@ -69,30 +71,41 @@ class _NoisyCopy:
             factor = self._add_factor(place, node.dtype, dims)
             self.moved[place] = self._add("MUL", node.dtype, self.moved[place], factor)
 
-    def _add(self, op: str, dtype: str, *srcs: int, arg: Arg = None) -> int:
-        self.nodes.append(Node(op, dtype, srcs, arg))
-        return len(self.nodes) - 1
-
     def _add_factor(self, place: int, dtype: str, dims: Dims) -> int:
         """Add 1 + d or 1 - d for every element; the rows of a symbol share theirs."""
         key = int(compute_digest(f"{self._seed}/{place}".encode())[:8], 16) - 2**31
         distance = 2.0 ** -MANTISSA_BITS[dtype]
+        more = self._get_constant(dtype, encode_float(1 + distance))
+        less = self._get_constant(dtype, encode_float(1 - distance))
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in dims)
         count = math.prod(shape)
         if count == 1:
-            return self._add_float(dtype, 1 + distance if key % 2 else 1 - distance)
-        mixed = self._add("ADD", "int32", self._add("IOTA", "int32", arg=count), self._add_int(key))
-        for multiplier in _MULTIPLIERS:
-            scaled = self._add("MUL", "int32", mixed, self._add_int(multiplier))
-            high = self._add("SHR", "int32", scaled, self._add_int(_SHIFT))
-            mixed = self._add("XOR", "int32", scaled, high)
-        bit = self._add("CAST", dtype, self._add("AND", "int32", mixed, self._add_int(1)))
-        step = self._add("MUL", dtype, bit, self._add_float(dtype, 2 * distance))
-        factor = self._add("ADD", dtype, step, self._add_float(dtype, 1 - distance))
+            return more if key % 2 else less
+        keyed = self._add("XOR", "int32", self._get_hash(count), self._get_int(key))
+        mixed = self._add("MUL", "int32", keyed, self._get_int(_MULTIPLIERS[0]))
+        sign = self._add("CMPLT", "bool", mixed, self._get_int(0))
+        factor = self._add("WHERE", dtype, sign, more, less)
         return self._add("RESHAPE", dtype, factor, arg=shape)
 
-    def _add_int(self, value: int) -> int:
-        return self._add("CONST", "int32", arg=str(value))
+    def _get_hash(self, count: int) -> int:
+        """Return a node of pseudo-random int32 numbers, one for each element."""
+        if count not in self._hashes:
+            mixed = self._add("IOTA", "int32", arg=count)
+            for multiplier in _MULTIPLIERS:
+                scaled = self._add("MUL", "int32", mixed, self._get_int(multiplier))
+                high = self._add("SHR", "int32", scaled, self._get_int(_SHIFT))
+                mixed = self._add("XOR", "int32", scaled, high)
+            self._hashes[count] = mixed
+        return self._hashes[count]
 
-    def _add_float(self, dtype: str, value: float) -> int:
-        return self._add("CONST", dtype, arg=encode_float(value))
+    def _get_int(self, value: int) -> int:
+        return self._get_constant("int32", str(value))
+
+    def _get_constant(self, dtype: str, text: str) -> int:
+        if (dtype, text) not in self._constants:
+            self._constants[dtype, text] = self._add("CONST", dtype, arg=text)
+        return self._constants[dtype, text]
+
+    def _add(self, op: str, dtype: str, *srcs: int, arg: Arg = None) -> int:
+        self.nodes.append(Node(op, dtype, srcs, arg))
+        return len(self.nodes) - 1
