@@ -165,8 +165,8 @@ def test_members_of_another_class_judge_each_party_by_the_numbers_that_it_stored
 
 
 def test_members_have_time_for_large_tasks() -> None:
-    assert compute_ruling_s(10**6, 100) == 60 + 0.5 * 100
-    assert compute_ruling_s(12 * 10**9, 100) == 60 + 6 * 100
+    assert compute_ruling_s(10**6, 100) == 180 + 0.5 * 100
+    assert compute_ruling_s(12 * 10**9, 100) == 180 + 6 * 100
 
 
 def test_the_committee_decides_where_no_validator_could() -> None:
