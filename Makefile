@@ -29,7 +29,7 @@ test: lint $(FOR_TESTS)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
 
 faults: $(FOR_TESTS)  ## run the tests of each known fault and attack; a table of the results
-	$(BIN)/python -m tests.faults -n auto --maxprocesses 4
+	$(BIN)/python -m tests.faults -nauto --maxprocesses=4
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

@@ -1,6 +1,6 @@
 """Every fault and attack that SplitUp has to survive, and the tests that show it.
 
-    python -m tests.faults [--list] [ROW…]      # make faults
+    python -m tests.faults [--list] [ROW…] [options of pytest, such as -nauto]      # make faults
 
 A test belongs to the rows that its name begins with: ``test_f03_f09_…`` to F03 and F09. Tests of
 the contracts are found the same way. The command runs them and prints one line for each row. A row
@@ -211,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row.upper() for row in options.rows] or sorted(
         found, key=lambda r: ("FAS".find(r[0]), r)
     )
+    if unknown := [row for row in rows if row not in ROWS]:
+        parser.error(f"there is no row {', '.join(unknown)}; write pytest's options as -nauto")
     tests = [test for row in rows for test in found.get(row, [])]
     if options.list:
         for row in rows:

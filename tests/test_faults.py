@@ -34,3 +34,16 @@ def test_a_row_passes_when_all_its_tests_ran_and_passed(
 ) -> None:
     assert judge(["a", "b"], outcomes)[0] == result
     assert judge([], outcomes)[0] == "no test"
+
+
+def test_the_command_of_the_makefile_means_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = (faults.ROOT / "Makefile").read_text().partition("-m tests.faults ")[2]
+    assert faults.main([*recipe.partition("\n")[0].split(), "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{row}  {what}" in shown for row, what in faults.ROWS.items())
+
+
+def test_a_row_that_does_not_exist_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        faults.main(["F01", "auto"])
+    assert "there is no row AUTO" in capsys.readouterr().err
