@@ -41,7 +41,7 @@ async def _fetch(output: Output, config: ConfigFlag, execution_id: str) -> Recei
         text = f"waiting until the execution is settled, at most {defaults.RECEIPT_TIMEOUT_S:g} s"
         announce = asyncio.get_running_loop().call_later(_SILENT_S, output.update, text)
         try:
-            return await net.receipt(execution_id)
+            return await net.receipt(execution_id, timeout_s=defaults.RECEIPT_TIMEOUT_S)
         finally:
             announce.cancel()
 

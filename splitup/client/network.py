@@ -378,10 +378,10 @@ class Network:
 
     # ---- results -------------------------------------------------------------------------------
 
-    async def receipt(
-        self, execution_id: str, *, timeout_s: float = defaults.RECEIPT_TIMEOUT_S
-    ) -> Receipt:
+    async def receipt(self, execution_id: str, *, timeout_s: float | None = None) -> Receipt:
         """Wait until an execution is settled or refunded, and return its receipt.
+
+        Without ``timeout_s``, it waits until 120 s after the execution's deadline.
 
         When an execution of this account is not settled by its deadline, this also asks for the
         refund. Raises InvalidInput for an id of another form, and Unavailable.

@@ -15,6 +15,7 @@ from splitup.crypto.quorum import unpack_word
 
 _POLL_S: Final = 0.25
 _UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
+_GRACE_S: Final = 120.0  # after an execution's deadline, until it is settled or refunded
 _CLOSING: Final = ("Settled", "Refunded")
 
 
@@ -34,31 +35,42 @@ async def fetch_status(chain: Chain, execution_id: str) -> Status:
 
 
 async def wait_for_receipt(
-    chain: Chain, execution_id: str, *, from_block: int, timeout_s: float, account: str = ""
+    chain: Chain,
+    execution_id: str,
+    *,
+    from_block: int,
+    timeout_s: float | None = None,
+    account: str = "",
 ) -> Receipt:
     """Return how the execution was closed; raise Unavailable when it is not within ``timeout_s``.
 
-    ``from_block`` is a block at or before the request's. A chain that does not answer is asked
-    until then, an id that the chain does not know for 30 s. An execution of ``account`` that was
-    not settled by its deadline is refunded: nobody else would call for the refund.
+    Without ``timeout_s``, it is waited for until 120 s after the execution's deadline. A chain that
+    does not answer is asked until then, an id that the chain does not know for 30 s.
+
+    ``from_block`` is a block at or before the request's. An execution of ``account`` that was not
+    settled by its deadline is refunded: nobody else would call for the refund.
     """
     failure: ChainUnavailable | None = None
     loop = asyncio.get_running_loop()
-    unknown_s = min(timeout_s, _UNKNOWN_S)
-    give_up = loop.time() + unknown_s
-    is_known = True
+    begin_s = loop.time()
+    unknown_s = _UNKNOWN_S if timeout_s is None else min(timeout_s, _UNKNOWN_S)
+    is_known: bool | None = None  # while the chain has not answered
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_GRACE_S if timeout_s is None else timeout_s) as limit:
             while True:
                 try:
                     row = await chain.call("market", "executionOf", execution_id)
                     if row["status"] in (Status.SETTLED, Status.REFUNDED):
                         events = await chain.fetch_events("market", from_block=from_block)
                         return make_receipt(execution_id, events)
+                    was_known = is_known
                     failure, is_known = None, row["status"] != Status.UNKNOWN
-                    if not is_known and loop.time() >= give_up:
+                    if not is_known and loop.time() >= begin_s + unknown_s:
                         break
-                    if row["client"] == account and chain.clock.now_s() >= row["deadline"]:
+                    open_s = row["deadline"] - chain.clock.now_s()
+                    if timeout_s is None and is_known and not was_known:
+                        limit.reschedule(loop.time() + max(open_s, 0) + _GRACE_S)
+                    if row["client"] == account and open_s <= 0:
                         await _try_refund(chain, execution_id)
                 except ChainUnavailable as error:
                     failure = error
@@ -67,14 +79,14 @@ async def wait_for_receipt(
         pass
     if failure is not None:
         raise failure
-    if not is_known:
+    if is_known is False:
         raise Unavailable(
             f"the chain knows no execution {execution_id}, also after {unknown_s:g} s; compare "
             "the id with the one that was printed or returned"
         )
     raise Unavailable(
-        f"execution {execution_id} was not settled within {timeout_s:g} s; its price stays locked "
-        f"until it is; ask again with: splitup receipt {execution_id}"
+        f"execution {execution_id} was not settled in {loop.time() - begin_s:.0f} s; its price "
+        f"stays locked until it is; ask again with: splitup receipt {execution_id}"
     )
 
 

@@ -83,9 +83,17 @@ async def test_whoever_waits_for_a_receipt_that_never_comes_gets_the_money_back(
     assert chain.refunds == 1 and chain.now_s >= DUE, "not before the chain allows it"
 
 
+async def test_a_receipt_is_waited_for_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An execution with more time is waited for longer: its price is locked for as long."""
+    monkeypatch.setattr(receipts, "_GRACE_S", 0)
+    chain: Any = FakeChain(Status.PLANNED)
+    receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, account=CLIENT)
+    assert receipt.status == "refunded" and chain.now_s >= DUE
+
+
 async def test_others_executions_are_only_watched() -> None:
     chain: Any = FakeChain(Status.PLANNED)
-    with pytest.raises(Unavailable, match="not settled within"):
+    with pytest.raises(Unavailable, match="not settled in"):
         await wait_for_receipt(
             chain, EXECUTION, from_block=0, timeout_s=0.05, account="0x" + "0d" * 20
         )
@@ -102,7 +110,7 @@ async def test_f12_chain_that_stays_away_is_named() -> None:
 
 async def test_execution_that_is_not_closed_in_time_is_said_so() -> None:
     chain: Any = FakeChain(Status.PLANNED)
-    with pytest.raises(Unavailable, match="not settled within"):
+    with pytest.raises(Unavailable, match="not settled in"):
         await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=0.05)
     chain.status = Status.SETTLED
     assert await refund(chain, EXECUTION, patience_s=1) is None
