@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.prompt import TextRequest
@@ -50,13 +50,22 @@ def bring_home(manifest: Manifest, model: str) -> Manifest:
 
 
 def check_vocabulary(target: bytes, draft: bytes, model: str) -> None:
-    """Raise InvalidInput unless two tokenizer.json have the same tokens."""
-    vocabularies = [json.loads(data)["model"]["vocab"] for data in (target, draft)]
-    if vocabularies[0] != vocabularies[1]:
+    """Raise InvalidInput unless two tokenizer.json, of strangers, have the same tokens."""
+    ours, theirs = map(_read_vocabulary, (target, draft))
+    if ours is None or ours != theirs:
         raise InvalidInput(
             f"the draft model {model} has another vocabulary than the model itself, so its tokens "
             "mean other text; name one that was trained with the same tokenizer"
         )
+
+
+def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
+    """Return a vocabulary in the library's own form; None where there is none."""
+    try:
+        found = parse_json(data)["model"]["vocab"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict | list) else None
 
 
 class LocalModel:

@@ -42,6 +42,15 @@ def test_a_draft_model_needs_the_same_vocabulary() -> None:
         check_vocabulary(target, json.dumps(other).encode(), DRAFT)
 
 
+@pytest.mark.parametrize(
+    "data", [b"[" * 200_000, b"{}", b"[]", b"\xff", b'{"model": {"vocab": 1}}']
+)
+def test_a_draft_whose_tokenizer_is_none_is_refused(data: bytes) -> None:
+    for target in (data, (find_example() / "tokenizer.json").read_bytes()):
+        with pytest.raises(InvalidInput, match="has another vocabulary"):
+            check_vocabulary(target, data, DRAFT)
+
+
 async def test_a_model_drafts_for_itself_until_it_dies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
