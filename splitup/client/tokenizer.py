@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "splitup.client.tokenizer"
 _TOKEN: Final = np.dtype("<u4")
+_PROMPT_TOKENS: Final = 64  # of a prompt's end: more than the text of what follows depends on
 _UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"  # what libraries decode a part of a character to
 R = TypeVar("R")
 
@@ -148,8 +149,9 @@ class TokenStream:
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._tokens = list(prompt)  # as many as the next ones' text depends on
-        self._settled = len(prompt)  # how many of them have been given
+        # as many as the next ones' text depends on
+        self._tokens = list(prompt[-_PROMPT_TOKENS:])
+        self._settled = len(self._tokens)  # how many of them have been given
 
     def extend(self, tokens: Sequence[int], *, is_end: bool = False) -> list[tuple[int, str]]:
         """Take tokens; return those whose text is certain, each with what it adds to the text.

@@ -53,14 +53,11 @@ class StepTimes:
         """Note a step that nothing else delayed."""
         if self.is_known:
             seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
-        for name, value in (
-            ("_weight", 1.0),
-            ("_rows", rows),
-            ("_seconds", seconds),
-            ("_squares", rows * rows),
-            ("_products", rows * seconds),
-        ):
-            setattr(self, name, _STEP_MEMORY * getattr(self, name) + value)
+        self._weight = _STEP_MEMORY * self._weight + 1
+        self._rows = _STEP_MEMORY * self._rows + rows
+        self._seconds = _STEP_MEMORY * self._seconds + seconds
+        self._squares = _STEP_MEMORY * self._squares + rows * rows
+        self._products = _STEP_MEMORY * self._products + rows * seconds
 
     def compute_s(self, rows: int) -> float:
         """Return the seconds to expect, a constant before any step was measured."""
