@@ -52,7 +52,9 @@ class Health:
     def note_workers(self, problem: str) -> None:
         """Note why workers have died and were not replaced, "" once all run again."""
         self._worker_problem = (
-            f"the node computes with fewer devices, or none: {problem}; tried again" * bool(problem)
+            f"the node computes with fewer devices, or none: {problem}; it tries again"
+            if problem
+            else ""
         )
 
     def note_heartbeats(self, failures: set[str], members: int) -> None:

@@ -32,6 +32,12 @@ ConfigOption = Annotated[
         help="The node's configuration.",
     ),
 ]
+DEFAULT_LISTEN: Final = "127.0.0.1:7700"
+ListenOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")]
+EndpointOption = Annotated[
+    str,
+    typer.Option(metavar="URL", help="How others reach the node, if it is not what it listens on."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

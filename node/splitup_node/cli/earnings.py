@@ -18,7 +18,7 @@ from splitup_node.cli.command import (
     run_with_account,
 )
 
-_MOST_DAYS: Final = 366
+_MOST_DAYS: Final = 92
 _COLUMNS: Final = ("executions", "paid", "rewards", "slashed")
 
 

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import JsonOption, run_and_print
+from splitup_node.cli.command import (
+    DEFAULT_LISTEN,
+    EndpointOption,
+    JsonOption,
+    ListenOption,
+    run_and_print,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class InitOptions:
     rpc_url: str | None = None
     deployment: Path | None = None
     gateway: str | None = None
-    listen: str = "127.0.0.1:7700"
+    listen: str = DEFAULT_LISTEN
     endpoint: str = ""
     allow_loopback: bool | None = None
 
@@ -42,15 +48,8 @@ def init_command(
     gateway: Annotated[
         str | None, typer.Option(metavar="URLS", help="The storage gateways' URLs, with commas.")
     ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
-    ] = "127.0.0.1:7700",
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="URL", help="How others reach the node, if it is not what it listens on."
-        ),
-    ] = "",
+    listen: ListenOption = DEFAULT_LISTEN,
+    endpoint: EndpointOption = "",
     allow_loopback: Annotated[
         bool | None,
         typer.Option(

@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import JsonOption, run_and_print
+from splitup_node.cli.command import (
+    DEFAULT_LISTEN,
+    EndpointOption,
+    JsonOption,
+    ListenOption,
+    run_and_print,
+)
 
 if TYPE_CHECKING:
     from splitup.chain.deployment import Deployment
@@ -30,7 +36,7 @@ class JoinOptions:
     vram: str
     passphrase: str = ""
     rpc_url: str = ""
-    listen: str = "127.0.0.1:7700"
+    listen: str = DEFAULT_LISTEN
     endpoint: str = ""
 
 
@@ -45,15 +51,8 @@ def join_command(
     rpc_url: Annotated[
         str, typer.Option(metavar="URL", help="The chain's RPC endpoint, if not the network's.")
     ] = "",
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
-    ] = "127.0.0.1:7700",
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="URL", help="How others reach the node, if it is not what it listens on."
-        ),
-    ] = "",
+    listen: ListenOption = DEFAULT_LISTEN,
+    endpoint: EndpointOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and a configuration for the network of a storage gateway.
@@ -63,13 +62,14 @@ def join_command(
     """
     passphrase = ""
     if sys.stdin.isatty():
-        vram = vram or typer.prompt("Device memory to serve with, such as 8GB")
+        vram = vram or typer.prompt("Device memory to serve with, such as 8GB", err=True)
         passphrase = typer.prompt(
-            "Passphrase of the node's key (nothing makes a random one)",
+            "Passphrase of the node's key (leave it empty for a random one)",
             default="",
             show_default=False,
             hide_input=True,
             confirmation_prompt="The same again",
+            err=True,  # stdout is the result's, which may be JSON
         )
     options = JoinOptions(url, data_dir, vram, passphrase, rpc_url, listen, endpoint)
     run_and_print(lambda: join(options), _show, as_json)
@@ -96,16 +96,10 @@ async def _join(url: str, options: JoinOptions, is_local: bool) -> dict[str, Any
     from splitup.chain.client import Chain
     from splitup.chain.deployment import Deployment
     from splitup.config import NetworkConfig
-    from splitup.core.errors import ConfigurationError
     from splitup_node.cli.node_setup import create_node
 
     told = await _fetch_description(url)
-    rpc_url = options.rpc_url or told.rpc_url
-    if not rpc_url:
-        raise ConfigurationError(
-            f"the network at {url} names no RPC endpoint of its chain "
-            f"{told.contracts.chain_id}; give one with --rpc-url"
-        )
+    rpc_url = options.rpc_url or check_rpc_url(url, told, is_local=is_local)
     deployment = Deployment.from_message(told.contracts)
     async with await Chain.connect(rpc_url, deployment) as chain:
         with _save(deployment, options.data_dir) as file:
@@ -126,6 +120,23 @@ async def _join(url: str, options: JoinOptions, is_local: bool) -> dict[str, Any
         "stake_micro_usdc": stake,
         "network": asdict(deployment),
     }
+
+
+def check_rpc_url(url: str, told: NetworkDescription, *, is_local: bool) -> str:
+    """Return the RPC endpoint that a network names; raise ConfigurationError for an unsafe one."""
+    from splitup.core.errors import ConfigurationError
+
+    if not told.rpc_url:
+        raise ConfigurationError(
+            f"the network at {url} names no RPC endpoint of its chain "
+            f"{told.contracts.chain_id}; give one with --rpc-url"
+        )
+    if not is_local and not told.rpc_url.startswith(("https://", "wss://")):
+        raise ConfigurationError(
+            f"the network at {url} names the RPC endpoint {told.rpc_url:.200}, whose answers "
+            "anybody on the way could change; give another one with --rpc-url"
+        )
+    return told.rpc_url
 
 
 async def _fetch_description(url: str) -> NetworkDescription:

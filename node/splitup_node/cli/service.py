@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, JsonOption, run_and_print
 
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SYSTEM_FOLDER: Final = Path("/etc/systemd/system")
 _UNIT: Final = """\
 # Written by: splitup-node service install
@@ -94,6 +96,8 @@ def install(options: ServiceOptions) -> dict[str, Any]:
         )
     config = NodeConfig.load(options.config)
     config.load_identity()  # a node that cannot open its key would fail at every boot
+    if not str(config.path.absolute()).isprintable():
+        raise ConfigurationError(f"{str(config.path)!r} has characters that no unit can hold")
     path = _get_path(options)
     text = format_unit(
         [str(find_program("splitup-node")), "run", "--config", str(config.path.absolute())],
@@ -118,6 +122,10 @@ def uninstall(options: ServiceOptions) -> dict[str, Any]:
     path = _get_path(options)
     try:
         path.unlink()
+        # what 'systemctl enable' made, and 'disable' finds no more
+        (path.parent / f"{_get_target(options.is_system)}.wants" / path.name).unlink(
+            missing_ok=True
+        )
     except FileNotFoundError:
         raise ConfigurationError(f"there is no unit {path}; name another one with --name") from None
     except OSError as error:
@@ -135,8 +143,12 @@ def format_unit(command: list[str], config: Path, *, is_system: bool) -> str:
         config=str(config).replace("%", "%%"),
         user=f"User={config.stat().st_uid}\n" if is_system else "",
         command=" ".join(map(_quote, command)),
-        target="multi-user.target" if is_system else "default.target",
+        target=_get_target(is_system),
     )
+
+
+def _get_target(is_system: bool) -> str:
+    return "multi-user.target" if is_system else "default.target"
 
 
 def _quote(word: str) -> str:
@@ -149,7 +161,7 @@ def _quote(word: str) -> str:
 def _get_path(options: ServiceOptions) -> Path:
     from splitup.core.errors import ConfigurationError
 
-    if not options.name.replace("-", "").replace("_", "").isalnum():
+    if not _NAME.fullmatch(options.name):
         raise ConfigurationError(
             f"{options.name!r} is no name of a unit; use letters, digits, - and _"
         )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
 from splitup.explorer.mentions import find_mentions
 
-_DAY: datetime.timedelta = datetime.timedelta(days=1)
+_DAY: Final = datetime.timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -26,10 +28,13 @@ class Day:
 
 
 async def fetch_days(chain: Chain, address: str, *, days: int, now_s: float) -> list[Day]:
-    """Return the last ``days`` days, the earliest first; today is the last. ChainUnavailable."""
+    """Return the last ``days`` days, the earliest first; today is the last.
+
+    Raises ChainUnavailable.
+    """
     today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
     dates = [today - _DAY * back for back in reversed(range(days))]
-    blocks = [await chain.find_block(_get_begin_s(date)) for date in dates]
+    blocks = await asyncio.gather(*(chain.find_block(_get_begin_s(date)) for date in dates))
     events = await chain.fetch_events("market", from_block=blocks[0])
     return sum_days(dates, blocks, events, address)
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from splitup_node.cli.app import app
+from splitup_node.cli.join import check_rpc_url
 from splitup_node.config import NodeConfig
 from splitup_node.tasks.audit import check_machine
 from typer.testing import CliRunner, Result
@@ -142,6 +143,22 @@ async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, probl
     result = await call("join", url, "--data-dir", tmp_path / "node", "--vram", "2GB")
     assert result.exit_code in (1, 2) and problem in " ".join(result.output.split())
     assert not (tmp_path / "node").exists()
+
+
+async def test_join_trusts_no_rpc_endpoint_that_others_could_answer_for(
+    market: NodeMarket,
+) -> None:
+    told = NetworkDescription(
+        contracts=market.network.deployment.to_message(),
+        gateway_urls=("https://gateway.example.org",),
+        rpc_url="http://rpc.example.org",
+    )
+    url = told.gateway_urls[0]
+    with pytest.raises(ConfigurationError, match="give another one with --rpc-url"):
+        check_rpc_url(url, told, is_local=False)
+    assert check_rpc_url(url, told, is_local=True) == told.rpc_url
+    safe = told.model_copy(update={"rpc_url": "https://rpc.example.org"})
+    assert check_rpc_url(url, safe, is_local=False) == safe.rpc_url
 
 
 async def test_join_refuses_a_description_of_another_chain(

@@ -48,14 +48,17 @@ def test_a_unit_is_written_and_deleted(config: Path, tmp_path: Path) -> None:
     assert '" "run" "--config" "' in text
     assert 'a \\"node\\" of $$HOME, 100 %%h/node.toml"' in text
 
+    enabled = unit.parent / "default.target.wants" / unit.name  # as systemctl does
+    enabled.parent.mkdir()
+    enabled.symlink_to(unit)
     shown = runner.invoke(app, ["service", "uninstall"])
     assert shown.exit_code == 0 and "systemctl --user stop splitup-node" in shown.output
-    assert not unit.exists()
+    assert not unit.exists() and not enabled.is_symlink()
     again = runner.invoke(app, ["service", "uninstall"])
     assert again.exit_code == 2 and "there is no unit" in again.output
 
 
-@pytest.mark.parametrize("name", ["../evil", "a b", "", "x.service"])
+@pytest.mark.parametrize("name", ["../evil", "a b", "", "x.service", "-f"])
 def test_a_name_cannot_leave_the_folder(config: Path, name: str) -> None:
     done = CliRunner().invoke(app, ["service", "install", "-c", str(config), "--name", name])
     assert done.exit_code == 2 and "is no name of a unit" in done.output
