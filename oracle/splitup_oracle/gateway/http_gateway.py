@@ -95,9 +95,8 @@ class Policy:
 class Gateway:
     """Answers requests for grants.
 
-    ``audience`` is the URL that requests must be signed for, None until the port is known, and so
-    is ``network``.
-    ``now_s`` is the wall clock.
+    ``audience`` is the URL that requests must be signed for, and ``network`` what those who join
+    are told; both are None until the port is known. ``now_s`` is the wall clock.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Gateway:
         self._audit = audit
         self._policy = policy
         self.audience = audience
-        self.network: NetworkDescription | None = None  # what those who join are told
+        self.network: NetworkDescription | None = None
         self._now_s = now_s
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
