@@ -17,18 +17,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
-from splitup.chain.bonds import post_bond
-from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.cli.console import add_version_option
-from splitup.client.inputs import format_usdc, parse_usdc
-from splitup.core.errors import InvalidInput, SplitUpError
-from splitup.crypto.keystore import load_identity
-from splitup_oracle.config import GatewayConfig, OracleConfig
-from splitup_oracle.gateway.http_gateway import run_gateway
-from splitup_oracle.member.service import run_member
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,6 +48,9 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
     passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
     listen_host (127.0.0.1), allow_loopback (false), metrics (where Prometheus reads; none).
     """
+    from splitup_oracle.config import OracleConfig
+    from splitup_oracle.member.service import run_member
+
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
 
 
@@ -72,6 +65,9 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     are told; this gateway, and no RPC endpoint), open_models (false), open_uploads (false),
     upload_deposit_micro_usdc, upload_bytes_per_day.
     """
+    from splitup_oracle.config import GatewayConfig
+    from splitup_oracle.gateway.http_gateway import run_gateway
+
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
@@ -93,6 +89,12 @@ def bond(
     Only a former member can withdraw its bond: it requests that first, and withdraws after a
     waiting time.
     """
+    from splitup.chain.bonds import post_bond
+    from splitup.chain.client import Chain
+    from splitup.chain.deployment import Deployment
+    from splitup.client.inputs import format_usdc, parse_usdc
+    from splitup.crypto.keystore import load_identity
+    from splitup_oracle.config import OracleConfig
 
     async def act(_stop: asyncio.Event) -> None:
         added = parse_usdc(amount, name="--amount")
@@ -138,6 +140,10 @@ async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
 
 
 def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    import uvloop
+
+    from splitup.core.errors import InvalidInput, SplitUpError
+
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
