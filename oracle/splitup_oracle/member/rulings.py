@@ -17,13 +17,13 @@ from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
-from splitup.messages.storage import Grants
-from splitup.messages.verification import Ruling, VerificationResult
+from splitup.messages.storage import Grant, Grants
+from splitup.messages.verification import Ruling, VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
-from splitup.net.object_transfer import get_object
 from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
+from splitup.storage.download import download_object
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
 from splitup_oracle.member import recomputation
@@ -66,11 +66,12 @@ class Rulings:
         with tempfile.TemporaryDirectory(dir=self._directory) as name:
             directory = Path(name)
             graph, weights = directory / "task.json", None
-            await self._store(graph, get_task_key(task.task_id), task.graph_bytes, grants)
-            if task.weights_digest:
+            key, digest = get_task_key(task.task_id), task.task_id
+            await self._store(graph, key, task.graph_bytes, digest, order, grants)
+            if digest := task.weights_digest:
                 weights = directory / "weights.safetensors"
-                key = get_weights_key(task.weights_digest)
-                await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
+                key = get_weights_key(digest)
+                await self._store(weights, key, task.weights_bytes, digest, order, grants)
             sources = get_sources(manifest, order.task)
             specs = [port.spec for port in task.inputs]
             read = _Reading(sources, specs, order.executors, directory / "input")
@@ -158,18 +159,28 @@ class Rulings:
         return self._classes[determinism]
 
     async def _store(
-        self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
+        self,
+        path: Path,
+        key: str,
+        length_bytes: int,
+        digest: str,
+        order: VerificationOrder,
+        grants: Grants,
     ) -> None:
-        """Fetch an object into a file; without ``digest`` it must match the digest in its key."""
-        expected = digest or key.rpartition("/")[2].partition(".")[0]
-        data = await get_object(
+        """Fetch an object into a file; it may be larger than this machine's memory."""
+
+        async def renew() -> Grant:
+            return (await self._gateway.verification_grants(order)).find("GET", key)
+
+        await download_object(
             self._http.session,
             grants.find("GET", key),
-            max_bytes=length,
-            expected_digest=expected,
+            renew,
+            path,
+            length_bytes=length_bytes,
+            digest=digest,
             deadline_s=limits.RULING_S,
         )
-        await asyncio.to_thread(path.write_bytes, data)
 
     async def _store_logs(
         self, command: RecomputeTask, read: _Reading
