@@ -227,6 +227,7 @@ async def generate(
     Raises what ``SplitUp.generate`` raises, KeyboardInterrupt for a second Ctrl-C.
     """
     from splitup.client.connection import SplitUp
+    from splitup.client.privacy import describe_privacy
 
     done = Generated()
     interrupted = asyncio.Event()
@@ -243,6 +244,9 @@ async def generate(
 
     with _catch_interrupts(interrupted):
         async with SplitUp.connect(config) as net:
+            if (part := (await net.fetch_model(model)).manifest.client) is not None:
+                for sentence in describe_privacy(part):
+                    output.say(sentence)
             output.hint("requesting a plan")
             tokens = net.generate(model, prompt, **arguments, on_session=on_session)
             while (token := await _next(tokens, interrupted)) is not None:

@@ -115,18 +115,39 @@ class ClientTask(_Program):
     inputs: Annotated[tuple[ClientInput, ...], Field(max_length=limits.MAX_PORTS)]
 
 
+Share = Annotated[int, Field(ge=0, le=10_000)]  # in basis points
+
+
+class PrivacyMeasure(_Record):
+    """Which share of a text's tokens attacks recovered, as the model's developer measured it.
+
+    ``with_weights_bps``: from what is sent, by a node that knows all weights, of ``tested`` tokens.
+    ``pairs``: likewise without the weights, after learning from so many pairs of a token and what
+    is sent for it, (pairs, share), ascending. ``returned_bps``: from what nodes send back, without
+    the weights. ``next_token_bps``: how often the next token of the text is the likeliest one
+    behind what nodes send back, which somebody with the weights of the last tasks computes.
+    """
+
+    tested: Length
+    with_weights_bps: Share
+    pairs: Annotated[tuple[tuple[Length, Share], ...], Field(max_length=limits.MAX_PORTS)]
+    returned_bps: Share
+    next_token_bps: Share
+
+
 class ClientPart(_Record):
     """The tasks that the client computes itself, so that nodes never see their inputs and weights.
 
     ``inputs`` and ``outputs`` are the model's; those of the manifest are what crosses the network.
     ``sends`` says for each input of the manifest where its value comes from: one of the client's
-    tasks, by its position among them, or an input of the model.
+    tasks, by its position among them, or an input of the model. ``privacy`` says what that hides.
     """
 
     inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     tasks: Annotated[tuple[ClientTask, ...], Field(min_length=1, max_length=limits.MAX_TASKS)]
     sends: Annotated[tuple[InputSource | TaskSource, ...], Field(max_length=limits.MAX_PORTS)]
+    privacy: Annotated[PrivacyMeasure | None, Field(exclude_if=operator.not_)] = None
 
     def find_early(self) -> tuple[int, ...]:
         """Return the tasks that need nothing from nodes, in order; they run before the nodes."""

@@ -15,6 +15,7 @@ from splitup_deploy.cli.families import FamiliesOptions, families
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
 from splitup_deploy.cli.options import make_command
+from splitup_deploy.cli.privacy import PrivacyOptions, privacy
 from splitup_deploy.cli.register import RegisterOptions, register
 from splitup_deploy.cli.retire import RetireOptions, retire
 from splitup_deploy.cli.usage import UsageOptions, usage
@@ -36,6 +37,9 @@ app.command("inspect", short_help="Show how a model is cut, and what each task n
 )
 app.command("calibrate", short_help="Measure how much results differ between machines.")(
     make_command(CalibrateOptions, calibrate)
+)
+app.command("privacy", short_help="Measure what nodes can reconstruct of a private model's text.")(
+    make_command(PrivacyOptions, privacy)
 )
 app.command("families", short_help="List the language models that can be compiled.")(
     make_command(FamiliesOptions, families)

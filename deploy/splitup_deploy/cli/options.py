@@ -159,6 +159,14 @@ class ManifestOptions:
             help="What 'splitup-deploy calibrate --output' wrote for this cut.",
         ),
     ] = None
+    privacy: Annotated[
+        Path | None,
+        typer.Option(
+            "--privacy",
+            metavar="FILE",
+            help="What 'splitup-deploy privacy --output' wrote for this --private.",
+        ),
+    ] = None
     reference: Annotated[
         bool | None,
         typer.Option(
@@ -170,7 +178,7 @@ class ManifestOptions:
     ] = None
 
     def apply(self, compiled: CompiledModel, say: Callable[[str], None]) -> CompiledModel:
-        """Put price, tolerances and self-test vectors into the manifest; ``say`` tells progress."""
+        """Put what the flags say into the manifest, and self-test vectors; ``say`` says which."""
         from splitup_deploy.calibration.tolerances import (
             attach_tolerances,
             attach_vectors,
@@ -183,6 +191,10 @@ class ManifestOptions:
             compiled = set_price_per_step(compiled, parse_price(self.price_per_step))
         if self.tolerance is not None:
             compiled = attach_tolerances(compiled, load_tolerances(self.tolerance))
+        if self.privacy is not None:
+            from splitup_deploy.privacy.report import attach_privacy
+
+            compiled = attach_privacy(compiled, self.privacy)
         wants_vectors = makes_vectors() if self.reference is None else self.reference
         return attach_vectors(compiled, say) if wants_vectors else compiled
 

@@ -282,14 +282,19 @@ def change_tasks(
         task.model_copy(update=change(index, task))
         for index, task in enumerate(compiled.manifest.tasks)
     )
-    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
+    changed = change_manifest(compiled, {"tasks": tasks})
+    return replace(changed, blobs=(*compiled.blobs, *blobs))
+
+
+def change_manifest(compiled: CompiledModel, fields: dict[str, Any]) -> CompiledModel:
+    """Return the model with other fields in its manifest, and so with another id."""
+    manifest = compiled.manifest.model_copy(update=fields)
     check_manifest(manifest)
     return replace(
         compiled,
         manifest=manifest,
         manifest_bytes=manifest.to_bytes(),
         model_id=manifest.model_id,
-        blobs=(*compiled.blobs, *blobs),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -10,15 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.client.inputs import format_usdc
+from splitup.client.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.publishing.model_usage import ModelUsage
 from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
 
-_PRIVACY: Final = (
-    "         Inputs and outputs stay with the user. That is no secrecy: a node that\n"
-    "         knows the weights can usually reconstruct the text from what it receives."
-)
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
 _FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
@@ -136,6 +134,7 @@ def _describe_client(client: ClientPart) -> dict[str, Any]:
             {"index": index, "place": "client", **_describe_task(task)}
             for index, task in enumerate(client.tasks)
         ],
+        "privacy": None if client.privacy is None else client.privacy.model_dump(mode="json"),
     }
 
 
@@ -161,7 +160,8 @@ def _render_client(client: ClientPart) -> Text:
         text.append(f"client   {task.label}", "bold")
         text.append(f" · {when} the nodes · {format_bytes(task.vram_bytes)}")
         text.append(f" · {_format_scaled(task.flops, _FLOP_UNITS)}FLOP\n")
-    text.append(f"{_PRIVACY}\n", "dim")
+    for sentence in describe_privacy(client):
+        text.append(textwrap.indent(textwrap.fill(sentence, 78), " " * 9) + "\n", "dim")
     return text
 
 

@@ -123,7 +123,7 @@ def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
     console.print(render_model(profile, "m"))
     text = console.export_text()
     assert "client   block 0 MLP · before the nodes" in text
-    assert "client   head · after the nodes" in text and "no secrecy" in text
+    assert "client   head · after the nodes" in text and "reconstruct them" in text
     whole = build(str(EXAMPLE), TARGET, sizes=SIZES)
     assert describe_model(compute_profile(whole.manifest), "m")["client"] is None
 

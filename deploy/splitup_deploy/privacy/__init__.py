@@ -1,0 +1,1 @@
+"""Attacks on what a private model sends: how much of the text do they recover?"""

@@ -1,0 +1,94 @@
+"""What attacks on private splits found, as a table and as a file for ``register --privacy``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.table import Table
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.graph.manifest import Digest, PrivacyMeasure
+from splitup_deploy.cutting.build import CompiledModel, change_manifest
+from splitup_deploy.privacy.measure import Split, make_key
+
+
+class PrivacyFile(BaseModel):
+    """What ``splitup-deploy privacy --output`` writes: measures by the user's tasks."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    splits: dict[Digest, PrivacyMeasure]
+
+
+def parse_blocks(text: str) -> list[int]:
+    """Return the numbers of a list such as "0,1,2"; raises InvalidInput."""
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise InvalidInput(f"--private is a list of numbers of blocks such as 0,1,2, not {text!r}")
+    return sorted({int(part) for part in text.split(",")})
+
+
+def make_file(splits: Sequence[Split]) -> dict[str, Any]:
+    """Return the fields of a ``PrivacyFile``."""
+    return {"splits": {split.key: split.found.model_dump(mode="json") for split in splits}}
+
+
+def attach_privacy(compiled: CompiledModel, path: Path) -> CompiledModel:
+    """Put what a file says of this split into the manifest. Raises InvalidInput."""
+    client = compiled.manifest.client
+    if client is None:
+        raise InvalidInput("--privacy is for models that are registered with --private")
+    try:
+        if path.stat().st_size > limits.MAX_MANIFEST_BYTES:
+            raise InvalidInput(f"'{path}' is too large for a privacy file")
+        splits = PrivacyFile.model_validate_json(path.read_bytes()).splits
+    except OSError as error:
+        raise InvalidInput(f"cannot read '{path}': {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidInput(
+            f"'{path}' is no privacy file ('{place}': {first['msg']}); make one with: "
+            "splitup-deploy privacy --output"
+        ) from None
+    found = splits.get(make_key(compiled))
+    if found is None:
+        raise InvalidInput(
+            f"'{path}' is about other tasks: measure again, with the same --private, --context and "
+            "--chunk as 'register'"
+        )
+    part = client.model_copy(update={"privacy": found})
+    return change_manifest(compiled, {"client": part})
+
+
+def render_splits(splits: Sequence[Split]) -> Table:
+    """Return a table with a column for each split: the share of tokens that attacks recovered."""
+    table = Table(title="Tokens that attacks recovered", caption=_CAPTION, caption_justify="left")
+    table.add_column("blocks that the user keeps at each end")
+    for split in splits:
+        table.add_column(str(split.blocks), justify="right")
+
+    def add_row(name: str, values: Iterable[str]) -> None:
+        table.add_row(name, *values)
+
+    def add_shares(name: str, get: Callable[[PrivacyMeasure], int]) -> None:
+        add_row(name, (f"{get(split.found) / 100:.1f} %" for split in splits))
+
+    add_row("memory on the user's device", (f"{s.client_bytes / 10**6:.1f} MB" for s in splits))
+    add_shares("sent, with the model's weights", lambda found: found.with_weights_bps)
+    for place, (pairs, _) in enumerate(splits[0].found.pairs):
+        add_shares(f"sent, after {pairs:,} pairs", lambda found, n=place: found.pairs[n][1])  # type: ignore[misc]
+    pairs = splits[0].found.pairs[-1][0]
+    add_shares(f"sent back, after {pairs:,} pairs", lambda found: found.returned_bps)
+    add_shares("sent back, next token, with the weights", lambda found: found.next_token_bps)
+    return table
+
+
+_CAPTION: Final = (
+    "After pairs: without the weights, having learnt from so many pairs of a token and its "
+    "activations. Next token: how often the likeliest one is that of the text. Lengths and times "
+    "of texts are always seen."
+)
