@@ -9,7 +9,7 @@ const target = process.argv[2] ?? `${here}../splitup/serve/page`;
 await mkdir(target, { recursive: true });
 await build({
   absWorkingDir: here,
-  entryPoints: ["src/app.ts", "src/app.css"],
+  entryPoints: ["src/app.ts", "src/owner.ts", "src/app.css"],
   outdir: target,
   bundle: true,
   minify: true,
@@ -20,4 +20,4 @@ await build({
   conditions: ["production"],
   logLevel: "warning",
 });
-for (const name of ["index.html", "icon.svg"]) await copyFile(`${here}src/${name}`, `${target}/${name}`);
+for (const name of ["index.html", "owner.html", "icon.svg"]) await copyFile(`${here}src/${name}`, `${target}/${name}`);

@@ -1,6 +1,6 @@
 // A timeline as a Gantt chart, and a model's tasks as a graph: SVG, drawn from attributes alone.
 import { html, svg, type TemplateResult } from "lit";
-import { bytes, ms, short } from "./format";
+import { bytes, count, ms, short, usdc } from "./format";
 
 export type Span = {
   node: string;
@@ -73,6 +73,42 @@ export function arrivalChart(arrivals: number[]): TemplateResult | null {
       </svg>
     </div>
   </figure>`;
+}
+
+export type Day = { date: string; executions: number; paid: number; rewards: number; slashed: number };
+
+/** Draw what was earned on each day (UTC), and list it. */
+export function dayChart(days: Day[]): TemplateResult {
+  const earned = (day: Day): number => day.paid + day.rewards;
+  const total = days.reduce((sum, day) => sum + earned(day), 0);
+  const most = Math.max(...days.map(earned), 1);
+  const [width, height, gap] = [900, 90, 4];
+  const step = width / days.length;
+  const summary = `${usdc(total)} in ${days.length} days`;
+  return html`<figure class="chart">
+      <figcaption>${summary}</figcaption>
+      <div class="scroll">
+        <svg viewBox="0 0 ${width} ${height + 18}" role="img" aria-label=${summary}>
+          ${days.map((day, place) => {
+            const tall = (earned(day) / most) * height;
+            return svg`<rect class="bar c0" x=${place * step} y=${height - tall} width=${step - gap} height=${tall}>
+                <title>${`${day.date}: ${usdc(earned(day))}`}</title></rect>
+              <text class="tick" x=${place * step} y=${height + 14}>${day.date.slice(5)}</text>`;
+          })}
+          <line class="grid" x1="0" x2=${width} y1=${height} y2=${height}></line>
+        </svg>
+      </div>
+    </figure>
+    <div class="scroll"><table>
+      <thead><tr><th>Day</th><th class="number">Executions</th><th class="number">Paid</th><th class="number">Rewards</th>
+        <th class="number">Slashed</th></tr></thead>
+      <tbody>${days
+        .filter((day) => day.executions || day.rewards || day.slashed)
+        .map(
+          (day) => html`<tr><td>${day.date}</td><td class="number">${count(day.executions)}</td>
+            <td class="number">${usdc(day.paid)}</td><td class="number">${usdc(day.rewards)}</td>
+            <td class="number">${usdc(day.slashed)}</td></tr>`,
+        )}</tbody></table></div>`;
 }
 
 export type TaskInfo = { id: string; label: string; vram_bytes: number; price: number; holders: number };

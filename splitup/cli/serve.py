@@ -177,7 +177,7 @@ async def _serve(
     from splitup.serve.explorer_routes import run_explorer
     from splitup.serve.http_server import ApiServer
     from splitup.serve.leases import LeaseOptions
-    from splitup.serve.page_files import add_page
+    from splitup.serve.page_files import MARKET_PAGE, add_page
     from splitup.serve.timelines import Timelines
 
     options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
@@ -192,7 +192,7 @@ async def _serve(
                 await api.add_model(model)
             app = api.make_app()
             explorer.add_to(app, timelines, access)
-            add_page(app, has_keys=access.keys is not None)
+            add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(dict.fromkeys(models))

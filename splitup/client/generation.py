@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -144,7 +144,7 @@ async def generate_tokens(
     contents: CacheContents | None = None,
     on_step: OnStep | None = None,
     drafting: Drafting | None = None,
-) -> AsyncIterator[Token]:
+) -> AsyncGenerator[Token, None]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
     Steps are submitted as soon as the decoder has them and their logits taken in order, so that

@@ -34,6 +34,8 @@ EARLY_S: Final = 30.0  # … for so long; a plan that is late by more has been r
 
 CONNECT_S: Final = 3.0  # for opening a connection
 RECONNECT_S: Final = 0.5  # a broken connection that is not back by then counts as lost
+TAKEOVER_LATE_S: Final = 2.0  # from a gateway's refusal to the client's takeover that explains it
+TAKEOVER_POLL_S: Final = 0.05
 STALL_FIRST_S: Final = 5.0  # until the first step comes back: nodes may still be loading
 STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy network …
 STALL_STEPS: Final = 8  # … or this many times the usual, for slow models

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
@@ -82,7 +83,7 @@ def check_room(
 
 async def generate_text(
     pool: LeasePool, model: TextModel, options: TextOptions, report: Report
-) -> AsyncIterator[Piece]:
+) -> AsyncGenerator[Piece, None]:
     """Yield the tokens of a text, and fill in ``report``.
 
     A lease that fails before the first token is replaced once. Raises InvalidInput, Throttled,
@@ -92,11 +93,13 @@ async def generate_text(
     try:
         for attempt in range(1, ATTEMPTS + 1):
             async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
+                found = _generate(lease, model, options, report)
                 try:
-                    async for piece in _generate(lease, model, options, report):
-                        if report.completion_tokens == 1:
-                            FIRST_TOKEN.observe(time.monotonic() - began)
-                        yield piece
+                    async with contextlib.aclosing(found):
+                        async for piece in found:
+                            if report.completion_tokens == 1:
+                                FIRST_TOKEN.observe(time.monotonic() - began)
+                            yield piece
                     return
                 except ExecutionFailed:
                     if report.completion_tokens or attempt == ATTEMPTS:
@@ -115,7 +118,7 @@ def _add_to(totals: Totals, report: Report) -> None:
 
 async def _generate(
     lease: Lease, model: TextModel, options: TextOptions, report: Report
-) -> AsyncIterator[Piece]:
+) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
     allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
@@ -130,23 +133,25 @@ async def _generate(
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
     before = report.first_step = lease.session.steps
     last = options.prompt[-1]
+    tokens = generate_tokens(
+        lease.session,
+        make_decoder("sequential", request),
+        model.tokenizer,
+        ends=ends,
+        contents=lease.contents,
+    )
     try:
-        async for token in generate_tokens(
-            lease.session,
-            make_decoder("sequential", request),
-            model.tokenizer,
-            ends=ends,
-            contents=lease.contents,
-        ):
-            place = report.completion_tokens
-            report.completion_tokens += 1
-            if place < len(choices):
-                choice = choices[place]
-                names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
-                yield Piece(token, choice, names)
-            else:
-                yield Piece(token, None)
-            last = token.id
+        async with contextlib.aclosing(tokens):
+            async for token in tokens:
+                place = report.completion_tokens
+                report.completion_tokens += 1
+                if place < len(choices):
+                    choice = choices[place]
+                    names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
+                    yield Piece(token, choice, names)
+                else:
+                    yield Piece(token, None)
+                last = token.id
     finally:
         report.steps = lease.session.steps - before
         report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
@@ -167,16 +172,19 @@ class Ended:
     error: Exception | None
 
 
-async def fill_queue(pieces: AsyncIterator[Piece], queue: asyncio.Queue[Piece | Ended]) -> None:
-    """Move all pieces into an unbounded queue.
+async def fill_queue(
+    pieces: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Ended]
+) -> None:
+    """Move all pieces into a queue; close ``pieces`` when it is cancelled.
 
-    The lease is free as soon as the text is computed, however slowly its reader reads; the queue
-    is bounded by the number of tokens asked for.
+    The lease is usually free as soon as the text is computed. Where the reader falls behind by as
+    many tokens as the queue holds, no more are computed until it has read some.
     """
     try:
-        async for piece in pieces:
-            queue.put_nowait(piece)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                await queue.put(piece)
     except Exception as error:  # raised again where the queue is read
-        queue.put_nowait(Ended(error))
+        await queue.put(Ended(error))
     else:
-        queue.put_nowait(Ended(None))
+        await queue.put(Ended(None))

@@ -52,6 +52,7 @@ from splitup.serve.tools import CallParser
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 4 * 2**20
+MOST_AHEAD: Final = 1_024  # tokens of a choice that are computed and not sent yet
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -301,7 +302,7 @@ async def _generate_all(
     Choices of one prompt come one after the other on one lease, so that the prompt is fed once.
     """
     for text, choice in zip(texts, choices, strict=True):
-        queue: asyncio.Queue[Piece | Ended] = asyncio.Queue()
+        queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
         pieces = generate_text(served.pool, served.model, text, choice.report)
         filling = asyncio.create_task(fill_queue(pieces, queue))
         try:

@@ -1,4 +1,4 @@
-"""The page at ``/``: its files, the rules that browsers apply to it, and who may call from one.
+"""The pages of ``splitup serve`` and of nodes: files, rules for browsers, who may call from one.
 
 The files are built from ``page/`` and shipped in ``splitup/serve/page``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
@@ -18,11 +18,20 @@ from aiohttp import web
 
 from splitup.serve.errors import ApiError
 
-_FILES: Final = {
-    "/": ("index.html", "text/html"),
-    "/app.js": ("app.js", "text/javascript"),
+_COMMON: Final = {
     "/app.css": ("app.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+Files = Mapping[str, tuple[str, str]]  # path -> name and content type
+MARKET_PAGE: Final[Files] = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    **_COMMON,
+}
+OWNER_PAGE: Final[Files] = {
+    "/": ("owner.html", "text/html"),
+    "/owner.js": ("owner.js", "text/javascript"),
+    **_COMMON,
 }
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -59,14 +68,14 @@ class _File:
         )
 
 
-def add_page(app: web.Application, *, has_keys: bool) -> None:
-    """Add the page's files, and refuse what other sites' pages send.
+def add_page(app: web.Application, page: Files, *, has_keys: bool) -> None:
+    """Add a page's files, and refuse what other sites' pages send.
 
     Without keys whoever reaches the server spends its money, and a page of any site can send
     requests to this machine from the browser of who looks at it.
     """
     folder = files("splitup.serve") / "page"
-    for path, (name, content_type) in _FILES.items():
+    for path, (name, content_type) in page.items():
         data = (folder / name).read_bytes()
         etag = hashlib.sha256(data).hexdigest()[:32]
         file = _File(content_type, data, gzip.compress(data, mtime=0), etag)

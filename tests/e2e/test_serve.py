@@ -46,6 +46,18 @@ def run_server(network: Network, *flags: str) -> Iterator[str]:
             process.kill()
 
 
+def run_keys(database: str, *arguments: str) -> dict[str, object]:
+    """Run ``splitup keys`` on a database; return its JSON object."""
+    done = subprocess.run(
+        [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
 @pytest.fixture(scope="module")
 def url(network: Network) -> Iterator[str]:
     with run_server(network, "--lease-steps", "400") as url:
@@ -198,16 +210,29 @@ async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, stat
         assert json.loads(await reply.read())["error"]["message"]
 
 
-async def test_a_client_that_leaves_ends_its_text(network: Network) -> None:
+async def test_a_client_that_leaves_ends_its_text_and_its_bill(
+    network: Network, tmp_path: Path
+) -> None:
+    database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+    secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "stream": True}
-    with run_server(network, "--leases", "1", "--lease-steps", "300") as url:
-        async with aiohttp.ClientSession() as http:
+    flags = ("--leases", "1", "--lease-steps", "300", "--keys", database)
+    with run_server(network, *flags) as url:
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with aiohttp.ClientSession(headers=headers) as http:
             async with http.post(f"{url}/completions", json=body) as reply:
                 execution = reply.headers["x-splitup-execution"]
+                most = int(reply.headers["x-splitup-max-cost"])
                 await reply.content.readline()
             # another 200 steps fit into the same lease only when most of the first were not run
+            async with http.post(f"{url}/completions", json={**body, "max_tokens": 1}) as reply:
+                assert reply.headers["x-splitup-execution"] == execution
+                await reply.read()
             async with http.post(f"{url}/completions", json=body) as reply:
                 assert reply.headers["x-splitup-execution"] == execution
+                await reply.content.readline()
+    [key] = cast(list[dict[str, int]], run_keys(database, "list")["keys"])
+    assert 0 < key["spent_micro_usdc"] < most, "what two texts did not use was given back"
 
 
 def test_other_machines_are_refused(network: Network) -> None:
@@ -234,18 +259,7 @@ def test_a_server_that_stops_pays_and_gets_the_rest_back(network: Network, tmp_p
 
 def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
-
-    def run_keys(*arguments: str) -> dict[str, object]:
-        done = subprocess.run(
-            [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found: dict[str, object] = json.loads(done.stdout)
-        return found
-
-    secret = str(run_keys("new", "ann", "--budget", "0.0001", "--rate", "60")["key"])
+    secret = str(run_keys(database, "new", "ann", "--budget", "0.0001", "--rate", "60")["key"])
     with run_server(network, "--keys", database, "--lease-steps", "100") as url:
         with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
             with pytest.raises(openai.AuthenticationError):
@@ -253,8 +267,9 @@ def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) 
         with openai.OpenAI(base_url=url, api_key=secret, max_retries=0) as client:
             text = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=6)
             assert text.usage is not None
-            with pytest.raises(openai.RateLimitError, match="budget of key 'ann'"):
+            with pytest.raises(openai.RateLimitError, match="budget of key 'ann'") as refusal:
                 client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=100)
-    [key] = cast(list[dict[str, int]], run_keys("list")["keys"])
+            assert refusal.value.code == refusal.value.type == "insufficient_quota"
+    [key] = cast(list[dict[str, int]], run_keys(database, "list")["keys"])
     spent = text.usage.model_extra["splitup"]["cost_micro_usdc"]  # type: ignore[index]
     assert key["spent_micro_usdc"] == spent > 0

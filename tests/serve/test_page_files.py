@@ -11,11 +11,11 @@ from aiohttp import ClientSession, web
 
 from splitup.net.http import serve_app
 from splitup.serve.errors import ApiError
-from splitup.serve.page_files import HEADERS, add_page, check_site
+from splitup.serve.page_files import HEADERS, MARKET_PAGE, add_page, check_site
 from tests.page_build import PAGE, run_node
 
 SHIPPED = Path(__file__).resolve().parents[2] / "splitup" / "serve" / "page"
-FILES = {"app.css", "app.js", "icon.svg", "index.html"}
+FILES = {"app.css", "app.js", "icon.svg", "index.html", "owner.html", "owner.js"}
 
 
 def test_the_shipped_files_are_built_from_the_sources(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_packages_have_exact_versions_and_no_registry() -> None:
 
 async def test_files_are_compressed_cached_and_bound_to_this_origin() -> None:
     app = web.Application()
-    add_page(app, has_keys=False)
+    add_page(app, MARKET_PAGE, has_keys=False)
     server = await serve_app(app, "127.0.0.1", 0)
     try:
         async with ClientSession() as http:

@@ -11,10 +11,12 @@ from splitup_node.cli.audit import audit_command
 from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
 from splitup_node.cli.join import join_command
+from splitup_node.cli.page import page_command
 from splitup_node.cli.run import run_node_command
 from splitup_node.cli.service import app as service_app
 from splitup_node.cli.stake import stake_command
 from splitup_node.cli.status import status_command
+from splitup_node.cli.top import top_command
 from splitup_node.cli.unstake import unstake_command
 from splitup_node.cli.withdraw import withdraw_command
 
@@ -34,6 +36,8 @@ app.command("unstake", short_help="Leave; the stake is free after a while.")(uns
 app.command("withdraw", short_help="Take out USDC that is ready, or the stake.")(withdraw_command)
 app.command("status")(status_command)
 app.command("earnings", short_help="Show what the node was paid, by day.")(earnings_command)
+app.command("top")(top_command)
+app.command("page", short_help="Show status and earnings in a browser.")(page_command)
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
 app.add_typer(service_app, name="service")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -17,6 +18,9 @@ from splitup_node.cli.command import (
     run_and_print,
     run_with_account,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MOST_DAYS: Final = 92
 _COLUMNS: Final = ("executions", "paid", "rewards", "slashed")
@@ -47,17 +51,20 @@ def earnings_command(
 
 def fetch_earnings(options: EarningsOptions) -> dict[str, Any]:
     """Return the days, the earliest first, and what is ready to withdraw, in micro-USDC."""
-    days, state = run_with_account(
+    return run_with_account(
         options.config, lambda account: account.fetch_earnings(options.days, time.time())
     )
-    return {
-        "address": state["address"],
-        "days": [asdict(day) | {"date": day.date.isoformat()} for day in days],
-        "ready_to_withdraw_micro_usdc": state["balance_micro_usdc"],
-    }
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
+    from splitup.client.inputs import format_usdc
+
+    console.print(make_earnings_table(result["days"]))
+    console.print(f"ready to withdraw: {format_usdc(result['ready_to_withdraw_micro_usdc'])}")
+
+
+def make_earnings_table(days: Sequence[dict[str, Any]]) -> Table:
+    """Return the days and their sum as a table for a terminal."""
     from rich.table import Table
 
     from splitup.client.inputs import format_usdc
@@ -66,10 +73,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
     table.add_column("day")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
-    days = result["days"]
     total = {column: sum(day[column] for day in days) for column in _COLUMNS}
     for row in [*days, {"date": "together", **total}]:
         amounts = (format_usdc(row[column]) for column in _COLUMNS[1:])
         table.add_row(row["date"], f"{row['executions']:,}", *amounts)
-    console.print(table)
-    console.print(f"ready to withdraw: {format_usdc(result['ready_to_withdraw_micro_usdc'])}")
+    return table

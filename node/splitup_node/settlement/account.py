@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +14,8 @@ from splitup.chain.market import distribute
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
+from splitup.explorer.earnings import fetch_days
 from splitup_node.config import NodeConfig
-from splitup_node.settlement.earnings import Day, fetch_days
 
 
 class Account:
@@ -64,11 +65,15 @@ class Account:
             "wallet_micro_usdc": wallet,
         }
 
-    async def fetch_earnings(self, days: int, now_s: float) -> tuple[list[Day], dict[str, Any]]:
-        """Return the payments and losses of the last days (``fetch_days``), and ``fetch``."""
+    async def fetch_earnings(self, days: int, now_s: float) -> dict[str, Any]:
+        """Return payments and losses by day (``fetch_days``), and what is ready to withdraw."""
         address = self._identity.address
         found = await fetch_days(self._chain, address, days=days, now_s=now_s)
-        return found, await self.fetch()
+        return {
+            "address": address,
+            "days": [asdict(day) | {"date": day.date.isoformat()} for day in found],
+            "ready_to_withdraw_micro_usdc": (await self.fetch())["balance_micro_usdc"],
+        }
 
     async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
         """Register, or top up a slashed stake; do nothing when the stake is complete.

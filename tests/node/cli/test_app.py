@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
 import signal
+import struct
 import sys
+import termios
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +18,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from playwright.async_api import async_playwright, expect
 from splitup_node.cli.app import app
 from splitup_node.cli.join import check_rpc_url
+from splitup_node.cli.page import make_owner_app
 from splitup_node.config import NodeConfig
+from splitup_node.owner_facts import fetch_facts, list_rows
+from splitup_node.settlement.account import Account
 from splitup_node.tasks.audit import check_machine
 from typer.testing import CliRunner, Result
 
@@ -27,6 +37,7 @@ from tests.builders import HANG_S
 from tests.node.market import NodeMarket, open_market
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import run_network
+from tests.page_build import find_browser
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 USDC = 10**6
@@ -183,6 +194,15 @@ async def test_join_refuses_a_description_of_another_chain(
     assert not (tmp_path / "node").exists()
 
 
+async def test_top_needs_a_terminal_and_the_page_a_loopback_address(market: NodeMarket) -> None:
+    market.make_config("owner", 0)
+    path = market.root / "owner" / "node.toml"
+    top = await call("top", "-c", path)
+    assert top.exit_code == 2 and "splitup-node status --json" in " ".join(top.output.split())
+    page = await call("page", "-c", path, "--host", "0.0.0.0")
+    assert page.exit_code == 2 and "not a loopback address" in page.output
+
+
 async def test_earnings_of_a_new_node_are_nothing(market: NodeMarket) -> None:
     market.make_config("earner", 0)
     path = market.root / "earner" / "node.toml"
@@ -255,12 +275,66 @@ async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     assert f"{status['node']['endpoint']}, direct" in shown and "0 with 0.000 GB of" in shown
     async with SignedClient() as http:
         assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {"node": address}
+    async with asyncio.timeout(HANG_S):
+        while not status["node"]["resident"]:
+            status = await call_json("status", "-c", path)
+    task = status["node"]["resident"][0]
+    top = await read_top(path, wanted=task["task_id"][:12])
+    assert address in top and f"running as process {node.pid}" in top
+    await look_at_page(path, task["label"])
     node.send_signal(signal.SIGTERM)
     async with asyncio.timeout(HANG_S):
         log = (await node.communicate())[1].decode()
     assert node.returncode == 0, log
     assert "Traceback" not in log
     assert not (await call_json("status", "-c", path))["node"]["running"]
+
+
+async def read_top(path: Path, wanted: str) -> str:
+    """Run ``splitup-node top`` in a terminal until it shows a text; return all it showed."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 80, 160, 0, 0))
+    program = str(Path(sys.executable).with_name("splitup-node"))
+    process = await asyncio.create_subprocess_exec(
+        *(program, "top", "-c", str(path)), stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown = b""
+    async with asyncio.timeout(HANG_S):
+        while wanted.encode() not in shown or b"together" not in shown:
+            shown += await asyncio.to_thread(os.read, master, 65_536)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    os.close(master)
+    return shown.decode()
+
+
+async def look_at_page(path: Path, label: str) -> None:
+    """Open the page of a node in a browser: it says what ``status`` and ``earnings`` say."""
+    async with await Account.open(NodeConfig.load(path)) as account, async_playwright() as play:
+        server = await serve_app(make_owner_app(account, path), "127.0.0.1", 0)
+        browser = await play.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        page = await browser.new_page()
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        await page.goto(server.url)
+        await expect(page.locator("h1 .badge")).to_have_text("running")
+        await expect(page.locator("main table").last.get_by_text(label)).to_be_visible()
+        await expect(page.get_by_text("Nothing keeps work away.")).to_be_visible()
+        rows = list_rows(await fetch_facts(account, path), path, time.time())
+        names = await page.locator("dl.status dt").all_text_contents()
+        assert names == [name for name, _ in rows]
+        assert not complaints
+        async with (
+            SignedClient() as http,
+            http.session.get(
+                f"{server.url}/node/v1/view", headers={"Host": "evil.example"}
+            ) as reply,
+        ):
+            assert reply.status == 403
+        await browser.close()
+        await server.close()
 
 
 async def fail_to_run(path: Path) -> str:

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,16 @@ import pytest
 import pytest_asyncio
 
 from splitup.core import tuning
-from splitup.core.errors import Unavailable
+from splitup.core.errors import Refused, Unavailable
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.builders import HANG_S
 from tests.node.fragile_worker import RAISE
 from tests.node.network import (
     Store,
+    StoredLogs,
     TestClient,
     TestNode,
     compute_reference,
@@ -205,6 +207,52 @@ async def test_f26_a_task_that_leaves_at_once_is_not_caught_up_with(scene: Scene
     finally:
         loop.set_exception_handler(None)
     assert not failures
+
+
+@dataclass
+class RefusingLogs(StoredLogs):
+    """Refuses reads of task 0, as the gateway does once another node has task 1."""
+
+    refused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
+        if name.task == 0:
+            self.refused.set()
+            raise Refused("the key does not read port 0 of task 0", status=403)
+        return await super().read(name, max_bytes, digest)
+
+
+async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_task(
+    scene: Scene,
+) -> None:
+    """The next executor shows its takeover to the gateway before the client's frame is here."""
+    scene.client.take_over(scene.certificate, 2, 1, 0)  # a to c
+    for step in range(4):
+        scene.submit(step)
+        await scene.receive(step)
+    execution = scene.nodes[2].engine.executions[scene.execution_id]
+    execution.store = logs = RefusingLogs(scene.store, scene.execution_id)
+    scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
+    async with asyncio.timeout(HANG_S):
+        await logs.refused.wait()
+    scene.client.take_over(scene.certificate, 1, 2, 4)  # c to a
+    for step in range(4, STEPS):
+        scene.submit(step)
+        await scene.receive(step)
+    assert sorted(execution.parts) == [2] and not execution.failure
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f25_a_node_that_may_not_read_its_inputs_fails(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "TAKEOVER_LATE_S", 0.1)
+    execution = scene.nodes[2].engine.executions[scene.execution_id]
+    execution.store = RefusingLogs(scene.store, scene.execution_id)
+    scene.client.take_over(scene.certificate, 1, 1, 0)  # b to c
+    async with asyncio.timeout(HANG_S):
+        failure = await scene.client.failures.get()
+    assert failure.node == scene.nodes[2].identity.address and "does not read" in failure.reason
 
 
 async def test_f04_frames_of_a_replaced_node_are_ignored(

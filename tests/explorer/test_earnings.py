@@ -3,10 +3,9 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from splitup_node.settlement.earnings import Day, sum_days
-
 from splitup.chain.event_stream import ChainEvent
 from splitup.crypto.quorum import pack_words
+from splitup.explorer.earnings import Day, sum_days
 from tests.builders import address
 
 OURS, OTHER = address(1), address(2)

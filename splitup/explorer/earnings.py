@@ -1,4 +1,4 @@
-"""What a node was paid, and what it lost, by day: from the Market's events alone."""
+"""What an account was paid, and what it lost, by day: from the Market's events alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,196 @@
+"""What hostile, slow and broken clients of the HTTP server get, and what they cost it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from bench.report import read_rss_bytes
+from splitup.client.generation import Token
+from splitup.net.http import serve_app
+from splitup.serve import http_server
+from splitup.serve.access import Access
+from splitup.serve.answers import Choice, CompletionForm
+from splitup.serve.api_keys import ApiKeys
+from splitup.serve.generation import Piece, Report
+from splitup.serve.http_server import ApiServer
+from splitup.serve.leases import LeaseOptions
+from splitup.serve.timelines import Timelines
+from tests.builders import HANG_S
+
+IDLE = 1_000
+HUGE = 100 * 2**20
+MOST_GROWTH = 150e6
+ASKED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/quote")
+
+
+@asynccontextmanager
+async def run_server(keys: ApiKeys | None = None) -> AsyncIterator[str]:
+    """Run a server without models: what is refused here is refused before a model is looked up."""
+    api = ApiServer(SimpleNamespace(), LeaseOptions(), Access(keys), Timelines())  # type: ignore[arg-type]
+    server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True)
+    try:
+        yield server.url
+    finally:
+        await server.close()
+
+
+async def post(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    """Post; return the status and the error, which has all four fields of OpenAI's form."""
+    async with asyncio.timeout(HANG_S), http.post(url, **options) as reply:
+        found = json.loads(await reply.read())
+        assert list(found) == ["error"] and reply.content_type == "application/json"
+        assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert found["error"]["message"] and found["error"]["type"] == "invalid_request_error"
+        return reply.status, found["error"]
+
+
+async def send_zeros(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count // 2**20):
+        yield bytes(2**20)
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_huge_body_is_refused_and_not_kept(has_length: bool) -> None:
+    headers = {"Content-Length": str(HUGE)} if has_length else {}
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        await post(http, f"{url}/v1/completions", data=b"{")
+        before = read_rss_bytes(os.getpid())
+        status, error = await post(
+            http, f"{url}/v1/completions", data=send_zeros(HUGE), headers=headers
+        )
+        assert status == 413 and "Too Large" in error["message"]
+        assert read_rss_bytes(os.getpid()) - before < HUGE / 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b'"text"',
+        b"\xff\xfe{}",
+        b'{"model": "m", "prompt": "\\ud800", "unknown\\ud800": 1}',
+        b'{"model": "m", "prompt": "x", "max_tokens": 1e400}',
+        b'{"model": "m", "prompt": "x", "max_tokens": NaN}',
+        b'{"model": "m", "prompt": "x", "max_tokens": ' + b"9" * 10_000 + b"}",
+        b'{"model": "m", "model": ["m"], "prompt": "x"}',
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+        b'{"model": "m", "prompt": ' + b"[" * 60 + b"]" * 60 + b"}",
+    ],
+)
+async def test_bodies_that_are_no_request_are_errors_of_the_api(body: bytes) -> None:
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        for path in ASKED:
+            status, _ = await post(http, f"{url}{path}", data=body)
+            assert status == 400, path
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_an_unknown_field_is_named(path: str, body: dict[str, Any]) -> None:
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        sent = {"model": "m", "surprise": 1, **body}
+        status, error = await post(http, f"{url}{path}", json=sent)
+        assert status == 400 and error["param"] == "surprise"
+        status, error = await post(http, f"{url}{path}", json={"model": "m", **body})
+        assert status == 404 and error["code"] == "model_not_found" and error["param"] == "model"
+
+
+async def test_a_wrong_key_is_refused_before_the_body_is_read(tmp_path: Path) -> None:
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    keys.create("ann")
+    try:
+        async with run_server(keys) as url, aiohttp.ClientSession() as http:
+            for value in (
+                "",
+                "Bearer",
+                "Bearer sk-splitup-wrong",
+                f"Bearer {'x' * 4_000}",
+                "Basic",
+            ):
+                headers = {"Authorization": value} if value else {}
+                for path in ASKED:
+                    status, error = await post(http, f"{url}{path}", data=b"[", headers=headers)
+                    assert status == 401 and error["code"] == "invalid_api_key"
+    finally:
+        keys.close()
+
+
+async def test_a_thousand_idle_connections_take_little_memory() -> None:
+    """Half of them have begun a request; both ends are in this process."""
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        await post(http, f"{url}/v1/completions", data=b"{")
+        port = int(url.rpartition(":")[2])
+        before = read_rss_bytes(os.getpid())
+        with contextlib.ExitStack() as stack:
+            for number in range(IDLE):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                if number % 2:
+                    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+                if number % 50 == 0:  # the server takes them meanwhile: its queue is short
+                    await asyncio.sleep(0)
+            status, _ = await post(http, f"{url}/v1/completions", data=b"{")
+            assert status == 400
+            assert read_rss_bytes(os.getpid()) - before < MOST_GROWTH
+
+
+async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Text is computed as far as buffers reach, no further; then the lease is given back."""
+    monkeypatch.setattr(http_server, "WRITE_S", 1.0)
+    made, ended = [0], asyncio.Event()
+
+    async def write_without_end(*_: object) -> AsyncGenerator[Piece, None]:
+        try:
+            while True:
+                made[0] += 1
+                yield Piece(Token(id=1, text="word " * 100), None)
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(http_server, "generate_text", write_without_end)
+    served: Any = SimpleNamespace(pool=None, model=SimpleNamespace(name="m"))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = CompletionForm(served.model, is_chat=False, wants_usage=False)
+        choices = [Choice(0, Report((1,)))]
+        pieces = http_server._generate_all(served, [None], choices)  # type: ignore[list-item]
+        async with contextlib.aclosing(pieces):
+            return await http_server._stream(request, form, choices, pieces, 1)
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    server = await serve_app(app, "127.0.0.1", 0, cancels_handlers=True)
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(HANG_S):
+                await ended.wait()
+        assert http_server.MOST_AHEAD < made[0] < 20 * http_server.MOST_AHEAD
+    finally:
+        await server.close()
