@@ -112,6 +112,36 @@ class LeaseFlags:
     ] = 1_200.0
 
 
+@dataclass(frozen=True, slots=True)
+class DecodingFlags:
+    """How texts are decoded; they are the same either way."""
+
+    speculate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speculate",
+            metavar="MODEL[=DRAFT]",
+            help="Decode MODEL by drafts, in fewer steps: those of n-grams, and of DRAFT, a "
+            "registered model that this machine runs; repeatable.",
+        ),
+    ] = None
+
+    def find(self, models: list[str]) -> dict[str, str | None]:
+        """Return the draft model, or None, of every model to speculate on.
+
+        Raises InvalidInput for one that is not served.
+        """
+        from splitup.core.errors import InvalidInput
+
+        found = {}
+        for entry in self.speculate or []:
+            model, _, draft = entry.partition("=")
+            if model not in models:
+                raise InvalidInput(f"--speculate names '{model}', which is not served")
+            found[model] = draft or None
+        return found
+
+
 @with_options
 def command(
     models: Annotated[
@@ -119,6 +149,7 @@ def command(
     ],
     listen: ListenOptions,
     leases: LeaseFlags,
+    decoding: DecodingFlags,
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -147,7 +178,10 @@ def command(
                 )
             access = Access(table if needs_keys else None)
             index_url = find_database_url(index, config, "explorer.sqlite")
-            event_loop.run(_serve(output, config, models, listen, tls, leases, access, index_url))
+            drafts = decoding.find(models)
+            event_loop.run(
+                _serve(output, config, models, drafts, listen, tls, leases, access, index_url)
+            )
         finally:
             table.close()
 
@@ -165,6 +199,7 @@ async def _serve(
     output: Output,
     config: ConfigFlag,
     models: list[str],
+    drafts: dict[str, str | None],
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     leases: LeaseFlags,
@@ -189,7 +224,7 @@ async def _serve(
         api = ApiServer(net, options, access, timelines)
         try:
             for model in dict.fromkeys(models):
-                await api.add_model(model)
+                await api.add_model(model, is_speculative=model in drafts, draft=drafts.get(model))
             app = api.make_app()
             explorer.add_to(app, timelines, access)
             add_page(app, MARKET_PAGE, has_keys=access.keys is not None)

@@ -22,7 +22,7 @@ from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
-from splitup.decode.step import StepInput, make_arrays
+from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
 
 _CLOSE_S: Final = 1.0
@@ -118,6 +118,12 @@ class Speculation:
         return SpeculativeDecoder(
             request, sources, self.experience, may_go_back=not self.is_recurrent
         )
+
+    def start(self, decoder: Decoder) -> Drafting | None:
+        """Return what computes a decoder's drafts; None without a draft model, or for another."""
+        if self.draft is None or not isinstance(decoder, SpeculativeDecoder):
+            return None
+        return Drafting(decoder, self.draft)
 
 
 class Drafting:

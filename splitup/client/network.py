@@ -31,7 +31,7 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
-from splitup.client.drafting import Drafting, LocalModel, Speculation, bring_home, check_vocabulary
+from splitup.client.drafting import LocalModel, Speculation, bring_home, check_vocabulary
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
@@ -62,7 +62,7 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.sampler import Sampler
-from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.messages.base import ZERO_BYTES32
@@ -297,7 +297,7 @@ class Network:
         exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft)
-        local = None if draft is None else await self.open_draft(model, draft)
+        speculation = await self.speculate(model, draft) if decoder == "speculative" else None
         machine, tokenizer = await self.make_decoder(
             model,
             prompt,
@@ -305,11 +305,9 @@ class Network:
             sampler=Sampler(temperature, seed, top_k, top_p),
             decoder=decoder,
             lookahead=lookahead,
-            draft=local,
+            speculation=speculation,
         )
-        drafting = None
-        if local is not None and isinstance(machine, SpeculativeDecoder):
-            drafting = Drafting(machine, local)
+        drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
             model,
             steps=machine.max_steps,
@@ -332,18 +330,26 @@ class Network:
         sampler: Sampler,
         decoder: DecoderName = "sequential",
         lookahead: LookaheadOptions | None = None,
-        draft: LocalModel | None = None,
+        speculation: Speculation | None = None,
     ) -> tuple[Decoder, ModelTokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         check_decoder(decoder, lookahead)
         found = await self.fetch_text_model(model)
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
         request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
-        pair = model, "" if draft is None else draft.name
-        speculation = Speculation(
-            draft, self._experiences.setdefault(pair, Experience()), found.info.is_recurrent
-        )
+        if decoder == "speculative" and speculation is None:
+            speculation = await self.speculate(model)
         return make_decoder(decoder, request, lookahead, speculation), found.tokenizer
+
+    async def speculate(self, model: str, draft: str | None = None) -> Speculation:
+        """Return what one text of a model drafts with: n-grams, and a registered model if named.
+
+        Texts share what is learnt of the pair. Raises what ``open_draft`` raises.
+        """
+        local = None if draft is None else await self.open_draft(model, draft)
+        info = get_text_info((await self.fetch_model(model)).manifest, model)
+        experience = self._experiences.setdefault((model, draft or ""), Experience())
+        return Speculation(local, experience, info.is_recurrent)
 
     async def open_draft(self, model: str, draft: str) -> LocalModel:
         """Return a registered model ready to draft for another one, on this machine.

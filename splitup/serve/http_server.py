@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -28,7 +29,15 @@ from splitup.serve.answers import (
 )
 from splitup.serve.api_keys import ApiKey
 from splitup.serve.errors import ApiError, translate
-from splitup.serve.generation import Ended, Piece, Report, TextOptions, fill_queue, generate_text
+from splitup.serve.generation import (
+    Ended,
+    Piece,
+    Report,
+    Speculate,
+    TextOptions,
+    fill_queue,
+    generate_text,
+)
 from splitup.serve.leases import LeaseOptions, LeasePool
 from splitup.serve.metrics import list_readings
 from splitup.serve.ollama import (
@@ -60,10 +69,11 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class ServedModel:
-    """A text model and its leases."""
+    """A text model, its leases, and what its texts draft with if they are to."""
 
     model: TextModel
     pool: LeasePool
+    speculate: Speculate | None = None
 
 
 class ApiServer:
@@ -79,12 +89,21 @@ class ApiServer:
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
 
-    async def add_model(self, name: str) -> None:
-        """Serve a model; raise InvalidInput when there is no such text model."""
+    async def add_model(
+        self, name: str, *, is_speculative: bool = False, draft: str | None = None
+    ) -> None:
+        """Serve a model; raise InvalidInput when there is no such text model.
+
+        One that ``is_speculative`` is decoded by drafts of n-grams, and of a model ``draft`` if
+        one is named; raises what ``Network.speculate`` raises.
+        """
         model = await self._net.fetch_text_model(name)
+        speculate = partial(self._net.speculate, name, draft) if is_speculative else None
+        if speculate is not None:
+            await speculate()  # which loads the draft model
         pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
-        self._models[name] = ServedModel(model, pool)
+        self._models[name] = ServedModel(model, pool, speculate)
 
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
@@ -303,7 +322,8 @@ async def _generate_all(
     """
     for text, choice in zip(texts, choices, strict=True):
         queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
-        pieces = generate_text(served.pool, served.model, text, choice.report)
+        report, speculate = choice.report, served.speculate
+        pieces = generate_text(served.pool, served.model, text, report, speculate)
         filling = asyncio.create_task(fill_queue(pieces, queue))
         try:
             while not isinstance(item := await queue.get(), Ended):

@@ -32,6 +32,7 @@ from tests.texts import read_account
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
 MODEL = "packages-4m"
+DRAFT = "packages-draft-0.7m"  # beside it, with the same vocabulary
 TARGET_VRAM = "1.9MB"
 CHUNK = 8
 NODES = 5

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import openai
@@ -21,7 +21,7 @@ from langchain_openai import ChatOpenAI
 from splitup.client.connection import SplitUp
 from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network
+from tests.e2e.conftest import DRAFT, EXAMPLE, MODEL, Network
 
 PROMPT = "library for"
 CHAT = [{"role": "user", "content": "Package: python3-yaml\nDescription: library for"}]
@@ -142,6 +142,40 @@ def test_a_response_and_its_stream_are_the_chats_text(client: openai.OpenAI) -> 
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == answer.output_text
+
+
+def test_drafts_give_the_same_answers_in_fewer_steps(
+    client: openai.OpenAI, network: Network
+) -> None:
+    """Also with probabilities, penalties, biases, a stop string and a grammar."""
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "(yes|no), [0-9]{3}"}
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 60},
+        {"temperature": 0.8, "seed": 4, "max_tokens": 24, "frequency_penalty": 0.5},
+        {"temperature": 0.8, "seed": 4, "max_tokens": 24, "logit_bias": {"300": 4.0}, "stop": "."},
+        {"max_tokens": 8, "temperature": 0, "extra_body": {"response_format": grammar}},
+    ]
+    network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(
+            run_server(network, "--lease-steps", "400", "--speculate", f"{MODEL}={DRAFT}")
+        )
+        drafting = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        stack.callback(drafting.close)
+        steps = [0, 0]
+        for options in asked:
+            found = []
+            for place, each in enumerate((client, drafting)):
+                answer = each.chat.completions.create(
+                    model=MODEL, messages=CHAT, logprobs=True, top_logprobs=2, **options
+                )
+                assert answer.usage is not None
+                steps[place] += answer.usage.model_extra["splitup"]["steps"]  # type: ignore[index]
+                [choice] = answer.choices
+                assert choice.logprobs is not None
+                found.append((choice.message, choice.finish_reason, choice.logprobs))
+            assert found[0] == found[1]
+    assert steps[1] < steps[0]
 
 
 def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: str) -> None:
