@@ -25,7 +25,7 @@ from splitup.serve.access import Access
 from splitup.serve.answers import Choice, CompletionForm
 from splitup.serve.api_keys import ApiKeys
 from splitup.serve.generation import Piece, Report
-from splitup.serve.http_server import ApiServer
+from splitup.serve.http_server import ApiServer, ServedModel
 from splitup.serve.leases import LeaseOptions
 from splitup.serve.timelines import Timelines
 from tests.builders import HANG_S
@@ -172,7 +172,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
             ended.set()
 
     monkeypatch.setattr(http_server, "generate_text", write_without_end)
-    served: Any = SimpleNamespace(pool=None, model=SimpleNamespace(name="m"))
+    served: Any = ServedModel(SimpleNamespace(name="m"), pool=None)  # type: ignore[arg-type]
 
     async def answer(request: web.Request) -> web.StreamResponse:
         form = CompletionForm(served.model, is_chat=False, wants_usage=False)
