@@ -21,6 +21,7 @@ from splitup.graph.manifest import (
     ClientTask,
     Manifest,
     Task,
+    TextInfo,
     get_blob_key,
     get_task_key,
     get_weights_key,
@@ -92,6 +93,19 @@ class Cache:
             wanted.append((weights, key, task.weights_digest, task.weights_bytes))
         await self._fetch_missing(model_id, wanted)
         return graph, weights if task.weights_digest else None
+
+    async def fetch_manifest_file(self, model_id: str) -> Path:
+        """Return the file of a model's manifest, fetched if missing."""
+        await self.fetch_manifest(model_id)
+        return self._directory / f"{model_id[2:]}.json"
+
+    async def fetch_tokenizer(self, model_id: str, info: TextInfo) -> Path:
+        """Return the file of a model's tokenizer.json, fetched if missing."""
+        digest = info.tokenizer_digest
+        path = self._directory / f"{digest}.tokenizer.json"
+        wanted = [(path, get_blob_key(digest), digest, info.tokenizer_bytes)]
+        await self._fetch_missing(model_id, wanted)
+        return path
 
     async def fetch_vectors(self, model_id: str, index: int) -> SelfTestVectors | None:
         """Return a task's reference vectors, None when its model has none."""
