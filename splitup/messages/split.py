@@ -161,6 +161,12 @@ class PrivateModel(Message):
     client: dict[str, Any]
 
 
+class PrivateModels(Message):
+    """What a server offers to devices."""
+
+    models: tuple[PrivateModel, ...]
+
+
 class ConfigAnswer(Message):
     """A model, and how long the server keeps sessions."""
 
@@ -258,6 +264,11 @@ def parse_answer(kind: type[T], fields: dict[str, Any]) -> T:
         error = _check(ErrorAnswer, fields)
         raise SplitError(error.code, error.message)
     return _check(kind, fields)
+
+
+def decode_models(data: bytes) -> tuple[PrivateModel, ...]:
+    """Return the models in a server's answer; raise SplitError."""
+    return _check(PrivateModels, _parse_object(data)).models
 
 
 def _parse_object(text: str | bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 
@@ -30,9 +30,18 @@ from splitup.graph.manifest import (
 from splitup.graph.self_test_vectors import SelfTestVectors, load_vectors
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.download import download_object, write_file
-from splitup.storage.gateway_client import GatewayClient
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
+
+
+class ModelStore(Protocol):
+    """Where the objects of a model come from: a storage gateway, or a server that has some."""
+
+    async def fetch_manifest(self, model_id: str) -> bytes:
+        """Return a manifest whose SHA-256 is the model's id."""
+
+    async def model_grants(self, model_id: str) -> Grants:
+        """Return GET grants for a model's objects."""
 
 
 class Cache:
@@ -41,7 +50,7 @@ class Cache:
     def __init__(
         self,
         directory: Path,
-        gateway: GatewayClient,
+        gateway: ModelStore,
         session: aiohttp.ClientSession,
         check_manifest: Callable[[Manifest], Awaitable[None]],
     ) -> None:

@@ -97,8 +97,10 @@ class SplitServer:
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        models = [served.describe().model_dump(mode="json") for served in self._allowed(key)]
-        return web.json_response({"models": models}, headers={"Cache-Control": "no-store"})
+        models = split.PrivateModels(models=tuple(one.describe() for one in self._allowed(key)))
+        return web.json_response(
+            models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}
+        )
 
     async def _send_file(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
