@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +77,9 @@ async def _serve(
     async with TcpRelay(source, target, limits, tls) as relay:
         scheme = "http" if tls is None else "https"
         url = f"{scheme}://{Address(host, relay.port)}/"
-        segno.make(url, error="m").terminal(output.log.file, compact=True)
+        picture = io.StringIO()
+        segno.make(url, error="m").terminal(picture, compact=True)
+        sys.stderr.write(picture.getvalue())
         output.say(f"{url} -> {target}")
         output.hint("Ctrl-C: stop")
         await asyncio.get_running_loop().create_future()

@@ -20,6 +20,7 @@ import struct
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -132,9 +133,9 @@ class TcpRelay:
             task = asyncio.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _, host=host: self._forget(host))
+            task.add_done_callback(partial(self._forget, host))
 
-    def _forget(self, host: str) -> None:
+    def _forget(self, host: str, _: asyncio.Task[None]) -> None:
         self._open[host] -= 1
         if not self._open[host]:
             del self._open[host]
