@@ -126,20 +126,46 @@ class DecodingFlags:
         ),
     ] = None
 
-    def find(self, models: list[str]) -> dict[str, str | None]:
-        """Return the draft model, or None, of every model to speculate on.
+    def find_drafts(self, models: list[str]) -> dict[str, str | None]:
+        """Return what drafts for each model: a model, "" for n-grams alone, None for nothing.
 
-        Raises InvalidInput for one that is not served.
+        Raises InvalidInput for a model that is not served.
         """
         from splitup.core.errors import InvalidInput
 
-        found = {}
+        found: dict[str, str | None] = dict.fromkeys(models)
         for entry in self.speculate or []:
             model, _, draft = entry.partition("=")
-            if model not in models:
+            if model not in found:
                 raise InvalidInput(f"--speculate names '{model}', which is not served")
-            found[model] = draft or None
+            found[model] = draft
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFlags:
+    """Whether private models are served to devices that keep their first and last layers."""
+
+    enabled: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Serve models registered with --private K to browsers and devices that keep "
+            "text and tokens to themselves.",
+        ),
+    ] = False
+    sessions: Annotated[
+        int,
+        typer.Option(
+            "--split-sessions", metavar="N", min=1, help="Texts of devices under way at once."
+        ),
+    ] = 32
+    ttl_s: Annotated[
+        float,
+        typer.Option(
+            "--split-ttl", metavar="S", min=1.0, help="Seconds until an unused one is forgotten."
+        ),
+    ] = 300.0
 
 
 @with_options
@@ -150,6 +176,7 @@ def command(
     listen: ListenOptions,
     leases: LeaseFlags,
     decoding: DecodingFlags,
+    private: PrivateFlags,
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -178,9 +205,9 @@ def command(
                 )
             access = Access(table if needs_keys else None)
             index_url = find_database_url(index, config, "explorer.sqlite")
-            drafts = decoding.find(models)
+            drafts = decoding.find_drafts(models)
             event_loop.run(
-                _serve(output, config, models, drafts, listen, tls, leases, access, index_url)
+                _serve(output, config, drafts, listen, tls, leases, private, access, index_url)
             )
         finally:
             table.close()
@@ -198,21 +225,24 @@ def _is_loopback(host: str) -> bool:
 async def _serve(
     output: Output,
     config: ConfigFlag,
-    models: list[str],
     drafts: dict[str, str | None],
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     leases: LeaseFlags,
+    private: PrivateFlags,
     access: Access,
     index_url: str,
 ) -> None:
     from splitup.client.connection import SplitUp
+    from splitup.core.errors import InvalidInput
+    from splitup.messages import split
     from splitup.net.http import serve_app
     from splitup.net.metrics import serve_metrics
     from splitup.serve.explorer_routes import run_explorer
     from splitup.serve.http_server import ApiServer
     from splitup.serve.leases import LeaseOptions
     from splitup.serve.page_files import MARKET_PAGE, add_page
+    from splitup.serve.split.sessions import SessionOptions
     from splitup.serve.timelines import Timelines
 
     options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
@@ -221,18 +251,27 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
-        api = ApiServer(net, options, access, timelines)
+        sessions = SessionOptions(private.sessions, private.ttl_s) if private.enabled else None
+        api = ApiServer(net, options, access, timelines, sessions)
         try:
-            for model in dict.fromkeys(models):
-                await api.add_model(model, is_speculative=model in drafts, draft=drafts.get(model))
+            for model, draft in drafts.items():
+                await api.add_model(model, draft)
+            if private.enabled and not api.private_models:
+                raise InvalidInput(
+                    "no model here is private; register one with: splitup-deploy register "
+                    "--private K, or leave out --private"
+                )
             app = api.make_app()
             explorer.add_to(app, timelines, access)
             add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
-            names = ", ".join(dict.fromkeys(models))
+            names = ", ".join(drafts)
             needs = "no key needed" if access.keys is None else "API keys needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            if api.private_models:
+                found = ", ".join(api.private_models)
+                output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
             with _catch_signals(stopped):
