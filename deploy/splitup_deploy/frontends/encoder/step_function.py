@@ -64,6 +64,11 @@ class Encoder(Protocol):
         """Return the sizes that all families have."""
         ...
 
+    @property
+    def takes_types(self) -> bool:
+        """Return whether the second text of a pair has another token type."""
+        ...
+
     def encode(self, step: EncoderStep) -> Tensor:
         """Return the last layer's rows [rows, hidden]."""
         ...
@@ -193,7 +198,7 @@ class EncoderStep(RowOperations):
         return self.attend_rows(query, whole[:, 0], whole[:, 1], slots, scale, label, bias=bias)
 
     def rotate(self, heads: Tensor, count: int, rope: Rope, name: str, label: str) -> Tensor:
-        """Return heads [rows, heads, size], of which the first ``count`` are rotated by position."""
+        """Return heads [rows, heads, size], the first ``count`` of them rotated by position."""
         half, size = rope.pairs, self.sizes.head_dim
         spec = TensorSpec(name, "float32", (self.sizes.context, 2, half))
         table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, self.sizes.context),)))

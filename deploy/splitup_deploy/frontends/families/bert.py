@@ -3,7 +3,8 @@
 All have one block: attention, add, norm; feed-forward, add, norm. They differ in what is added to
 the tokens' embeddings, in the names of their weights, and in a reranker's last layers:
 
-- RoBERTa's table of positions begins after the index of its padding token.
+- RoBERTa's table of positions begins after the index of its padding token; its tokenizers give all
+  tokens the first type.
 - DistilBERT has no token types.
 - MPNet (arXiv 2004.09297) has no token types, and adds to the scores of attention a number for the
   distance of two rows, by buckets, one for each head in all layers.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tinygrad.tensor import Tensor
@@ -63,7 +64,8 @@ _NAMES: Final = (
 class Bert:
     """``table`` are the rows of the table of positions, of which a text's first has ``first``.
 
-    ``types`` and ``buckets`` are 0 where there are none. ``head`` names a reranker's last layers,
+    ``types`` and ``buckets`` are 0 where there are none. Without ``takes_types`` every row is of the
+    first type, also in the second text of a pair. ``head`` names a reranker's last layers,
     and the activation between them.
     """
 
@@ -72,6 +74,7 @@ class Bert:
     table: int
     first: int = 0
     types: int = 0
+    takes_types: bool = False
     buckets: int = 0
     head: tuple[str, str, str] = ("pooler.dense", "tanh", "classifier")
 
@@ -79,7 +82,11 @@ class Bert:
         """Return the last layer's rows [rows, hidden]."""
         x = step.embed(step.tokens, "embeddings.word_embeddings.weight", self.sizes.vocab)
         if self.types:
-            x = x + step.embed(step.types, "embeddings.token_type_embeddings.weight", self.types)
+            name = "embeddings.token_type_embeddings.weight"
+            if self.takes_types:
+                x = x + step.embed(step.types, name, self.types)
+            else:
+                x = x + step.tensor(step.weights.get(name, self.types, self.sizes.hidden))[:1]
         place = step.positions + self.first
         x = x + step.embed(place, "embeddings.position_embeddings.weight", self.table)
         x = step.norm(step.tracer.mark(x, "embed: sum"), "embeddings.LayerNorm", "embed")
@@ -153,7 +160,7 @@ def find_bucket_edges(half: int) -> list[int]:
 
 def read_bert(fields: Fields, context: int | None) -> Bert:
     """Read the configuration of a BERT."""
-    return _read(fields, context, types=True)
+    return replace(_read(fields, context, types=True), takes_types=True)
 
 
 def read_roberta(fields: Fields, context: int | None) -> Bert:
@@ -228,8 +235,8 @@ def _read(
         table,
         first,
         fields.get_integer("type_vocab_size", 2) if types else 0,
-        buckets,
-        head,
+        buckets=buckets,
+        head=head,
     )
 
 

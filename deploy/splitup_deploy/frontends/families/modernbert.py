@@ -46,6 +46,7 @@ class ModernBert:
     classifier_bias: bool
     classifier_activation: Activation
     classifier_pooling: Literal["cls", "mean"]
+    takes_types: bool = False
 
     def encode(self, step: EncoderStep) -> Tensor:
         """Return the last layer's rows [rows, hidden]."""

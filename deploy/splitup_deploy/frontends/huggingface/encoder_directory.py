@@ -41,6 +41,8 @@ def load_encoder(
     if use == "text-embedding":
         pooling, notes = _read_modules(directory, str(table["architectures"][0]))
     encoder, note = _read_encoder(directory, table, family, use, sizes.context)
+    if use == "text-ranking":
+        _check_token_types(directory, encoder)
     weights = DirectoryWeights(directory, family.rename)
     traced = trace_encoder(encoder, weights, pooling, sizes.chunk)
     heads = _HEADS if use == "text-embedding" else {"embeddings.position_ids": "computed here"}
@@ -80,6 +82,19 @@ def _read_encoder(
         return whole, []
     note = f"texts of up to {context} tokens; the model has {trained} positions, see --context"
     return read_encoder(table, family, use, context), [note]
+
+
+def _check_token_types(directory: Path, encoder: Encoder) -> None:
+    """Raise InvalidModel when the tokenizer gives pairs other token types than is usual."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    names = read_json(path, tuning.MAX_CONFIG_BYTES).get("model_input_names")
+    if isinstance(names, list) and ("token_type_ids" in names) != encoder.takes_types:
+        what = "no token_type_ids" if encoder.takes_types else "token_type_ids"
+        raise InvalidModel(
+            f"'{path}' asks for {what}, which is unusual for this architecture and not supported"
+        )
 
 
 def _read_longest(directory: Path, trained: int) -> int:
