@@ -174,3 +174,10 @@ def test_a_tokenizer_with_other_token_types_is_refused(tmp_path: Path) -> None:
     path.write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
     with pytest.raises(InvalidModel, match="no token_type_ids"):
         load_model(source)
+
+
+def test_a_configuration_alone_shows_how_it_would_be_cut(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CASES["modernbert-ranker"].config))
+    compiled = build(str(path), 10**9)
+    assert compiled.manifest.kind == "text-ranking" and not compiled.is_complete

@@ -64,9 +64,9 @@ _NAMES: Final = (
 class Bert:
     """``table`` are the rows of the table of positions, of which a text's first has ``first``.
 
-    ``types`` and ``buckets`` are 0 where there are none. Without ``takes_types`` every row is of the
-    first type, also in the second text of a pair. ``head`` names a reranker's last layers,
-    and the activation between them.
+    ``types`` and ``buckets`` are 0 where there are none. Without ``takes_types`` every row has the
+    first type, also in the second text of a pair. ``head`` names a reranker's last layers, and the
+    activation between them.
     """
 
     sizes: EncoderSizes

@@ -13,6 +13,7 @@ from typing import Any, Final
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.encoder.step_function import Encoder, Pooling, trace_encoder
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoders import EncoderFamily, Use
@@ -51,7 +52,7 @@ def load_encoder(
     return SourceModel(use, replace(traced, notes=tuple(notes)), text)
 
 
-def read_encoder(
+def _read_config(
     table: dict[str, Any], family: EncoderFamily, use: Use, context: int | None
 ) -> Encoder:
     """Read a config.json; raises InvalidModel naming what is not supported."""
@@ -69,19 +70,34 @@ def read_encoder(
     return encoder
 
 
+def load_encoder_shapes(
+    table: dict[str, Any], family: EncoderFamily, use: Use, sizes: Sizes, weights: Weights
+) -> SourceModel:
+    """Trace an encoder from its config.json alone; an embedding is the mean of its rows."""
+    encoder, notes = _read_encoder(None, table, family, use, sizes.context)
+    pooling = Pooling() if use == "text-embedding" else None
+    traced = trace_encoder(encoder, weights, pooling, sizes.chunk)
+    return SourceModel(use, replace(traced, notes=(*traced.notes, *notes)), None)
+
+
 def _read_encoder(
-    directory: Path, table: dict[str, Any], family: EncoderFamily, use: Use, context: int | None
+    directory: Path | None,
+    table: dict[str, Any],
+    family: EncoderFamily,
+    use: Use,
+    context: int | None,
 ) -> tuple[Encoder, list[str]]:
     """Return the encoder for texts of at most ``context`` tokens, and what to say of that."""
-    whole = read_encoder(table, family, use, None)
     if context is not None:
-        return read_encoder(table, family, use, context), []
+        return _read_config(table, family, use, context), []
+    whole = _read_config(table, family, use, None)
     trained = whole.sizes.context
-    context = min(_read_longest(directory, trained), DEFAULT_CONTEXT)
+    longest = trained if directory is None else _read_longest(directory, trained)
+    context = min(longest, DEFAULT_CONTEXT)
     if context == trained:
         return whole, []
     note = f"texts of up to {context} tokens; the model has {trained} positions, see --context"
-    return read_encoder(table, family, use, context), [note]
+    return _read_config(table, family, use, context), [note]
 
 
 def _check_token_types(directory: Path, encoder: Encoder) -> None:
