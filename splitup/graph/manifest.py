@@ -209,6 +209,11 @@ class Manifest(_Record):
     client: ClientPart | None = None
 
     @property
+    def is_encoder(self) -> bool:
+        """Return whether a step takes whole texts, and gives a vector or a score of each."""
+        return self.kind in ("text-embedding", "text-ranking")
+
+    @property
     def user_inputs(self) -> tuple[Port, ...]:
         """Return the inputs that a user gives in every step."""
         return self.inputs if self.client is None else self.client.inputs

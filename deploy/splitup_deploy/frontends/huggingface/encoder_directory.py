@@ -38,7 +38,8 @@ def load_encoder(
     """Trace an encoder; raises InvalidModel naming file and problem."""
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    pooling, notes = None, []
+    pooling: Pooling | None = None
+    notes: list[str] = []
     if use == "text-embedding":
         pooling, notes = _read_modules(directory, str(table["architectures"][0]))
     encoder, note = _read_encoder(directory, table, family, use, sizes.context)
