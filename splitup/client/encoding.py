@@ -14,6 +14,7 @@ from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
 from splitup.decode.texts import EncodedText, make_text_arrays, pack_texts
 from splitup.graph.manifest import Manifest, TextInfo
+from splitup.messages.plans import Plan
 
 _MOST_CHARS = 32  # of a token on average; a longer text is refused before it is encoded
 
@@ -25,6 +26,7 @@ class Embeddings:
     vectors: Array
     tokens: int
     execution_id: str
+    plan: Plan
     receipt: PendingReceipt
 
 
@@ -59,7 +61,7 @@ class EncoderModel:
                 raise self._refuse_length(f"{length} characters")
             found = self.tokenizer.encode_typed(text, pair)
         else:
-            found = EncodedText(tuple(text), (0,) * len(text))
+            found = EncodedText(tuple(text))
         if not text or not found.tokens:
             raise InvalidInput("the text is empty; give at least one character or token")
         if len(found.tokens) > self.info.context:

@@ -356,6 +356,7 @@ class Network:
             vectors,
             sum(len(text.tokens) for text in encoded),
             session.execution_id,
+            session.plan,
             self.pending_receipt(session.execution_id),
         )
 

@@ -30,10 +30,10 @@ SPAN_COLUMNS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """The tokens of a text, or of a pair of texts, and the type of each."""
+    """The tokens of a text, or of a pair of texts, and the type of each: by default 0."""
 
     tokens: tuple[int, ...]
-    types: tuple[int, ...]
+    types: tuple[int, ...] = ()
 
 
 def pack_texts(lengths: Sequence[int], chunk: int) -> list[list[int]]:
@@ -63,7 +63,8 @@ def make_text_arrays(texts: Sequence[EncodedText]) -> dict[str, npt.NDArray[Any]
     for text in texts:
         length = len(text.tokens)
         spans.append((first, length))
-        layout += [(place, first, length, kind) for place, kind in enumerate(text.types)]
+        kinds = text.types or (0,) * length
+        layout += [(place, first, length, kind) for place, kind in enumerate(kinds)]
         first += length
     tokens = [token for text in texts for token in text.tokens]
     return {
