@@ -68,6 +68,8 @@ class EncoderModel:
             raise self._refuse_length(f"{len(found.tokens)} tokens")
         if not all(0 <= token < self.info.vocab for token in found.tokens):
             raise InvalidInput(f"a token is outside the vocabulary of {self.info.vocab}")
+        if not all(kind <= 1 for kind in found.types):  # a foreign tokenizer gives what it likes
+            raise InvalidInput(f"the tokenizer of model {self.name} gives token types beyond 1")
         return found
 
     def pack(self, texts: Sequence[EncodedText]) -> list[list[int]]:

@@ -93,7 +93,10 @@ def _iter_bert(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{prefix}embeddings.word_embeddings.weight", (VOCAB, hidden)
     yield f"{prefix}embeddings.position_embeddings.weight", (c["max_position_embeddings"], hidden)
     if own == "bert":
-        yield f"{prefix}embeddings.token_type_embeddings.weight", (2, hidden)
+        yield (
+            f"{prefix}embeddings.token_type_embeddings.weight",
+            (c.get("type_vocab_size", 2), hidden),
+        )
     yield from _iter_layer(f"{prefix}embeddings.LayerNorm", hidden)
     if own == "mpnet":
         yield f"{prefix}encoder.relative_attention_bias.weight", (32, 4)
@@ -129,7 +132,7 @@ def _iter_modernbert(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{prefix}embeddings.tok_embeddings.weight", (VOCAB, hidden)
     for name in ("embeddings.norm", "final_norm"):
         yield from _iter_layer(prefix + name, hidden, bias=norm)
-    for layer in range(4):
+    for layer in range(3):
         block = f"{prefix}layers.{layer}."
         for name in ("attn_norm", "mlp_norm")[0 if layer else 1 :]:
             yield from _iter_layer(block + name, hidden, bias=norm)
@@ -151,7 +154,7 @@ def _iter_layer(name: str, *shape: int, bias: bool = True) -> Iterator[tuple[str
         yield f"{name}.bias", shape[:1]
 
 
-_MODERN = {"num_hidden_layers": 4, "local_attention": 8, "norm_eps": 1e-5}
+_MODERN = {"num_hidden_layers": 3, "local_attention": 8, "norm_eps": 1e-5}
 CASES: dict[str, EncoderCase] = {
     "bert": EncoderCase("BertModel", "bert", shapes=_iter_bert, pooling="mean", is_normalised=True),
     "roberta": EncoderCase(
@@ -166,6 +169,7 @@ CASES: dict[str, EncoderCase] = {
         "DistilBertForMaskedLM",
         "distilbert",
         _DISTIL,
+        "bfloat16",
         shapes=_iter_bert,
         without=frozenset(_RENAMED),
         pooling="mean",
@@ -184,7 +188,8 @@ CASES: dict[str, EncoderCase] = {
     "xlm-roberta-ranker": EncoderCase(
         "XLMRobertaForSequenceClassification",
         "xlm-roberta",
-        {**_ROBERTA, "type_vocab_size": 2},
+        {**_ROBERTA, "type_vocab_size": 1},
+        "float16",
         shapes=_iter_bert,
     ),
     "distilbert-ranker": EncoderCase(
@@ -199,7 +204,7 @@ CASES: dict[str, EncoderCase] = {
         "modernbert",
         {
             **_MODERN,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": 700.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
@@ -23,6 +25,7 @@ from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 
 BOUND = 1e-5
+SIZES = Sizes(chunk=sum(LENGTHS))
 
 
 @pytest.fixture(scope="module")
@@ -31,51 +34,93 @@ def golden() -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TaskProgram]:
+    """Compile the checkpoint of a case once; a step has room for all texts."""
+
+    @cache
+    def compile_case(name: str) -> TaskProgram:
+        source = save_encoder(tmp_path_factory.mktemp(name), CASES[name])
+        return load_reference(source, SIZES)
+
+    return compile_case
+
+
+def as_inputs(program: TaskProgram, texts: Sequence[EncodedText]) -> list[bytes]:
+    arrays = make_text_arrays(texts)
+    return [arrays[spec.name].tobytes() for spec in program.inputs]
+
+
 def run(program: TaskProgram, texts: Sequence[EncodedText]) -> np.ndarray:
     """Return what one step says of texts, [texts, width]."""
-    arrays = make_text_arrays(texts)
-    (data,) = program.run(program.new_state(), [arrays[s.name].tobytes() for s in program.inputs])
+    (data,) = program.run(program.new_state(), as_inputs(program, texts))
     return np.frombuffer(data, np.float32).reshape(len(texts), -1)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_agree_and_do_not_depend_on_the_other_texts(
-    name: str, golden: dict[str, Any], tmp_path: Path
+    name: str, golden: dict[str, Any], programs: Callable[[str], TaskProgram]
 ) -> None:
-    case = CASES[name]
-    assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
-    program = load_reference(save_encoder(tmp_path, case), Sizes(chunk=sum(LENGTHS)))
+    assert golden[f"{name}/digest"] == compute_checkpoint_digest(CASES[name]), "run make_golden.py"
+    program = programs(name)
     together = run(program, TEXTS)
     assert relative_error(together, golden[f"{name}/outputs"]) <= BOUND
     for text, wanted in zip(TEXTS, together, strict=True):
         assert run(program, [text]).tobytes() == wanted.tobytes()
         assert relative_error(wanted, golden[f"{name}/outputs"][TEXTS.index(text)]) <= BOUND
+    groups = [as_inputs(program, group) for group in (TEXTS[:2], TEXTS[2:3], TEXTS[3:])]
+    given = program.run_together([(program.new_state(), group) for group in groups])
+    assert b"".join(data for (data,) in given) == together.tobytes()
 
 
-def test_a_cut_encoder_gives_equal_bytes(tmp_path: Path) -> None:
-    source = save_encoder(tmp_path, CASES["modernbert"])
-    cut = CutModel(build(source, 120_000, sizes=Sizes(chunk=40)))
-    assert len(cut.manifest.tasks) >= 3 and cut.manifest.kind == "text-embedding"
+def test_old_names_and_other_heads(tmp_path: Path) -> None:
+    """A checkpoint of 2019, with a head that fills in words."""
+    source = save_encoder(tmp_path, CASES["bert"])
+    wanted = load_model(source).traced.graph.to_bytes()
+    path = tmp_path / "model.safetensors"
+    old = {}
+    for name, array in load_file(path).items():
+        name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        old[f"bert.{name}"] = array
+    others = {
+        "cls.predictions.bias": np.ones(40, np.float32),
+        "bert.embeddings.position_ids": np.arange(32)[None],
+    }
+    save_file({**old, **others}, path)
+    found = load_model(source)
+    assert found.traced.graph.to_bytes() == wanted
+    assert [note.partition(", ")[2] for note in found.traced.notes] == [
+        "of a head for another use",
+        "which are counted here",
+    ]
+    save_file({**old, "bert.encoder.layer.2.output.dense.bias": np.ones(32, np.float32)}, path)
+    with pytest.raises(InvalidModel, match=r"'encoder\.layer\.2\.output\.dense\.bias' for which"):
+        load_model(source)
+
+
+def test_a_cut_encoder_gives_equal_bytes(
+    programs: Callable[[str], TaskProgram], tmp_path: Path
+) -> None:
+    program = programs("roberta")
+    cut = CutModel(build(save_encoder(tmp_path, CASES["roberta"]), 100_000, sizes=SIZES))
+    assert len(cut.manifest.tasks) >= 2 and cut.manifest.kind == "text-embedding"
     (port,) = cut.manifest.outputs
-    assert (port.name, port.shape, port.rows) == ("vectors", (40, 32), "R")
-    program = load_reference(source, Sizes(chunk=40))
+    assert (port.name, port.shape, port.rows) == ("vectors", (sum(LENGTHS), 32), "R")
     inputs = {name: array.tobytes() for name, array in make_text_arrays(TEXTS[:3]).items()}
-    given = cut.step(cut.new_states(), inputs)["vectors"]
-    assert given == run(program, TEXTS[:3]).tobytes()
+    assert cut.step(cut.new_states(), inputs)["vectors"] == run(program, TEXTS[:3]).tobytes()
 
 
-def test_any_integers_are_safe(tmp_path: Path) -> None:
+def test_any_integers_are_safe(programs: Callable[[str], TaskProgram]) -> None:
     """A client may send what it likes: it gets numbers, and no other memory."""
-    program = load_reference(save_encoder(tmp_path, CASES["bert"]), Sizes(context=8))
+    program = programs("bert")
     wanted = run(program, TEXTS[1:2])
     for value in (-(2**31), -1, 0, 9, 2**31 - 1):
-        arrays = {
-            name: np.full_like(array, value) for name, array in make_text_arrays(TEXTS[:1]).items()
-        }
-        data = program.run(
-            program.new_state(), [arrays[spec.name].tobytes() for spec in program.inputs]
-        )
-        assert np.isfinite(np.frombuffer(data[0], np.float32)).all()
+        inputs = [
+            np.full(len(data) // 4, value, np.int32).tobytes()
+            for data in as_inputs(program, TEXTS[:1])
+        ]
+        (data,) = program.run(program.new_state(), inputs)
+        assert np.isfinite(np.frombuffer(data, np.float32)).all()
     assert run(program, TEXTS[1:2]).tobytes() == wanted.tobytes()
 
 

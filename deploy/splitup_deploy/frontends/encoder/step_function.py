@@ -149,19 +149,19 @@ class EncoderStep(RowOperations):
         return self._column(3)
 
     def find_slots(self, window: int | None = None) -> Tensor:
-        """Return the row that each row sees at each position: int32 [rows, context].
+        """Return the rows that each row sees, by position: int32 [rows, places].
 
-        It is negative where there is none. With ``window``, only so many positions before and after
-        are seen.
+        It is negative where there is none. The places are all positions of a text; with ``window``
+        only so many before and after the row's own.
         """
-        context = self.sizes.context
-        place = self.tracer.iota(context).reshape(1, context)
         start, length = (self._column(column).reshape(self.rows, 1) for column in (1, 2))
-        is_seen = place < length
-        if window is not None and window < context - 1:
-            own = self.positions.reshape(self.rows, 1)
-            is_seen = is_seen & (place < own + window + 1) & (own < place + window + 1)
-        return is_seen.where(start + place, -1)
+        context = self.sizes.context
+        if window is None or 2 * window + 1 >= context:
+            place = self.tracer.iota(context).reshape(1, context)
+            return (place < length).where(start + place, -1)
+        near = self.tracer.iota(2 * window + 1).reshape(1, 2 * window + 1) - window
+        place = self.positions.reshape(self.rows, 1) + near
+        return ((place >= 0) & (place < length)).where(start + place, -1)
 
     # ---- layers --------------------------------------------------------------------------------
 

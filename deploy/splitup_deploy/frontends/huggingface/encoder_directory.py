@@ -22,14 +22,14 @@ from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
 
 DEFAULT_CONTEXT: Final = 512  # a step is paid for all its rows; most texts are shorter
 _POOLING_MODES: Final = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-# Weights of heads that an embedding does not go through.
-_HEADS: Final = {
-    prefix: "of a head that no embedding goes through"
-    for prefix in (
+# Weights that neither a vector nor a reranker's score goes through.
+_OTHERS: Final = dict.fromkeys(
+    (
         *("cls.", "lm_head.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
-        *("pooler.", "head.", "decoder.", "embeddings.position_ids"),
-    )
-}
+        *("pooler.", "head.", "decoder."),
+    ),
+    "of a head for another use",
+) | {"embeddings.position_ids": "which are counted here"}
 
 
 def load_encoder(
@@ -47,8 +47,7 @@ def load_encoder(
         _check_token_types(directory, encoder)
     weights = DirectoryWeights(directory, family.rename)
     traced = trace_encoder(encoder, weights, pooling, sizes.chunk)
-    heads = _HEADS if use == "text-embedding" else {"embeddings.position_ids": "computed here"}
-    notes += [*note, *traced.notes, *weights.check_all_read(heads), *_describe_prompts(directory)]
+    notes += [*note, *traced.notes, *weights.check_all_read(_OTHERS), *_describe_prompts(directory)]
     text = Text(tokenizer, (), encoder.sizes.vocab, encoder.sizes.context)
     return SourceModel(use, replace(traced, notes=tuple(notes)), text)
 
