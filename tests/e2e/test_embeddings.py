@@ -40,14 +40,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(network: Network, folder: Path) -> Iterator[str]:
+def url(network: Network, folder: Path, database: str, key: str) -> Iterator[str]:
     for name in (EMBEDDER, RANKER):
         options = ("--target-vram", "100MB", "--chunk", str(CHUNK))
         network.register_model(folder / name, name, *options)
     for name in (EMBEDDER, RANKER):
         network.wait_for_holders(3, name)
-    with run_server(network, EMBEDDER, RANKER, "--lease-steps", "60") as url:
+    with run_server(network, EMBEDDER, RANKER, "--lease-steps", "60", "--keys", database) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('keys') / 'keys.sqlite'}"
+
+
+def run_keys(database: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def key(database: str) -> str:
+    return str(run_keys(database, "new", "ann", "--budget", "0.01")["key"])
+
+
+@pytest.fixture(scope="module")
+def vectors(folder: Path) -> np.ndarray:
+    return compute(folder / EMBEDDER, [(text,) for text in TEXTS])
 
 
 def compute(source: Path, texts: list[tuple[str, ...]]) -> np.ndarray:
@@ -64,9 +90,14 @@ def compute(source: Path, texts: list[tuple[str, ...]]) -> np.ndarray:
     return np.stack(rows)
 
 
-def test_vectors_are_those_of_the_model(url: str, network: Network, folder: Path) -> None:
-    wanted = compute(folder / EMBEDDER, [(text,) for text in TEXTS])
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+def test_vectors_are_those_of_the_model(
+    url: str, network: Network, vectors: np.ndarray, database: str, key: str
+) -> None:
+    wanted = vectors
+    with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.embeddings.create(model=EMBEDDER, input=TEXTS)
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
         raw = client.embeddings.with_raw_response.create(model=EMBEDDER, input=TEXTS)
         answer = raw.parse()
         plain = client.embeddings.create(
@@ -88,6 +119,8 @@ def test_vectors_are_those_of_the_model(url: str, network: Network, folder: Path
     assert cost["steps"] == 1, "texts that fit share a step"
     assert raw.headers["x-splitup-cost"] == str(cost["cost_micro_usdc"]) != "0"
     assert [raw.headers["x-splitup-execution"]] == cost["executions"]
+    [spent] = [entry["spent_micro_usdc"] for entry in run_keys(database, "list")["keys"]]
+    assert spent == 4 * cost["cost_micro_usdc"]
     with SplitUp.connect_sync(network.config) as net:
         found = net.embed(EMBEDDER, TEXTS)
         assert found.vectors.tobytes() == wanted.tobytes() and found.tokens == 38
@@ -102,7 +135,7 @@ def test_vectors_are_those_of_the_model(url: str, network: Network, folder: Path
                 net.embed(EMBEDDER, texts)
 
 
-def test_the_command_prints_lines_of_json(url: str, network: Network, folder: Path) -> None:
+def test_the_command_prints_lines_of_json(url: str, network: Network, vectors: np.ndarray) -> None:
     inputs = [part for text in TEXTS[:2] for part in ("--input", text)]
     done = subprocess.run(
         [find_program("splitup"), "embed", EMBEDDER, *inputs, "--config", network.config],
@@ -111,21 +144,25 @@ def test_the_command_prints_lines_of_json(url: str, network: Network, folder: Pa
         check=True,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    wanted = compute(folder / EMBEDDER, [(text,) for text in TEXTS[:2]])
     assert [row["index"] for row in rows] == [0, 1] and "cost" in done.stderr
-    assert np.array([row["embedding"] for row in rows], np.float32).tobytes() == wanted.tobytes()
+    assert (
+        np.array([row["embedding"] for row in rows], np.float32).tobytes() == vectors[:2].tobytes()
+    )
 
 
-async def post(url: str, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
+async def post(
+    url: str, path: str, body: object, key: str, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}", **headers}
     async with aiohttp.ClientSession() as http:
         async with http.post(f"{url}/{path}", json=body, headers=headers) as reply:
             return reply.status, await reply.json()
 
 
-async def test_documents_are_ranked(url: str, folder: Path) -> None:
+async def test_documents_are_ranked(url: str, folder: Path, key: str) -> None:
     wanted = compute(folder / RANKER, [(QUERY, text) for text in DOCUMENTS])[:, 0]
     body = {"model": RANKER, "query": QUERY, "documents": DOCUMENTS}
-    status, answer = await post(url, "rerank", {**body, "return_documents": True})
+    status, answer = await post(url, "rerank", {**body, "return_documents": True}, key)
     assert status == 200 and answer["model"] == RANKER
     order = sorted(range(3), key=lambda index: -wanted[index])
     assert [result["index"] for result in answer["results"]] == order
@@ -134,15 +171,15 @@ async def test_documents_are_ranked(url: str, folder: Path) -> None:
         assert result["relevance_score"] == pytest.approx(score, abs=1e-6)
         assert result["document"] == {"text": DOCUMENTS[result["index"]]}
     documents = [{"text": text} for text in DOCUMENTS]
-    _, best = await post(url, "rerank", {**body, "documents": documents, "top_n": 1})
+    _, best = await post(url, "rerank", {**body, "documents": documents, "top_n": 1}, key)
     assert [result["index"] for result in best["results"]] == order[:1]
     assert best["usage"]["total_tokens"] == answer["usage"]["total_tokens"]
-    status, quote = await post(url, "quote", body)
+    status, quote = await post(url, "quote", body, key)
     assert status == 200 and quote["max_cost_micro_usdc"] > 0
     headers = {"x-splitup-quote": quote["id"]}
-    status, again = await post(url, "rerank", body, **headers)
+    status, again = await post(url, "rerank", body, key, **headers)
     assert status == 200 and again["usage"]["splitup"]["steps"] <= quote["max_steps"]
-    status, error = await post(url, "rerank", {**body, "documents": DOCUMENTS * 20}, **headers)
+    status, error = await post(url, "rerank", {**body, "documents": DOCUMENTS * 20}, key, **headers)
     assert status == 400 and error["error"]["code"] == "max_cost_exceeded"
 
 
@@ -174,7 +211,7 @@ async def test_documents_are_ranked(url: str, folder: Path) -> None:
     ],
 )
 async def test_bad_input_is_an_error_of_the_api(
-    url: str, path: str, change: dict[str, Any], status: int, param: str
+    url: str, key: str, path: str, change: dict[str, Any], status: int, param: str
 ) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "embeddings": {"model": EMBEDDER, "input": "w4"},
@@ -182,7 +219,7 @@ async def test_bad_input_is_an_error_of_the_api(
         "chat/completions": {"messages": [{"role": "user", "content": "w4"}]},
         "completions": {"prompt": "w4"},
     }
-    given, body = await post(url, path, {**bodies[path], **change})
+    given, body = await post(url, path, {**bodies[path], **change}, key)
     error = body["error"]
     assert (given, error["param"]) == (status, param) and len(error["message"]) <= 200
     is_long = "32 tokens" in error["message"]
