@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from splitup_deploy.calibration.variant_runs import make_steps
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
@@ -96,6 +97,19 @@ def test_old_names_and_other_heads(tmp_path: Path) -> None:
     save_file({**old, "bert.encoder.layer.2.output.dense.bias": np.ones(32, np.float32)}, path)
     with pytest.raises(InvalidModel, match=r"'encoder\.layer\.2\.output\.dense\.bias' for which"):
         load_model(source)
+
+
+def test_calibration_computes_with_whole_texts(tmp_path: Path) -> None:
+    compiled = build(save_encoder(tmp_path, CASES["bert"]), 10**8)
+    first, second, third = make_steps(compiled.manifest, 3, [5, 6], seed=1)
+    assert first == as_bytes(EncodedText((5, 6)))
+    for number, step in enumerate((second, third), 2):
+        tokens = np.frombuffer(step[0], np.int32)
+        assert step == as_bytes(EncodedText(tuple(map(int, tokens)))) and len(tokens) == number
+
+
+def as_bytes(text: EncodedText) -> list[bytes]:
+    return [array.tobytes() for array in make_text_arrays([text]).values()]
 
 
 def test_a_cut_encoder_gives_equal_bytes(
