@@ -122,9 +122,9 @@ def test_vectors_are_those_of_the_model(
     [spent] = [entry["spent_micro_usdc"] for entry in run_keys(database, "list")["keys"]]
     assert spent == 4 * cost["cost_micro_usdc"]
     with SplitUp.connect_sync(network.config) as net:
-        found = net.embed(EMBEDDER, TEXTS)
-        assert found.vectors.tobytes() == wanted.tobytes() and found.tokens == 38
-        assert net.receipt(found.execution_id).status == "settled"
+        made = net.embed(EMBEDDER, TEXTS)
+        assert made.vectors.tobytes() == wanted.tobytes() and made.tokens == 38
+        assert net.receipt(made.execution_id).status == "settled"
         with pytest.raises(InvalidInput, match="gives embeddings and writes no text"):
             next(net.generate(EMBEDDER, "w4"))
         for model in (MODEL, RANKER):
