@@ -19,6 +19,7 @@ from splitup.cli.console import EXIT_CODES, add_version_option
 VERBS: Final = {  # the module in this package, and its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
     "generate": "Continue a text and print its tokens as they come.",
+    "embed": "Print the vector of every text, one JSON line each.",
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
     "keys": "Create, list and revoke the API keys of serve.",
     "relay": "Let a phone on the local network reach serve on this machine.",

@@ -82,7 +82,10 @@ class TextModel:
 
 
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
-    """Return the model's text settings; raise InvalidInput for a model without."""
+    """Return the model's text settings; raise InvalidInput for a model that writes no text."""
+    if manifest.is_encoder:
+        made = "embeddings" if manifest.kind == "text-embedding" else "scores of pairs of texts"
+        raise InvalidInput(f"model {model} gives {made} and writes no text")
     if manifest.text is None:
         raise InvalidInput(
             f"model {model} is not a text model; run it with: "

@@ -74,11 +74,13 @@ class Models:
         return self._models[model]
 
     async def fetch_tokenizer(self, model: Model) -> ModelTokenizer:
-        """Return the tokenizer of a text model; raise InvalidInput for another model.
+        """Return a model's tokenizer; raise InvalidInput for a model without.
 
         Raises InvalidModel for a file that cannot be used.
         """
-        info = get_text_info(model.manifest, model.name)
+        info = model.manifest.text
+        if info is None:
+            raise InvalidInput(f"model {model.name} reads no text")
         async with self._loading:
             known = self._tokenizers.get(info.tokenizer_digest)
             if known is None or not known.is_running:

@@ -1,7 +1,8 @@
 """``Network``: a user's open connection, and what it does.
 
 ``execute`` runs a model once over arrays, ``session`` keeps an execution open for step after step,
-``generate`` does that for text, ``quote`` tells what these would cost, ``receipt`` what they cost.
+``generate`` does that for text, ``embed`` gives vectors of texts, ``quote`` tells what these would
+cost, ``receipt`` what they cost.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
 from splitup.client.drafting import LocalModel, Speculation, bring_home, check_vocabulary
+from splitup.client.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
@@ -327,6 +329,41 @@ class Network:
             ):
                 yield token
 
+    async def embed(
+        self,
+        model: str,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        max_price_usdc: Usdc | None = None,
+        deadline_s: float = defaults.DEADLINE_S,
+    ) -> Embeddings:
+        """Return the vectors of texts, each a string or its tokens with the special ones.
+
+        Short texts share a step, which changes no vector. Raises InvalidInput, before any payment,
+        for a model that gives no embeddings, for no texts, an empty and a too long one, and
+        otherwise like ``execute``.
+        """
+        found = await self.fetch_encoder_model(model)
+        if found.is_ranker:
+            raise InvalidInput(f"model {model} gives scores of pairs of texts, no embeddings")
+        if not texts or isinstance(texts, str):
+            raise InvalidInput("give a list of texts, at least one")
+        encoded = [await found.tokenizer.run(partial(found.encode, text)) for text in texts]
+        async with self.session(
+            model,
+            steps=len(found.pack(encoded)),
+            max_price_usdc=max_price_usdc,
+            deadline_s=deadline_s,
+        ) as session:
+            vectors = await run_texts(session, found, encoded)
+        return Embeddings(
+            vectors,
+            sum(len(text.tokens) for text in encoded),
+            session.execution_id,
+            session.plan,
+            self.pending_receipt(session.execution_id),
+        )
+
     async def make_decoder(
         self,
         model: str,
@@ -390,6 +427,13 @@ class Network:
         """
         self._check_open()
         return await self._models.fetch_client_files(model)
+
+    async def fetch_encoder_model(self, model: str) -> EncoderModel:
+        """Return a registered encoder with its tokenizer; raise InvalidInput for another model."""
+        found = await self.fetch_model(model)
+        info = get_encoder_info(found.manifest, model)
+        tokenizer = await self._models.fetch_tokenizer(found)
+        return EncoderModel(model, found.manifest, info, tokenizer)
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from splitup.client import defaults
+from splitup.client.encoding import Embeddings
 from splitup.client.generation import Token
 from splitup.client.network import Network, Usdc
 from splitup.client.outcome import Array, Receipt, Result
@@ -81,6 +82,10 @@ class SyncSplitUp:
         """Like ``SplitUp.generate``, with its keyword arguments."""
         self._get_loop()  # else the error would come with the first token
         return self._generate(self._net.generate(model, prompt, **options))
+
+    def embed(self, model: str, texts: Sequence[str | Sequence[int]], **options: Any) -> Embeddings:
+        """Like ``SplitUp.embed``, with its keyword arguments."""
+        return self._run(self._net.embed(model, texts, **options))
 
     def quote(self, model: str, *, steps: int = 1) -> int:
         """Like ``SplitUp.quote``."""

@@ -3,7 +3,8 @@
 The file is parsed by native code of a library, and the template is a program.
 
     {"load": true} and the file                    tokenizer.json
-    {"encode": true, "special": b} and UTF-8       -> the tokens
+    {"encode": true, "special": b} and UTF-8       -> the tokens and their types; two texts are a
+                                                   pair
     {"decode": n, "skip_special": b} and tokens    what those from place n on add to the text of
                                                    those before -> {"text": …}
     {"extend": n, "is_end": b} and tokens          the same of each that is certain (``_extend``)
@@ -27,6 +28,7 @@ import numpy as np
 from splitup.client.chat_template import check_template, render_chat
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.texts import EncodedText
 from splitup.graph.manifest import ChatInfo
 from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
@@ -65,11 +67,22 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text. Raises InvalidModel."""
+        return list(self._encode([text], add_special_tokens).tokens)
+
+    def encode_typed(self, text: str, pair: str | None = None) -> EncodedText:
+        """Return the tokens of a text, or of a pair of texts, with their types.
+
+        Raises InvalidModel.
+        """
+        return self._encode([text] if pair is None else [text, pair], True)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> EncodedText:
         question = {"encode": True, "special": add_special_tokens}
-        _, found = self._ask(question, [text.encode(errors="replace")])
-        if len(found) != 1 or len(found[0]) % _TOKEN.itemsize:
+        _, found = self._ask(question, [text.encode(errors="replace") for text in texts])
+        if len(found) != 2 or len(found[0]) % _TOKEN.itemsize or len(found[0]) != len(found[1]):
             raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
-        return [int(token) for token in np.frombuffer(found[0], _TOKEN)]
+        tokens, types = (tuple(map(int, np.frombuffer(data, _TOKEN))) for data in found)
+        return EncodedText(tokens, types)
 
     def decode(
         self, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special_tokens: bool = True
@@ -229,11 +242,14 @@ class _Library:
                 return {}, ()
             if "load" in question:
                 self._tokenizer: Tokenizer = Tokenizer.from_str(str(buffers[0], "utf-8"))
+                self._tokenizer.no_padding()  # which files of encoders ask for
+                self._tokenizer.no_truncation()
                 return {}, ()
             if "encode" in question:
-                text = str(buffers[0], "utf-8")
-                found = self._tokenizer.encode(text, add_special_tokens=question["special"])
-                return {}, [_pack(found.ids)]
+                text, *rest = (str(data, "utf-8") for data in buffers)
+                pair, special = rest[0] if rest else None, question["special"]
+                found = self._tokenizer.encode(text, pair, add_special_tokens=special)
+                return {}, [_pack(found.ids), _pack(found.type_ids)]
             tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
             skips = question.get("skip_special", True)
             decode = partial(self._tokenizer.decode, skip_special_tokens=skips)

@@ -30,6 +30,8 @@ Label = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=limits.MAX_NAME_CHA
 Size = Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
 Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
+# "text-embedding" and "text-ranking" take steps of whole texts (``splitup.decode.texts``)
+Kind = Literal["text-generation", "text-embedding", "text-ranking", "function"]
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -219,13 +221,18 @@ class Manifest(_Record):
     """
 
     version: Literal[1]
-    kind: Literal["text-generation", "function"]
+    kind: Kind
     tinygrad: Name
     inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=limits.MAX_TASKS)]
     text: TextInfo | None
     client: ClientPart | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Return whether a step takes whole texts, and gives a vector or a score of each."""
+        return self.kind in ("text-embedding", "text-ranking")
 
     @property
     def user_inputs(self) -> tuple[Port, ...]:

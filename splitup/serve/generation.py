@@ -115,10 +115,11 @@ async def generate_text(
                     if report.completion_tokens or attempt == ATTEMPTS:
                         raise
     finally:
-        _add_to(pool.totals, report)
+        add_to_totals(pool.totals, report)
 
 
-def _add_to(totals: Totals, report: Report) -> None:
+def add_to_totals(totals: Totals, report: Report) -> None:
+    """Count a text that has ended, or the texts of one request for embeddings."""
     totals.texts += 1
     totals.prompt_tokens += len(report.prompt)
     totals.cached_tokens += report.cached_tokens

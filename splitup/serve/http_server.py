@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from splitup.client.encoding import EncoderModel
 from splitup.client.generation import TextModel
 from splitup.client.network import Network
 from splitup.core.codec import parse_json
@@ -28,6 +29,14 @@ from splitup.serve.answers import (
     list_executions,
 )
 from splitup.serve.api_keys import ApiKey
+from splitup.serve.encoding import (
+    EmbeddingRequest,
+    EncodingRequest,
+    RerankRequest,
+    encode,
+    make_answer,
+    prepare_texts,
+)
 from splitup.serve.errors import ApiError, translate
 from splitup.serve.generation import (
     Ended,
@@ -71,15 +80,34 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class ServedModel:
-    """A text model, its leases, and what its texts draft with if they are to."""
+    """A model that reads texts, its leases, and what its texts draft with if they are to."""
 
-    model: TextModel
+    model: TextModel | EncoderModel
     pool: LeasePool
     speculate: Speculate | None = None
 
+    def get_text_model(self) -> TextModel:
+        """Return the model; raise ApiError for one that writes no text."""
+        if isinstance(self.model, TextModel):
+            return self.model
+        right = "/v1/rerank" if self.model.is_ranker else "/v1/embeddings"
+        raise ApiError(
+            f"the model '{self.model.name}' writes no text; ask it by POST {right}", param="model"
+        )
+
+    def get_encoder(self) -> EncoderModel:
+        """Return the model; raise ApiError for one that writes text."""
+        if isinstance(self.model, EncoderModel):
+            return self.model
+        raise ApiError(
+            f"the model '{self.model.name}' writes text, and gives neither embeddings nor ranks; "
+            "GET /v1/models shows each model's kind",
+            param="model",
+        )
+
 
 class ApiServer:
-    """Serves registered text models of one network."""
+    """Serves registered models of one network that read texts."""
 
     def __init__(
         self,
@@ -101,7 +129,7 @@ class ApiServer:
             self._split = SplitServer(net, options, sessions, access, timelines, self._quotes)
 
     async def add_model(self, name: str, draft: str | None = None) -> None:
-        """Serve a model; raise InvalidInput when there is no such text model.
+        """Serve a model; raise InvalidInput when there is no such model that reads texts.
 
         With ``draft`` its texts are decoded by drafts: of n-grams, and of the registered model of
         that name unless it is "". Raises what ``Network.speculate`` raises.
@@ -109,7 +137,7 @@ class ApiServer:
         if self._split is not None and (await self._net.fetch_model(name)).manifest.client:
             await self._split.add_model(name)
             return
-        model = await self._net.fetch_text_model(name)
+        model = await self._fetch(name)
         speculate = None
         if draft is not None:
             speculate = partial(self._net.speculate, name, draft or None)
@@ -117,6 +145,12 @@ class ApiServer:
         pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
         self._models[name] = ServedModel(model, pool, speculate)
+
+    async def _fetch(self, name: str) -> TextModel | EncoderModel:
+        found = await self._net.fetch_model(name)
+        if found.manifest.is_encoder:
+            return await self._net.fetch_encoder_model(name)
+        return await self._net.fetch_text_model(name)
 
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
@@ -148,6 +182,8 @@ class ApiServer:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._respond)
+        app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_post("/v1/rerank", self._rerank)
         app.router.add_post("/v1/quote", self._quote)
         app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
         app.router.add_post("/api/generate", self._ollama_generate)
@@ -189,6 +225,7 @@ class ApiServer:
             "object": "model",
             "created": 0,
             "owned_by": "splitup",
+            "kind": model.manifest.kind,
             "context_length": model.info.context,
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
         }
@@ -203,7 +240,7 @@ class ApiServer:
                 code="model_not_found",
             )
         if not served.model.tokenizer.is_running:  # a prompt has ended its process
-            served.model = await self._net.fetch_text_model(name)
+            served.model = await self._fetch(name)
         return served
 
     # ---- texts ---------------------------------------------------------------------------------
@@ -221,7 +258,34 @@ class ApiServer:
         key = await self._authorise(request)
         asked = parse_request(kind, await _read_json(request))
         served = await self._find(asked.model, key)
-        return await self._answer(request, served, asked, _make_form(served.model, asked), key)
+        form = _make_form(served.get_text_model(), asked)
+        return await self._answer(request, served, asked, form, key)
+
+    # ---- embeddings and ranks ------------------------------------------------------------------
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        return await self._encode(request, EmbeddingRequest)
+
+    async def _rerank(self, request: web.Request) -> web.Response:
+        return await self._encode(request, RerankRequest)
+
+    async def _encode(self, request: web.Request, kind: type[EncodingRequest]) -> web.Response:
+        key = await self._authorise(request)
+        asked = parse_request(kind, await _read_json(request))
+        served = await self._find(asked.model, key)
+        model = served.get_encoder()
+        prepared = await prepare_texts(model, asked)
+        report = prepared.make_report()
+        most = model.manifest.price_micro_usdc(prepared.steps)
+        self._quotes.check(request.headers, model.name, most)
+        async with self._access.charge(key, most) as charge:
+            try:
+                rows = await encode(served.pool, model, prepared, report)
+            finally:
+                charge.used = report.cost_micro_usdc
+        headers = make_headers([report]) | {"x-splitup-cost": str(charge.used)}
+        answer = make_answer(model, asked, rows, report)
+        return web.json_response(answer, headers=headers)
 
     # ---- Ollama's API --------------------------------------------------------------------------
 
@@ -229,24 +293,27 @@ class ApiServer:
         key = await self._authorise(request)
         wanted = parse_request(GenerateRequest, await _read_json(request))
         served = await self._find(wanted.model.removesuffix(":latest"), key)
-        asked = wanted.convert(has_template=served.model.info.chat is not None)
-        return await self._answer(request, served, asked, OllamaForm(served.model, False), key)
+        model = served.get_text_model()
+        asked = wanted.convert(has_template=model.info.chat is not None)
+        return await self._answer(request, served, asked, OllamaForm(model, False), key)
 
     async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
         asked = parse_request(OllamaChatRequest, await _read_json(request)).convert()
         served = await self._find(asked.model, key)
-        return await self._answer(request, served, asked, OllamaForm(served.model, True), key)
+        form = OllamaForm(served.get_text_model(), True)
+        return await self._answer(request, served, asked, form, key)
 
     async def _ollama_tags(self, request: web.Request) -> web.Response:
-        models = [describe_model(self._models[name].model) for name in await self._list(request)]
+        found = [self._models[name].model for name in await self._list(request)]
+        models = [describe_model(model) for model in found if isinstance(model, TextModel)]
         return web.json_response({"models": models})
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
         wanted = parse_request(ShowRequest, await _read_json(request))
         served = await self._find(wanted.name.removesuffix(":latest"), key)
-        return web.json_response(show_model(served.model))
+        return web.json_response(show_model(served.get_text_model()))
 
     async def _ollama_version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": VERSION})
@@ -254,23 +321,35 @@ class ApiServer:
     # ---- prices and receipts -------------------------------------------------------------------
 
     async def _quote(self, request: web.Request) -> web.Response:
-        """Answer what a request, of any of the three kinds, may cost."""
+        """Answer what a request of any kind may cost."""
         key = await self._authorise(request)
         body = await _read_json(request)
         fields = body if isinstance(body, dict) else {}
-        kind: type[Sampling] = ChatRequest if "messages" in fields else CompletionRequest
-        asked = parse_request(ResponseRequest if "input" in fields else kind, body)
-        served = await self._find(asked.model, key)
-        prepared = await prepare(served.model, asked)
-        steps = prepared.count_steps(served.model)
-        most = served.model.manifest.price_micro_usdc(steps)
-        quote, until = self._quotes.make(served.model.name, most)
+        named = self._models.get(str(fields.get("model")))
+        if named is not None and isinstance(named.model, EncoderModel):
+            is_rank = "documents" in fields
+            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
+            wanted = parse_request(which, body)
+            encoder = (await self._find(wanted.model, key)).get_encoder()
+            inputs = await prepare_texts(encoder, wanted)
+            tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
+        else:
+            kind: type[Sampling] = ChatRequest if "messages" in fields else CompletionRequest
+            asked = parse_request(ResponseRequest if "input" in fields else kind, body)
+            model = (await self._find(asked.model, key)).get_text_model()
+            prepared = await prepare(model, asked)
+            tokens = sum(map(len, {text.prompt for text in prepared.texts}))
+            most_tokens = sum(text.max_tokens for text in prepared.texts)
+            steps = prepared.count_steps(model)
+        served = self._models[fields["model"]].model
+        most = served.manifest.price_micro_usdc(steps)
+        quote, until = self._quotes.make(served.name, most)
         answer = {
             "id": quote,
             "object": "quote",
-            "model": served.model.name,
-            "prompt_tokens": sum(map(len, {text.prompt for text in prepared.texts})),
-            "max_tokens": sum(text.max_tokens for text in prepared.texts),
+            "model": served.name,
+            "prompt_tokens": tokens,
+            "max_tokens": most_tokens,
             "max_steps": steps,
             "max_cost_micro_usdc": most,
             "expires_at": until,
@@ -303,7 +382,8 @@ class ApiServer:
         form: AnswerForm,
         key: ApiKey | None,
     ) -> web.StreamResponse:
-        prepared = await prepare(served.model, asked)
+        model = served.get_text_model()
+        prepared = await prepare(model, asked)
         choices = [
             Choice(
                 index,
@@ -312,11 +392,10 @@ class ApiServer:
             )
             for index, text in enumerate(prepared.texts)
         ]
-        model = served.model
         most = model.manifest.price_micro_usdc(prepared.count_steps(model))
         self._quotes.check(request.headers, model.name, most)
         async with self._access.charge(key, most) as charge:
-            pieces = _generate_all(served, prepared.texts, choices)
+            pieces = _generate_all(served, model, prepared.texts, choices)
             try:
                 async with contextlib.aclosing(pieces):
                     if asked.stream:
@@ -328,7 +407,8 @@ class ApiServer:
                             choice.append(piece)
             finally:
                 charge.used = sum(choice.report.cost_micro_usdc for choice in choices)
-        headers = make_headers(choices) | {"x-splitup-cost": str(charge.used)}
+        headers = make_headers([choice.report for choice in choices])
+        headers |= {"x-splitup-cost": str(charge.used)}
         return web.json_response(form.make_answer(choices), headers=headers)
 
 
@@ -341,7 +421,10 @@ def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:
 
 
 async def _generate_all(
-    served: ServedModel, texts: Sequence[TextOptions], choices: Sequence[Choice]
+    served: ServedModel,
+    model: TextModel,
+    texts: Sequence[TextOptions],
+    choices: Sequence[Choice],
 ) -> AsyncGenerator[tuple[Choice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
 
@@ -350,7 +433,7 @@ async def _generate_all(
     for text, choice in zip(texts, choices, strict=True):
         queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
         report, speculate = choice.report, served.speculate
-        pieces = generate_text(served.pool, served.model, text, report, speculate)
+        pieces = generate_text(served.pool, model, text, report, speculate)
         filling = asyncio.create_task(fill_queue(pieces, queue))
         try:
             while not isinstance(item := await queue.get(), Ended):
@@ -400,7 +483,8 @@ async def _stream(
 async def _begin_stream(
     request: web.Request, form: AnswerForm, choices: Sequence[Choice], most_micro_usdc: int
 ) -> web.StreamResponse:
-    headers = make_headers(choices) | {"x-splitup-max-cost": str(most_micro_usdc)}
+    headers = make_headers([choice.report for choice in choices])
+    headers |= {"x-splitup-max-cost": str(most_micro_usdc)}
     response = web.StreamResponse(headers=headers)
     response.content_type = form.content_type
     response.headers["Cache-Control"] = "no-store"
@@ -418,9 +502,9 @@ async def _send(response: web.StreamResponse, form: AnswerForm, events: Sequence
         raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
 
 
-def make_headers(choices: Sequence[Choice]) -> dict[str, str]:
+def make_headers(reports: Sequence[Report]) -> dict[str, str]:
     """Return the headers that name the executions of an answer, and where their receipts are."""
-    executions = list_executions([choice.report for choice in choices])
+    executions = list_executions(reports)
     receipts = [f"{RECEIPTS}/{execution}" for execution in executions]
     return {
         "x-splitup-execution": ",".join(executions),

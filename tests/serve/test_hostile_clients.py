@@ -177,7 +177,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     async def answer(request: web.Request) -> web.StreamResponse:
         form = CompletionForm(served.model, is_chat=False, wants_usage=False)
         choices = [Choice(0, Report((1,)))]
-        pieces = http_server._generate_all(served, [None], choices)  # type: ignore[list-item]
+        pieces = http_server._generate_all(served, served.model, [None], choices)  # type: ignore[list-item]
         async with contextlib.aclosing(pieces):
             return await http_server._stream(request, form, choices, pieces, 1)
 

@@ -16,6 +16,7 @@ import numpy as np
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.decode.texts import EncodedText, make_text_arrays
 from splitup.graph.manifest import (
     ClientTask,
     InputSource,
@@ -91,17 +92,25 @@ def make_steps(
 ) -> list[list[bytes]]:
     """Return the bytes of the users' inputs, step by step; of a text model, one text's tokens.
 
-    Every step has one row, because the number of rows in a step does not change a row's bytes.
+    Every step has one row, because the number of rows in a step does not change a row's bytes. An
+    encoder's step is one text, the first of them ``tokens``.
     """
     ports, text_info = [port.spec for port in manifest.user_inputs], manifest.text
     if text_info is None:
         return [make_inputs(ports, seed, step + 1) for step in range(steps)]
+    random = np.random.default_rng(seed)
+    if manifest.is_encoder:
+        texts = [random.integers(0, text_info.vocab, n + 1) for n in range(steps)]
+        texts[0] = np.array(tokens or texts[0])
+        encoded = [EncodedText(tuple(map(int, text[: text_info.context]))) for text in texts]
+        rows = [make_text_arrays([text]) for text in encoded]
+        return [[arrays[port.name].tobytes() for port in ports] for arrays in rows]
     if steps > text_info.context:
         raise InvalidInput(
             f"{steps} steps are more than the model's context of {text_info.context}; lower --steps"
         )
     chunk = next(port.shape[0] for port in ports if port.name == "tokens")
-    drawn = np.random.default_rng(seed).integers(0, text_info.vocab, steps)
+    drawn = random.integers(0, text_info.vocab, steps)
     text = [*tokens, *map(int, drawn[len(tokens) :])][:steps]
     rows = [make_arrays(make_causal_step([token], at), chunk) for at, token in enumerate(text)]
     return [[arrays[port.name].tobytes() for port in ports] for arrays in rows]

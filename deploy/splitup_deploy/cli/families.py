@@ -1,4 +1,4 @@
-"""``splitup-deploy families``: the families of language models that can be compiled."""
+"""``splitup-deploy families``: the families of models for text that can be compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FamiliesOptions:
 
 
 def families(options: FamiliesOptions) -> None:
-    """List the language models that can be compiled, by the architecture in their config.json."""
+    """List the models for text that can be compiled, by the architecture in their config.json."""
     output = Output.open(options.as_json)
     run_quietly(output, lambda: _show(output))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from splitup.graph.manifest import ChatInfo
+from splitup.graph.manifest import ChatInfo, Kind
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -44,6 +43,6 @@ class Text:
 class SourceModel:
     """A traced model before it is cut. ``kind`` is the manifest's."""
 
-    kind: Literal["text-generation", "function"]
+    kind: Kind
     traced: TracedModel
     text: Text | None

@@ -1,4 +1,4 @@
-"""The families of language models that can be compiled, as data and as a table."""
+"""The families of models for text that can be compiled, as data and as a table."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 from rich.text import Text
 
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
+from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
 from splitup_deploy.frontends.gguf.config import list_gguf_names
 
 
 def list_families() -> list[dict[str, Any]]:
-    """Return every architecture of a directory, its GGUF names, and of which it is only a part."""
+    """Return every architecture of a directory: its use and GGUF names, and if text is a part."""
     names = list_gguf_names()
-    alone = [
-        {"architecture": name, "gguf": list(names.get(name, ())), "text_tower": None}
-        for name in ARCHITECTURES
+    tower_of = {name: tower.architecture for name, tower in TOWERS.items()}
+    uses = dict.fromkeys((*ARCHITECTURES, *TOWERS), "text-generation")
+    uses |= {name: use for name, (_, use) in ENCODERS.items()}
+    return [
+        {
+            "architecture": name,
+            "use": use,
+            "gguf": list(names.get(name, ())),
+            "text_tower": tower_of.get(name),
+        }
+        for name, use in uses.items()
     ]
-    towers = [
-        {"architecture": name, "gguf": [], "text_tower": tower.architecture}
-        for name, tower in TOWERS.items()
-    ]
-    return alone + towers
 
 
 def render_families(rows: Sequence[dict[str, Any]]) -> Text:
@@ -33,6 +37,8 @@ def render_families(rows: Sequence[dict[str, Any]]) -> Text:
     for row in rows:
         tower, gguf = row["text_tower"], ", ".join(row["gguf"])
         also = f"text only, as {tower}" if tower else f"GGUF: {gguf}" if gguf else ""
+        if row["use"] != "text-generation":
+            also = "embeddings" if row["use"] == "text-embedding" else "reranking, with one label"
         name = row["architecture"]
         text.append(name, "bold")
         text.append(f"{'':{width - len(name)}}  {also}".rstrip() + "\n")

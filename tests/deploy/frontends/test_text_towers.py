@@ -14,6 +14,7 @@ from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
+from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
 from splitup_deploy.frontends.gguf.config import FAMILIES
 from splitup_deploy.frontends.huggingface.directory import parse_config
@@ -169,10 +170,13 @@ def test_a_text_model_has_no_other_tower(tmp_path: Path) -> None:
 def test_the_command_lists_every_family() -> None:
     result = CliRunner().invoke(app, ["families", "--json"])
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
-    assert list(rows) == [*ARCHITECTURES, *TOWERS]
-    assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], "text_tower": None}
+    assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
+    use = {"use": "text-generation", "text_tower": None}
+    assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
+    assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
     assert files == FAMILIES.keys()
     text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
     assert [line.split()[0] for line in text] == list(rows)
-    assert text[-1].endswith("  text only, as Qwen3_5MoeForCausalLM")
+    assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
+    assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"

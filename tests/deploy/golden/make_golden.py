@@ -2,7 +2,8 @@
 
 These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``),
 ``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``), of ``tests/deploy/hybrids.py`` (in
-``hybrid_logits.npz``) and of ``tests/deploy/towers.py`` (in ``tower_logits.npz``).
+``hybrid_logits.npz``), of ``tests/deploy/towers.py`` (in ``tower_logits.npz``) and of
+``tests/deploy/encoders.py`` (in ``encoder_outputs.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.deploy import hybrids, mixtures, moes, towers
+from tests.deploy import encoders, hybrids, mixtures, moes, towers
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -60,7 +61,7 @@ def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     return whole.numpy(), torch.stack(rows).numpy()
 
 
-TOWERS = "tower_logits.npz"
+TOWERS, ENCODERS = "tower_logits.npz", "encoder_outputs.npz"
 FILES: dict[str, Mapping[str, Case]] = {
     "logits.npz": CASES,
     "mixture_logits.npz": mixtures.CASES,
@@ -104,9 +105,51 @@ def write_towers(file: Path) -> None:
     np.savez_compressed(file, **arrays)
 
 
+def write_encoders(file: Path) -> None:
+    """Compute and write what encoders say of ``encoders.TEXTS``, padded into one batch."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    longest = max(encoders.LENGTHS)
+    mask = torch.tensor(
+        [[place < length for place in range(longest)] for length in encoders.LENGTHS]
+    )
+    for name, case in encoders.CASES.items():
+        pad = case.config["pad_token_id"]
+        rows = [[*text.tokens, *[pad] * (longest - len(text.tokens))] for text in encoders.TEXTS]
+        batch = {"input_ids": torch.tensor(rows), "attention_mask": mask.long()}
+        if case.model_type == "bert":
+            types = [[*text.types, *[0] * (longest - len(text.types))] for text in encoders.TEXTS]
+            batch["token_type_ids"] = torch.tensor(types)
+        kind = "AutoModel" if case.pooling else "AutoModelForSequenceClassification"
+        with tempfile.TemporaryDirectory() as folder:
+            encoders.save_encoder(Path(folder), case)
+            model, report = getattr(transformers, kind).from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        missing = [key for key in report["missing_keys"] if "pooler" not in key]
+        assert not missing and not report["unexpected_keys"], report
+        with torch.no_grad():
+            outputs = model.eval()(**batch)
+            if case.pooling is None:
+                result = outputs.logits
+            else:
+                x, keep = outputs.last_hidden_state, mask.unsqueeze(2).float()
+                result = x[:, 0] if case.pooling == "cls" else (x * keep).sum(1) / keep.sum(1)
+                if case.is_normalised:
+                    result = torch.nn.functional.normalize(result, dim=1)
+        print(f"{name}: largest value {float(result.abs().max()):.2f}")
+        arrays[f"{name}/outputs"] = result.numpy().astype("<f4")
+        arrays[f"{name}/digest"] = np.array(compute_checkpoint_digest(case))
+    np.savez_compressed(file, **arrays)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or (*FILES, TOWERS):
+    for name in sys.argv[1:] or (*FILES, TOWERS, ENCODERS):
         if name == TOWERS:
             write_towers(GOLDEN / TOWERS)
+        elif name == ENCODERS:
+            write_encoders(GOLDEN / ENCODERS)
         else:
             write(GOLDEN / name, FILES[name])

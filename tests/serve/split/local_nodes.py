@@ -20,7 +20,7 @@ from splitup.net.http import serve_app
 from splitup.serve.access import Access
 from splitup.serve.http_server import ApiServer
 from splitup.serve.leases import LeaseOptions
-from splitup.serve.page_files import add_page
+from splitup.serve.page_files import MARKET_PAGE, add_page
 from splitup.serve.split.sessions import SessionOptions
 from splitup.serve.timelines import Timelines
 from tests.deploy.execution import CutModel
@@ -139,7 +139,7 @@ async def serve_split(
     api = ApiServer(nodes, leases or LeaseOptions(), access, Timelines(), SessionOptions(**options))
     await api.add_model(NAME)
     app = api.make_app()
-    add_page(app, has_keys=access.keys is not None)
+    add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
     server = await serve_app(app, "127.0.0.1", 0, cancels_handlers=True)
     try:
         yield server.url

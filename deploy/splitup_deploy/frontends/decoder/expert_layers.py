@@ -23,8 +23,8 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.decoder.row_operations import MASKED
 from splitup_deploy.frontends.decoder.step_function import (
-    MASKED,
     FeedForward,
     Step,
     compute_dense_mlp,

@@ -9,7 +9,8 @@ from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
-from splitup_deploy.frontends.decoder.step_function import Weights, trace_decoder
+from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.decoder.step_function import trace_decoder
 from splitup_deploy.frontends.families import dense, hybrid, mixture_of_experts
 from splitup_deploy.frontends.families.dense import Read
 from splitup_deploy.frontends.source_model import Text

@@ -9,9 +9,11 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.families.architectures import trace_language_model
+from splitup_deploy.frontends.families.encoders import find_encoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
 from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder_shapes
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.weight_sources import Absent, WeightSource
 
@@ -31,7 +33,10 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
     """Trace a model from its config.json; only the shapes of its weights are known."""
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
-    table = find_text_tower(read_json(file, tuning.MAX_CONFIG_BYTES))
+    whole = read_json(file, tuning.MAX_CONFIG_BYTES)
+    if (found := find_encoder(whole)) is not None:
+        return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
+    table = find_text_tower(whole)
     config = parse_config(table, sizes.context)
     weights = ShapeWeights(table)
     traced = trace_language_model(config, weights, sizes.chunk)

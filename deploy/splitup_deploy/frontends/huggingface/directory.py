@@ -15,14 +15,15 @@ from splitup_deploy.frontends.families.architectures import (
     trace_language_model,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.encoders import find_encoder
 from splitup_deploy.frontends.families.text_towers import (
     OTHER_MODULES,
-    TOWERS,
     find_text_tower,
     rename_weight,
 )
 from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
@@ -36,6 +37,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     sizes = sizes or Sizes()
     directory = Path(source)
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    if (found := find_encoder(whole)) is not None:
+        return load_encoder(directory, whole, *found, sizes)
     table = find_text_tower(whole)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
@@ -51,6 +54,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if is_tower:
         others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
     notes = weights.check_all_read(others)
+    if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
+        notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes))
     return SourceModel("text-generation", traced, text)
 
@@ -60,8 +65,7 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     names = table.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         raise InvalidModel(
-            f"architecture {names!r:.80} is not supported; these are: "
-            f"{', '.join((*ARCHITECTURES, *TOWERS))}"
+            f"architecture {names!r:.80} is not supported; those that are: splitup-deploy families"
         )
     fields = Fields(table)
     config = ARCHITECTURES[names[0]](fields, context)

@@ -1,0 +1,1 @@
+"""Encoders: texts in, one vector or one score of each out."""
