@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import uvloop
@@ -22,13 +22,17 @@ import uvloop
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
-from splitup.cli.console import add_version_option
+from splitup.cli.console import add_version_option, ask_passphrase
+from splitup.cli.service import Service, make_service_app
 from splitup.client.inputs import format_usdc, parse_usdc
+from splitup.client.joining import join_network
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.crypto.keystore import load_identity
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from splitup_oracle.gateway.http_gateway import run_gateway
+from splitup_oracle.gateway.presigning import Presigner
 from splitup_oracle.member.service import run_member
+from splitup_oracle.member_setup import create_member
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,6 +79,43 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
+@app.command(short_help="Make a member's key and configuration for a network.")
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A storage gateway of the network.")],
+    endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="Where everybody will reach the member.")
+    ],
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory for all of the member's files.")
+    ] = Path("splitup-member"),
+    rpc_url: Annotated[
+        str, typer.Option(metavar="URL", help="The chain's RPC endpoint, if not the network's.")
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the member listens.")
+    ] = "127.0.0.1:8700",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a member's key and oracle.toml, and print what the network's owner needs.
+
+    That is the text on stdout, for the owner's network.toml; it has no secrets. At a terminal it
+    asks for the key's passphrase; elsewhere, or if empty, the key gets a random one.
+    """
+
+    async def act(_stop: asyncio.Event) -> None:
+        passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
+        async with join_network(url, data_dir, rpc_url) as (network, _):
+            made = create_member(
+                data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
+            )
+        if as_json:
+            print(json.dumps(made.to_dict()))
+        else:
+            print(made.compose_entry(), end="")
+
+    _execute(act, level=logging.WARNING)
+
+
 @app.command(short_help="Show this member's bond, add to it, or withdraw it.")
 def bond(
     config: ConfigOption = Path("oracle.toml"),
@@ -115,6 +156,29 @@ def bond(
     _execute(act)
 
 
+def _check_member(config: Path) -> None:
+    settings = OracleConfig.load(config)
+    load_identity(settings.keystore, settings.passphrase_file)
+
+
+def _check_gateway(config: Path) -> None:
+    settings = GatewayConfig.load(config)
+    Presigner.open(settings.s3_endpoint, settings.bucket, settings.credentials)
+
+
+MEMBER_SERVICE: Final = Service(
+    "splitup-oracle", "run", "member", Path("oracle.toml"), _check_member
+)
+GATEWAY_SERVICE: Final = Service(
+    *("splitup-oracle", "gateway", "gateway"),
+    Path("gateway.toml"),
+    _check_gateway,
+    group="gateway-service",
+)
+for service in (MEMBER_SERVICE, GATEWAY_SERVICE):
+    app.add_typer(make_service_app(service), name=service.group)
+
+
 def main() -> None:
     """Run the command line."""
     app()
@@ -137,10 +201,12 @@ async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
             raise
 
 
-def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+def _execute(
+    program: Callable[[asyncio.Event], Awaitable[None]], level: int = logging.INFO
+) -> None:
     logging.basicConfig(
         stream=sys.stderr,
-        level=logging.INFO,
+        level=level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
