@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.options import JsonFlag
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SYSTEM_FOLDER: Final = Path("/etc/systemd/system")
@@ -55,6 +54,7 @@ class Service:
     default_config: Path
     check: Callable[[Path], None]
     group: str = "service"
+    config_variable: str | None = None  # of the environment
 
     @property
     def default_name(self) -> str:
@@ -78,15 +78,24 @@ def make_service_app(service: Service) -> typer.Typer:
         rich_markup_mode=None,
         help=f"Let systemd start the {service.what}, and start it again.",
     )
+    # as defaults, not annotations, which Typer evaluates where no local name is known
     config_flag = typer.Option(
-        "--config", "-c", metavar="FILE", help=f"Configuration of the {service.what}."
+        service.default_config,
+        *("--config", "-c"),
+        metavar="FILE",
+        envvar=service.config_variable,
+        help=f"Configuration of the {service.what}.",
     )
     name_flag = typer.Option(
-        "--name", metavar="NAME", help="Of the unit; a second one needs another name."
+        service.default_name,
+        "--name",
+        metavar="NAME",
+        help="Of the unit; a second one needs another name.",
     )
     system_flag = typer.Option(
-        "--system", help="For the whole system (as root), not only for your user."
+        False, "--system", help="For the whole system (as root), not only for your user."
     )
+    json_flag = typer.Option(False, "--json", help="Print one JSON object.")
 
     def run(
         work: Callable[[], dict[str, Any]], said: Callable[[dict[str, Any]], str], as_json: bool
@@ -104,10 +113,10 @@ def make_service_app(service: Service) -> typer.Typer:
 
     @app.command("install")
     def install_command(
-        config: Annotated[Path, config_flag] = service.default_config,
-        name: Annotated[str, name_flag] = service.default_name,
-        is_system: Annotated[bool, system_flag] = False,
-        as_json: JsonFlag = False,
+        config: Path = config_flag,
+        name: str = name_flag,
+        is_system: bool = system_flag,
+        as_json: bool = json_flag,
     ) -> None:
         """Write a unit for systemd, and say how to start it."""
         options = ServiceOptions(config, name, is_system)
@@ -116,9 +125,9 @@ def make_service_app(service: Service) -> typer.Typer:
 
     @app.command("uninstall")
     def uninstall_command(
-        name: Annotated[str, name_flag] = service.default_name,
-        is_system: Annotated[bool, system_flag] = False,
-        as_json: JsonFlag = False,
+        name: str = name_flag,
+        is_system: bool = system_flag,
+        as_json: bool = json_flag,
     ) -> None:
         """Delete the unit; all other files stay."""
         options = ServiceOptions(service.default_config, name, is_system)

@@ -10,7 +10,7 @@ import typer
 from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup.cli.service import Service, make_service_app
 from splitup_node.cli.audit import audit_command
-from splitup_node.cli.command import DEFAULT_CONFIG
+from splitup_node.cli.command import CONFIG_VARIABLE, DEFAULT_CONFIG
 from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
 from splitup_node.cli.join import join_command
@@ -47,7 +47,12 @@ def check_node(config: Path) -> None:
     NodeConfig.load(config).load_identity()
 
 
-SERVICE: Final = Service("splitup-node", "run", "node", DEFAULT_CONFIG, check_node)
+SERVICE: Final = Service(
+    *("splitup-node", "run", "node"),
+    DEFAULT_CONFIG,
+    check_node,
+    config_variable=CONFIG_VARIABLE,
+)
 app.add_typer(make_service_app(SERVICE), name=SERVICE.group)
 add_version_option(app, "splitup-node")
 

@@ -22,17 +22,18 @@ import uvloop
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
-from splitup.cli.console import add_version_option, ask_passphrase
+from splitup.cli.console import Output, add_version_option, ask_passphrase, run_command
 from splitup.cli.service import Service, make_service_app
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.joining import join_network
+from splitup.core import event_loop
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.crypto.keystore import load_identity
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from splitup_oracle.gateway.http_gateway import run_gateway
 from splitup_oracle.gateway.presigning import Presigner
 from splitup_oracle.member.service import run_member
-from splitup_oracle.member_setup import create_member
+from splitup_oracle.member_setup import CreatedMember, create_member
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -102,18 +103,23 @@ def join(
     asks for the key's passphrase; elsewhere, or if empty, the key gets a random one.
     """
 
-    async def act(_stop: asyncio.Event) -> None:
+    output = Output.open(as_json)
+
+    async def make() -> CreatedMember:
         passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
         async with join_network(url, data_dir, rpc_url) as (network, _):
-            made = create_member(
+            return create_member(
                 data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
             )
+
+    def act() -> None:
+        made = event_loop.run(make())
         if as_json:
-            print(json.dumps(made.to_dict()))
+            output.print_json(made.to_dict())
         else:
             print(made.compose_entry(), end="")
 
-    _execute(act, level=logging.WARNING)
+    run_command(output, act)
 
 
 @app.command(short_help="Show this member's bond, add to it, or withdraw it.")
@@ -201,12 +207,10 @@ async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
             raise
 
 
-def _execute(
-    program: Callable[[asyncio.Event], Awaitable[None]], level: int = logging.INFO
-) -> None:
+def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     logging.basicConfig(
         stream=sys.stderr,
-        level=level,
+        level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
