@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def create_member(
         raise ConfigurationError(f"--listen is {listen!r}; give HOST:PORT")
     values = {
         "rpc_url": network.rpc_url,
-        "deployment": os.path.abspath(network.deployment),
+        "deployment": network.deployment.name,  # in the same directory
         "gateway_urls": list(network.gateway_urls),
         "keystore": keystore.name,
         "passphrase_file": passphrase_file.name,

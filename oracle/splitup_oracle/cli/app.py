@@ -29,6 +29,7 @@ from splitup.client.joining import join_network
 from splitup.core import event_loop
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.crypto.keystore import load_identity
+from splitup_oracle.cli.status import fetch_status, show_status
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from splitup_oracle.gateway.http_gateway import run_gateway
 from splitup_oracle.gateway.presigning import Presigner
@@ -118,6 +119,29 @@ def join(
             output.print_json(made.to_dict())
         else:
             print(made.compose_entry(), end="")
+
+    run_command(output, act)
+
+
+@app.command(short_help="Show how each member of the committee sees the network.")
+def status(
+    config: ConfigOption = Path("oracle.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how each member of the committee sees the network.
+
+    Exit code 1 if fewer than a quorum answer, or the committee has no group key.
+    """
+    output = Output.open(as_json)
+
+    def act() -> None:
+        found = event_loop.run(fetch_status(OracleConfig.load(config)))
+        if as_json:
+            output.print_json(found)
+        else:
+            show_status(found, output.out)
+        if not found["works"]:
+            raise typer.Exit(1)
 
     run_command(output, act)
 
