@@ -327,24 +327,30 @@ async def fetch_fees(rpc: Rpc, ceiling_wei: int) -> dict[str, int]:
     Those of EIP-1559, where twice the base fee is enough after six full blocks in a row, or
     ``gasPrice`` on a chain without base fees. Raises ChainUnavailable above the ceiling.
     """
-    block, price = await asyncio.gather(
-        rpc.request("eth_getBlockByNumber", "latest", False), rpc.request("eth_gasPrice")
+    block, tip = await asyncio.gather(
+        rpc.request("eth_getBlockByNumber", "latest", False), _fetch_tip(rpc)
     )
-    base = int(block.get("baseFeePerGas") or price, 16)
+    has_base = block.get("baseFeePerGas") is not None
+    price = 0 if has_base and tip is not None else int(await rpc.request("eth_gasPrice"), 16)
+    base = int(block["baseFeePerGas"], 16) if has_base else price
     if base > ceiling_wei:
         raise ChainUnavailable(
             f"the chain asks {base / 10**9:.1f} gwei per gas, above the ceiling of "
             f"{ceiling_wei / 10**9:.1f}; wait for cheaper blocks"
         )
-    if not block.get("baseFeePerGas"):
+    if not has_base:
         return {"gasPrice": base}
-    try:
-        tip = int(await rpc.request("eth_maxPriorityFeePerGas"), 16)
-    except RpcError:  # not every endpoint has it; the price is the base fee and what others add
-        tip = max(0, int(price, 16) - base)
-    priority = min(tip, ceiling_wei)
+    priority = min(max(0, price - base) if tip is None else tip, ceiling_wei)
     cap = min(2 * base + priority, ceiling_wei)
     return {"maxFeePerGas": max(cap, priority), "maxPriorityFeePerGas": priority}
+
+
+async def _fetch_tip(rpc: Rpc) -> int | None:
+    """Return what to add to the base fee, None where the endpoint does not say."""
+    try:
+        return int(await rpc.request("eth_maxPriorityFeePerGas"), 16)
+    except RpcError:
+        return None
 
 
 def _make_taken_error(submitted: Submitted) -> ChainUnavailable:

@@ -63,6 +63,7 @@ class Host:
         self.environment: dict[str, str] = {}
         self.processes: list[asyncio.subprocess.Process] = []
         self._names: Path | None = None
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._ready: concurrent.futures.Future[int] = concurrent.futures.Future()
         folder.mkdir(parents=True)
@@ -99,7 +100,7 @@ class Host:
         self.environment = {**os.environ, "PATH": programs, "HOME": home, **environment}
 
     def begin(self, command: str) -> concurrent.futures.Future[str]:
-        """Begin to run a shell command on this host; its result is stdout. It fails if that does."""
+        """Begin to run a shell command on this host; the result is its stdout, or its failure."""
         return self.do(self._run(command))
 
     async def _run(self, command: str) -> str:
@@ -150,7 +151,8 @@ class Host:
                 while data := await reader.read(1 << 18):
                     writer.write(data)
                     await writer.drain()
-            writer.close()
+            with contextlib.suppress(OSError, ssl.SSLError, RuntimeError):
+                writer.write_eof() if writer.can_write_eof() else writer.close()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -158,10 +160,16 @@ class Host:
             except OSError:  # the program behind it does not listen yet
                 writer.close()
                 return
-            await asyncio.gather(pipe(reader, inner[1]), pipe(inner[0], writer))
+            try:
+                await asyncio.gather(pipe(reader, inner[1]), pipe(inner[0], writer))
+            finally:
+                writer.transport.abort()
+                inner[1].transport.abort()
 
         async def listen() -> None:
-            await asyncio.start_server(accept, self.address, _TLS_PORT, ssl=certificate)
+            self._servers.append(
+                await asyncio.start_server(accept, self.address, _TLS_PORT, ssl=certificate)
+            )
 
         self.do(listen()).result()
 
@@ -186,8 +194,14 @@ class Host:
         """End everything that runs here, and the namespace."""
 
         async def end() -> None:
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            for server in self._servers:
+                server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(3):  # aborted transports close their sockets in the loop's next turns
+                await asyncio.sleep(0)
 
         self.stop_programs()
         self.do(end()).result()
