@@ -22,6 +22,8 @@ import pytest
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.rpc import Rpc
+from splitup.config import find_cache_directory
+from splitup.crypto.keys import Identity
 from splitup.devnet.anvil import build_command, create_mnemonic, find_anvil
 from splitup.devnet.processes import die_with_parent
 from splitup.devnet.s3_server import start_object_server
@@ -97,19 +99,19 @@ class RealNetwork:
     def give(self, usdc: int, *accounts: str) -> None:
         """Send ether for gas, and USDC, as a bank would."""
 
+        url = f"http://127.0.0.1:{CHAIN_PORT}"
+        key = (1).to_bytes(32)
+
         async def send() -> None:
-            async with Rpc(f"http://127.0.0.1:{CHAIN_PORT}") as rpc:
-                for account in accounts:
+            async with Rpc(url) as rpc:
+                for account in (*accounts, Identity.from_private_key(key).address):
                     await rpc.request("anvil_setBalance", account, hex(ETHER))
-            if usdc:
-                deployment = Deployment.load(self.owner.folder / "network" / "deployment.json")
-                key = (1).to_bytes(32)
-                async with await Chain.connect(rpc.url, deployment, private_key=key) as chain:
-                    async with Rpc(rpc.url) as again:
-                        await again.request("anvil_setBalance", chain.address, hex(ETHER))
-                    for account in accounts:
-                        await chain.send("usdc", "mint", account, usdc * USDC, wait=False)
-                    await chain.send("usdc", "mint", chain.address, 1)
+            if not usdc:
+                return
+            deployment = Deployment.load(self.owner.folder / "network" / "deployment.json")
+            async with await Chain.connect(url, deployment, private_key=key) as chain:
+                for account in accounts:
+                    await chain.send("usdc", "mint", account, usdc * USDC)
 
         self.rpc.do(send()).result(PATIENCE_S)
 
@@ -213,6 +215,7 @@ def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNe
     # 4. nodes and a user
     wait_for_all(staking)
     for node in network.nodes:
+        keep_kernels(node)
         node.serve(node_run)
     (network.user.folder / "examples").symlink_to(ROOT / "examples")
     deposit, register, generate = use
@@ -243,6 +246,13 @@ def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNe
     assert json.loads(network.run(last, status))["answering"] == MEMBERS
     note("restored")
     assert page.blocks == []
+
+
+def keep_kernels(node: Host) -> None:
+    """Put compiled kernels on the disk of a node, as if it had run before."""
+    compiled = find_cache_directory() / "kernels"
+    if compiled.is_dir():
+        shutil.copytree(compiled, node.folder / "splitup-node" / "data" / "kernels")
 
 
 def is_ready(members: list[Host]) -> bool:

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_deploy.cli.commands import app
-from splitup_deploy.network.deployment import deploy_network, make_plan, verify_network
+from splitup_deploy.network.deployment import (
+    deploy_network,
+    make_plan,
+    reset_members,
+    verify_network,
+)
 from splitup_deploy.network.settings import NetworkSettings
 from typer.testing import CliRunner, Result
 
@@ -219,6 +224,9 @@ async def test_the_chain_follows_the_file(owner: Owner, rpc_url: str) -> None:
     assert "fee_bps = 100, min_price" not in found[1] and "fee_bps = 100" in found[1]
     await owner.deploy(changed)
     assert await verify_network(changed) == []
+    assert await reset_members(changed, owner.identity) == 2  # the same members, without a key
+    with pytest.raises(ConfigurationError, match="lists no members"):
+        await reset_members(owner.write(), owner.identity)
 
     heir = owner.add_key("heir-")
     await give_ether(rpc_url, heir.address)
