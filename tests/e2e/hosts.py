@@ -173,13 +173,20 @@ class Host:
 
         self.do(listen()).result()
 
+    def request_stop(self) -> None:
+        """Ask what ``serve`` started to end."""
+
+        def terminate() -> None:
+            for process in self.processes:
+                if process.returncode is None:
+                    process.terminate()
+
+        self.call(terminate)
+
     def stop_programs(self) -> None:
         """End what ``serve`` started."""
 
         async def end() -> None:
-            for process in self.processes:
-                if process.returncode is None:
-                    process.terminate()
             for process in self.processes:
                 try:
                     await asyncio.wait_for(process.wait(), _STOP_S)
@@ -188,6 +195,7 @@ class Host:
                     await process.wait()
             self.processes.clear()
 
+        self.request_stop()
         self.do(end()).result()
 
     def stop(self) -> None:
@@ -248,7 +256,9 @@ class Internet:
             host.configure(names, SSL_CERT_FILE=str(self.authority_file))
 
     def stop(self) -> None:
-        """Stop all hosts, those that were added last first."""
+        """Stop all hosts, after all programs were asked to end at once."""
+        for host in self.hosts.values():
+            host.request_stop()
         for host in [*reversed(self.hosts.values()), self._switch]:
             host.stop()
 

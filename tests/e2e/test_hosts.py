@@ -204,10 +204,15 @@ def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNe
     network.give(1_100, *(read_address(n, "splitup-node") for n in network.nodes))
     network.give(100, read_address(network.user, ".splitup"))
     note("keys")
+    # what does not depend on the committee, while it is appointed and makes its key
     staking = [node.begin(node_stake) for node in network.nodes]
-    network.run(owner, *page.take_commands("owner"))
+    (network.user.folder / "examples").symlink_to(ROOT / "examples")
+    deposit, register, generate = use
+    registering = network.user.begin(f"{deposit} > deposit.log && {register} --json")
     bond, run = page.take_commands("member-0")
-    network.run_all(network.members, [bond])
+    bonding = [member.begin(bond) for member in network.members]
+    network.run(owner, *page.take_commands("owner"))
+    wait_for_all(bonding)
     for member in network.members:
         member.serve(run)
     note("members")
@@ -217,9 +222,7 @@ def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNe
     for node in network.nodes:
         keep_kernels(node)
         node.serve(node_run)
-    (network.user.folder / "examples").symlink_to(ROOT / "examples")
-    deposit, register, generate = use
-    registered = json.loads(network.run(network.user, deposit, f"{register} --json"))
+    registered = json.loads(registering.result(PATIENCE_S))
     note("model registered")
     wait_until(network, "group key", lambda: is_ready(network.members))
     tasks = len(registered["tasks"])

@@ -93,16 +93,21 @@ def init_command(
 def plan_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonFlag = False) -> None:
     """Show what 'deploy' would do now, by whom and at what cost. Sends nothing."""
 
-    async def plan(settings: NetworkSettings, identity: Identity, output: Output) -> None:
+    output = Output.open(as_json)
+
+    def run() -> None:
+        from splitup.core import event_loop
         from splitup_deploy.network.deployment import make_plan
+        from splitup_deploy.network.settings import NetworkSettings
 
-        found = await make_plan(settings, identity)
+        settings = NetworkSettings.load(config)
+        plan = event_loop.run(make_plan(settings))
         if as_json:
-            output.print_json(_make_json(found, settings))
+            output.print_json(_make_json(plan, settings))
         else:
-            _show_plan(found, settings, output)
+            _show_plan(plan, settings, output)
 
-    _act(config, as_json, plan)
+    run_quietly(output, run)
 
 
 @app.command("deploy")
@@ -119,7 +124,7 @@ def deploy_command(
         from splitup_deploy.network.deployment import deploy_network, make_plan
 
         if not yes:
-            plan = await make_plan(settings, identity)
+            plan = await make_plan(settings)
             _show_plan(plan, settings, Output(False, output.log, output.log))
             _confirm("Send these transactions?" if plan.steps else "Nothing to send. Verify?")
         deployment = await deploy_network(settings, identity, output.say)

@@ -68,35 +68,37 @@ class Plan:
         return sum(step.gas or 0 for step in self.steps)
 
 
-async def make_plan(settings: NetworkSettings, identity: Identity) -> Plan:
-    """Return what is missing on the chain. Sends nothing; raises ChainRejected, ChainUnavailable.
+async def make_plan(settings: NetworkSettings) -> Plan:
+    """Return what is missing on the chain; sends nothing, and opens no key.
 
     New contracts are simulated: what they would refuse, such as unsafe parameters, is an error now.
+    Raises ChainRejected and ChainUnavailable.
     """
+    account = settings.read_account()
     async with Rpc(settings.rpc_url) as rpc:
         await check_chain(rpc, settings)
-        record = await _open_record(rpc, settings, identity.address)
+        record = await _open_record(rpc, settings, account)
         addresses = await _find_contracts(rpc, settings, record)
         blocked: list[Difference] = []
         if len(addresses) < len(CONTRACTS):
-            steps = await _plan_contracts(rpc, settings, identity.address, addresses)
+            steps = await _plan_contracts(rpc, settings, account, addresses)
         else:
             deployment = _make_deployment(record, addresses, settings)
             steps = []
             async with await Chain.connect(settings.rpc_url, deployment) as chain:
-                for difference in await compare(chain, settings, identity.address):
+                for difference in await compare(chain, settings, account):
                     if difference.call is None:
                         blocked.append(difference)
                     else:
-                        steps.append(await _plan_call(rpc, chain, identity.address, difference))
+                        steps.append(await _plan_call(rpc, chain, account, difference))
         price, balance, fees = await asyncio.gather(
             rpc.request("eth_gasPrice"),
-            rpc.request("eth_getBalance", identity.address, "latest"),
+            rpc.request("eth_getBalance", account, "latest"),
             fetch_fees(rpc, settings.fee_ceiling_wei),
         )
         return Plan(
             record.chain_id,
-            identity.address,
+            account,
             int(balance, 16),
             int(price, 16),
             max(fees.values()),
@@ -168,10 +170,10 @@ async def deploy_network(
 async def verify_network(settings: NetworkSettings) -> list[str]:
     """Return what differs between the chain, this version's contracts, and the file; [] if nothing.
 
-    Needs no key if the file names the owner. Raises ConfigurationError and ChainUnavailable.
+    Needs no key file if the settings name the owner. Raises ConfigurationError, ChainUnavailable.
     """
     deployment = Deployment.load(settings.deployment)
-    owner = settings.owner or settings.load_identity().address
+    owner = settings.owner or settings.read_account()
     async with (
         await Chain.connect(settings.rpc_url, deployment) as chain,
         Rpc(settings.rpc_url) as rpc,

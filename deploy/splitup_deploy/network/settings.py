@@ -15,7 +15,12 @@ from splitup.config import load_toml
 from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
-from splitup.crypto.keystore import create_identity, create_passphrase, load_identity
+from splitup.crypto.keystore import (
+    create_identity,
+    create_passphrase,
+    load_identity,
+    read_address,
+)
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField
 from splitup.messages.network import RpcUrlField
 
@@ -138,6 +143,10 @@ class NetworkSettings(BaseModel):
     def list_members(self) -> list[tuple[str, str, str]]:
         """Return the members as the contract takes them, sorted."""
         return sorted(member.to_abi() for member in self.members)
+
+    def read_account(self) -> str:
+        """Return the account of the key that signs, without opening it."""
+        return read_address(self.keystore)
 
     def load_identity(self) -> Identity:
         """Open the key that signs. Raises ConfigurationError."""

@@ -31,9 +31,6 @@ from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.crypto.keystore import load_identity
 from splitup_oracle.cli.status import fetch_status, show_status
 from splitup_oracle.config import GatewayConfig, OracleConfig
-from splitup_oracle.gateway.http_gateway import run_gateway
-from splitup_oracle.gateway.presigning import Presigner
-from splitup_oracle.member.service import run_member
 from splitup_oracle.member_setup import CreatedMember, create_member
 
 app = typer.Typer(
@@ -64,6 +61,8 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
     passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
     listen_host (127.0.0.1), allow_loopback (false), metrics (where Prometheus reads; none).
     """
+    from splitup_oracle.member.service import run_member  # slow to import, and only needed here
+
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
 
 
@@ -78,6 +77,8 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     are told; this gateway, and no RPC endpoint), open_models (false), open_uploads (false),
     upload_deposit_micro_usdc, upload_bytes_per_day.
     """
+    from splitup_oracle.gateway.http_gateway import run_gateway
+
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
@@ -192,6 +193,8 @@ def _check_member(config: Path) -> None:
 
 
 def _check_gateway(config: Path) -> None:
+    from splitup_oracle.gateway.presigning import Presigner
+
     settings = GatewayConfig.load(config)
     Presigner.open(settings.s3_endpoint, settings.bucket, settings.credentials)
 

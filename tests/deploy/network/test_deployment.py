@@ -110,7 +110,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def test_the_plan_says_what_deploying_costs(owner: Owner) -> None:
     settings = owner.write(members=4)
-    plan = await make_plan(settings, owner.identity)
+    plan = await make_plan(settings)
     assert [step.what for step in plan.steps] == [
         *(f"deploy {name}" for name in CONTRACTS),
         "nodes.setMarket",
@@ -134,7 +134,7 @@ async def test_the_plan_says_what_deploying_costs(owner: Owner) -> None:
             assert abs(step.gas - int(receipt["gasUsed"], 16)) < step.gas / 20
     spent = ETHER - left
     assert 0.5 * plan.gas * plan.gas_price_wei < spent <= plan.gas * plan.gas_price_cap_wei
-    assert (await make_plan(settings, owner.identity)).steps == ()
+    assert (await make_plan(settings)).steps == ()
     before = await owner.count_transactions()
     assert await owner.deploy(settings) == deployment
     assert await owner.count_transactions() == before
@@ -144,10 +144,10 @@ async def test_the_plan_says_what_deploying_costs(owner: Owner) -> None:
 async def test_unsafe_parameters_are_refused_before_anything_is_sent(owner: Owner) -> None:
     settings = owner.write(market="slash_milli = 10_000")
     with pytest.raises(ChainRejected, match="deploying market was refused: cheating would be"):
-        await make_plan(settings, owner.identity)
+        await make_plan(settings)
     settings = owner.write(unbonding_period_s=100)
     with pytest.raises(ChainRejected, match="deploying market was refused"):
-        await make_plan(settings, owner.identity)
+        await make_plan(settings)
     assert await owner.count_transactions() == 0
 
 
@@ -268,11 +268,11 @@ async def test_what_cannot_be_changed_is_refused_by_name(owner: Owner) -> None:
 
 async def test_the_token_must_be_one(owner: Owner) -> None:
     with pytest.raises(ChainRejected, match="usdc: there is no contract at"):
-        await make_plan(owner.write(usdc=address(5)), owner.identity)
+        await make_plan(owner.write(usdc=address(5)))
     first = await owner.deploy(owner.write())
     (owner.folder / "record.json").unlink()
     with pytest.raises((ChainRejected, ChainUnavailable)):  # a contract, but no token
-        await make_plan(owner.write(usdc=first.bonds), owner.identity)
+        await make_plan(owner.write(usdc=first.bonds))
     settings = owner.write(usdc=first.usdc)
     again = await owner.deploy(settings)
     assert again.usdc == first.usdc and again.market != first.market
