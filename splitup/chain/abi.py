@@ -92,6 +92,18 @@ class ContractAbi:
         encoded = _encode(self.constructor.get("inputs", ()), args, f"{self.contract} constructor")
         return "0x" + (self.bytecode + encoded).hex()
 
+    def decode_constructor(self, data: str) -> dict[str, Any] | None:
+        """Return the arguments by name, None when the data has other code than this version's."""
+        raw = bytes.fromhex(data[2:])
+        if not raw.startswith(self.bytecode):
+            return None
+        inputs = self.constructor.get("inputs", ())
+        try:
+            values = _decode(inputs, raw[len(self.bytecode) :])
+        except DecodingError:
+            return None
+        return {item["name"]: value for item, value in zip(inputs, values, strict=True)}
+
     def decode_result(self, function: str, data: bytes) -> Any:
         """Return a call's value: None, the only value, or a dictionary (a tuple when unnamed)."""
         outputs = self.functions[function]["outputs"]

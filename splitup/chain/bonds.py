@@ -60,6 +60,6 @@ def _open_snapshot_vote(vote: SnapshotVote) -> dict[str, Any]:
 
 async def post_bond(chain: Chain, amount_micro_usdc: int) -> None:
     """Post a member's bond from its wallet; raise ChainRejected when it holds too little."""
-    # both fit one block: the second is simulated on the pending state
-    await chain.send("usdc", "approve", chain.deployment.bonds, amount_micro_usdc, wait=False)
+    # waited for: not every endpoint simulates the second on pending transactions
+    await chain.send("usdc", "approve", chain.deployment.bonds, amount_micro_usdc)
     await chain.send("bonds", "post", amount_micro_usdc)

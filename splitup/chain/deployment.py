@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
 from web3.utils.address import get_create_address
 
-from splitup.chain.abi import ContractName, load_abi
+from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
@@ -98,6 +99,40 @@ class MarketParameters:
         return tuple(asdict(self).values())
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the contracts are told when they are made; a bond's period never changes again."""
+
+    unbonding_period_s: int = 7 * 86_400
+    bond_period_s: int = 14 * 86_400
+    parameters: MarketParameters = field(default_factory=MarketParameters)
+
+
+def encode_creation(
+    contract: ContractName, owner: str, addresses: Mapping[ContractName, str], terms: Terms
+) -> str:
+    """Return the data of the transaction that makes a contract, "0x…".
+
+    ``addresses`` has those of the contracts that come before it in ``CONTRACTS``.
+    """
+    args: tuple[Any, ...] = ()
+    if contract == "committee":
+        args = (owner,)
+    elif contract == "bonds":
+        args = owner, addresses["usdc"], addresses["committee"], terms.bond_period_s
+    elif contract == "nodes":
+        args = owner, addresses["usdc"], terms.unbonding_period_s
+    elif contract == "market":
+        parts: tuple[ContractName, ...] = ("usdc", "committee", "nodes", "models")
+        args = (owner, *(addresses[part] for part in parts), terms.parameters.to_abi())
+    return load_abi(contract).encode_constructor(args)
+
+
+def compute_address(account: str, nonce: int) -> str:
+    """Return the address of the contract that an account's transaction with this nonce makes."""
+    return str(get_create_address(account, nonce)).lower()  # type: ignore[arg-type]
+
+
 async def deploy(
     rpc_url: str,
     private_key: bytes,
@@ -108,33 +143,26 @@ async def deploy(
     parameters: MarketParameters | None = None,
     confirmations: int = 0,
 ) -> Deployment:
-    """Deploy the contracts, owned by the key's account, and connect them.
+    """Deploy the contracts on a chain for development, owned by the key's account; two blocks.
 
-    Without ``usdc`` a worthless test token is deployed, too. Takes two blocks. Raises
+    Without ``usdc`` a worthless test token is deployed, too. Needs an endpoint that simulates on
+    pending transactions; ``splitup_deploy.network`` needs none, and can be repeated. Raises
     ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
     """
+    terms = Terms(unbonding_period_s, bond_period_s, parameters or MarketParameters())
     async with Rpc(rpc_url) as rpc:
         chain_id = int(await rpc.request("eth_chainId"), 16)
         genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
         sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=tuning.FEE_CEILING_WEI)
+        addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
         pending: list[tuple[Submitted, str]] = []
-
-        async def create(contract: ContractName, *args: Any) -> str:
-            data = load_abi(contract).encode_constructor(args)
-            submitted = await sender.submit(f"deploying {contract}", None, data)
-            address = get_create_address(sender.address, submitted.nonce).lower()  # type: ignore[arg-type]
-            pending.append((submitted, address))
-            return address
-
         # No waiting for a block in between: the addresses follow from the nonces.
-        owner = sender.address
-        token = usdc.lower() if usdc is not None else await create("usdc")
-        committee = await create("committee", owner)
-        bonds = await create("bonds", owner, token, committee, bond_period_s)
-        models = await create("models")
-        nodes = await create("nodes", owner, token, unbonding_period_s)
-        terms = (parameters or MarketParameters()).to_abi()
-        market = await create("market", owner, token, committee, nodes, models, terms)
+        for contract in CONTRACTS:
+            if contract not in addresses:
+                data = encode_creation(contract, sender.address, addresses, terms)
+                submitted = await sender.submit(f"deploying {contract}", None, data)
+                addresses[contract] = compute_address(sender.address, submitted.nonce)
+                pending.append((submitted, addresses[contract]))
         for submitted, address in pending:
             receipt = await sender.wait(submitted)
             if receipt["contractAddress"] != address:
@@ -142,7 +170,6 @@ async def deploy(
                     f"{submitted.action} gave the address {receipt['contractAddress']} instead of "
                     f"{address}: another program signs with the same key; stop it and deploy again"
                 )
-        data = load_abi("nodes").encode_call("setMarket", (market,))
-        await sender.wait(await sender.submit("nodes.setMarket", nodes, data))
-        addresses = token, committee, bonds, nodes, models, market
-        return Deployment(chain_id, genesis["hash"], *addresses, confirmations)
+        data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
+        await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
+        return Deployment(chain_id, genesis["hash"], **addresses, confirmations=confirmations)

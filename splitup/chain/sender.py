@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +33,18 @@ _NONCE_TRIES: Final = 5
 
 
 @dataclass(slots=True)
+class ReservedNonce:
+    """A nonce that one transaction alone may use, however often the program is started again.
+
+    ``save`` is called before anything is sent under it, with its hash in ``hashes``.
+    """
+
+    nonce: int
+    hashes: list[str]
+    save: Callable[[], None]
+
+
+@dataclass(slots=True)
 class Submitted:
     """One call under one nonce, with the hashes of all transactions that were sent for it."""
 
@@ -39,6 +52,7 @@ class Submitted:
     fields: dict[str, Any]
     nonce: int
     hashes: list[str] = field(default_factory=list)
+    reserved: ReservedNonce | None = None
     raw: str = ""
     since: int | None = None  # block that contains it, or the head when it was first watched
 
@@ -68,11 +82,14 @@ class Sender:
         self._account_lock = AccountLock(chain_id, self.address, "send")
         self._sent: deque[Submitted] = deque(maxlen=tuning.SENT_KEPT)
 
-    async def submit(self, action: str, to: str | None, data: str) -> Submitted:
+    async def submit(
+        self, action: str, to: str | None, data: str, reserved: ReservedNonce | None = None
+    ) -> Submitted:
         """Simulate, sign and send; return as soon as the RPC node has accepted it.
 
         ``action`` names the call in messages, ``to`` is None for a deployment. Raises ChainRejected
-        when the simulation reverts or the account has too little ether, ChainUnavailable.
+        when the simulation reverts or the account has too little ether, ChainUnavailable, also
+        when another transaction took the ``reserved`` nonce.
         """
         call = {"from": self.address, "data": data} | ({} if to is None else {"to": to})
         gas, fees = await asyncio.gather(self._estimate(action, call), self._fetch_fees())
@@ -80,7 +97,17 @@ class Sender:
         gas = min(gas + gas // 8 + 10_000, limits.MAX_TRANSACTION_GAS)
         target = b"" if to is None else bytes.fromhex(to[2:])
         fields = {"to": target, "data": data, "gas": gas, **fees}
+        if reserved is not None:
+            return await self._send_reserved(action, fields, reserved)
         return await self._send_under_nonce(action, fields)
+
+    async def fetch_next_nonce(self) -> int:
+        """Return the nonce that the account's next transaction has, unless another program signs.
+
+        The pool's transactions are counted where the endpoint knows them.
+        """
+        count = await self._rpc.request("eth_getTransactionCount", self.address, "pending")
+        return int(count, 16)
 
     async def wait(self, submitted: Submitted) -> dict[str, Any]:
         """Return the receipt, sending again as needed.
@@ -92,6 +119,8 @@ class Sender:
             receipt = await self._watch(submitted)
             if receipt is not None:
                 break
+            if submitted.reserved is not None:
+                raise _make_taken_error(submitted)
             log.warning(
                 "another program used nonce %d; sending %s again", submitted.nonce, submitted.action
             )
@@ -138,10 +167,7 @@ class Sender:
                 self._nonce = None
             for _ in range(_NONCE_TRIES):
                 if self._nonce is None:
-                    count = await self._rpc.request(
-                        "eth_getTransactionCount", self.address, "pending"
-                    )
-                    self._nonce = int(count, 16)
+                    self._nonce = await self.fetch_next_nonce()
                 submitted = Submitted(action, dict(fields), self._nonce)
                 try:
                     if await self._broadcast(submitted):
@@ -157,16 +183,28 @@ class Sender:
                 f"the account {self.address}; try again"
             )
 
+    async def _send_reserved(
+        self, action: str, fields: dict[str, Any], reserved: ReservedNonce
+    ) -> Submitted:
+        async with self._lock, self._account_lock.hold():
+            self._nonce = None  # the reserved one may be the next
+            submitted = Submitted(action, fields, reserved.nonce, reserved.hashes, reserved)
+            # what was sent before may still be in the pool, above this one's fee: ``wait`` sees it
+            if not await self._broadcast(submitted) and await self._is_nonce_used(reserved.nonce):
+                raise _make_taken_error(submitted)
+            return submitted
+
     async def _broadcast(self, submitted: Submitted) -> bool:
         """Send the transaction as its fields say; False when its nonce is taken by another one."""
         signed = self._account.sign_transaction(
-            {"type": 2, "chainId": self._chain_id, "nonce": submitted.nonce, "value": 0}
-            | submitted.fields
+            {"chainId": self._chain_id, "nonce": submitted.nonce, "value": 0} | submitted.fields
         )
         submitted.raw = signed.raw_transaction.to_0x_hex()
         transaction = signed.hash.to_0x_hex()
         if transaction not in submitted.hashes:
             submitted.hashes.append(transaction)
+            if submitted.reserved is not None:
+                submitted.reserved.save()
         try:
             await self._rpc.request("eth_sendRawTransaction", submitted.raw)
         except RpcError as error:
@@ -201,20 +239,7 @@ class Sender:
             raise explain_refusal(action, error) from None
 
     async def _fetch_fees(self) -> dict[str, int]:
-        """Return the EIP-1559 caps: twice the base fee is enough after six full blocks in a row."""
-        block, tip = await asyncio.gather(
-            self._rpc.request("eth_getBlockByNumber", "latest", False),
-            self._rpc.request("eth_maxPriorityFeePerGas"),
-        )
-        base = int(block["baseFeePerGas"], 16)
-        if base > self._fee_ceiling_wei:
-            raise ChainUnavailable(
-                f"the chain asks {base / 10**9:.1f} gwei per gas, above the ceiling of "
-                f"{self._fee_ceiling_wei / 10**9:.1f}; wait for cheaper blocks"
-            )
-        priority = min(int(tip, 16), self._fee_ceiling_wei)
-        cap = min(2 * base + priority, self._fee_ceiling_wei)
-        return {"maxFeePerGas": max(cap, priority), "maxPriorityFeePerGas": priority}
+        return await fetch_fees(self._rpc, self._fee_ceiling_wei)
 
     # ---- waiting -------------------------------------------------------------------------------
 
@@ -260,7 +285,7 @@ class Sender:
         """Send again under the same nonce, both caps raised by an eighth (geth wants a tenth)."""
         current = await self._fetch_fees()
         raised = {name: max(current[name], submitted.fields[name] * 9 // 8 + 1) for name in current}
-        if raised["maxFeePerGas"] <= self._fee_ceiling_wei:
+        if max(raised.values()) <= self._fee_ceiling_wei:
             submitted.fields |= raised
         else:
             log.warning("%s: the fee ceiling is reached; sending it unchanged", submitted.action)
@@ -294,3 +319,42 @@ class Sender:
             f"{submitted.action} reverted in transaction {receipt['transactionHash']}, though its "
             "simulation passed: the contract's state changed in between"
         )
+
+
+async def fetch_fees(rpc: Rpc, ceiling_wei: int) -> dict[str, int]:
+    """Return a transaction's fields for its fee, in wei per gas.
+
+    Those of EIP-1559, where twice the base fee is enough after six full blocks in a row, or
+    ``gasPrice`` on a chain without base fees. Raises ChainUnavailable above the ceiling.
+    """
+    block, tip = await asyncio.gather(
+        rpc.request("eth_getBlockByNumber", "latest", False), _fetch_tip(rpc)
+    )
+    has_base = block.get("baseFeePerGas") is not None
+    price = 0 if has_base and tip is not None else int(await rpc.request("eth_gasPrice"), 16)
+    base = int(block["baseFeePerGas"], 16) if has_base else price
+    if base > ceiling_wei:
+        raise ChainUnavailable(
+            f"the chain asks {base / 10**9:.1f} gwei per gas, above the ceiling of "
+            f"{ceiling_wei / 10**9:.1f}; wait for cheaper blocks"
+        )
+    if not has_base:
+        return {"gasPrice": base}
+    priority = min(max(0, price - base) if tip is None else tip, ceiling_wei)
+    cap = min(2 * base + priority, ceiling_wei)
+    return {"maxFeePerGas": max(cap, priority), "maxPriorityFeePerGas": priority}
+
+
+async def _fetch_tip(rpc: Rpc) -> int | None:
+    """Return what to add to the base fee, None where the endpoint does not say."""
+    try:
+        return int(await rpc.request("eth_maxPriorityFeePerGas"), 16)
+    except RpcError:
+        return None
+
+
+def _make_taken_error(submitted: Submitted) -> ChainUnavailable:
+    return ChainUnavailable(
+        f"another program used nonce {submitted.nonce}, which was kept for {submitted.action}; "
+        "stop what else signs with this key, and repeat the command: it takes another nonce"
+    )

@@ -122,6 +122,19 @@ def run_command(
         logger.removeHandler(warnings)
 
 
+def ask_passphrase(whose: str) -> str:
+    """Ask at the terminal for the passphrase of a new key; "" for a random one."""
+    answer: str = typer.prompt(
+        f"Passphrase of the {whose}'s key (leave it empty for a random one)",
+        default="",
+        show_default=False,
+        hide_input=True,
+        confirmation_prompt="The same again",
+        err=True,  # stdout is the result's, which may be JSON
+    )
+    return answer
+
+
 def add_version_option(app: typer.Typer, program: str) -> None:
     """Give a program the option ``--version``."""
 

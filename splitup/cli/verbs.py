@@ -23,6 +23,7 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
     "keys": "Create, list and revoke the API keys of serve.",
     "relay": "Let a phone on the local network reach serve on this machine.",
+    "join": "Make a key and a configuration for the network behind a URL.",
     "deposit": "Move USDC into the market for later executions.",
     "receipt": "Show what an execution cost; wait until it is settled.",
     "check": "Check that the committee planned an execution correctly.",

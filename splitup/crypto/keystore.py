@@ -85,6 +85,15 @@ def load_identity(path: Path, passphrase_path: Path) -> Identity:
     return identity
 
 
+def read_address(path: Path) -> str:
+    """Return the address that a keystore names, without opening it; raise ConfigurationError."""
+    data = read_secret_file(path, what="key file", max_bytes=tuning.MAX_SECRET_FILE_BYTES)
+    address = str(_parse_keystore(path, data).get("address", "")).removeprefix("0x").lower()
+    if len(address) != 40 or not all(digit in "0123456789abcdef" for digit in address):
+        raise _damaged(path)
+    return "0x" + address
+
+
 def write_secret_file(path: Path, data: bytes, *, what: str) -> None:
     """Create ``path`` with mode 0600, durably; raise ConfigurationError if it exists."""
     try:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
 from splitup.chain.client import Chain
+from splitup.chain.rpc import Rpc, RpcError
 from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError, InvalidInput
 from splitup.devnet.anvil import derive_key
 from tests.builders import HANG_S, find_free_port
@@ -259,6 +261,26 @@ async def test_f17_bumps_end_at_the_ceiling_with_an_alert(
             await rpc.request("evm_setAutomine", True)
         assert (await sending).transaction == sent  # as it was
     assert "the fee ceiling is reached" in caplog.text
+
+
+@pytest.mark.parametrize("has_base_fees", [False, True])
+async def test_chains_without_base_fees_or_priority_fees_are_paid_too(
+    network: Network, monkeypatch: pytest.MonkeyPatch, has_base_fees: bool
+) -> None:
+    request = Rpc.request
+
+    async def answer(self: Rpc, method: str, *params: Any, **more: Any) -> Any:
+        if method == "eth_maxPriorityFeePerGas":
+            raise RpcError(self.url, method, "the method does not exist", None)
+        result = await request(self, method, *params, **more)
+        if method == "eth_getBlockByNumber" and not has_base_fees:
+            del result["baseFeePerGas"]
+        return result
+
+    monkeypatch.setattr(Rpc, "request", answer)
+    receipt = await network.owner.send("usdc", "mint", MODEL[:42], 1)
+    mined = await network.rpc.request("eth_getTransactionByHash", receipt.transaction)
+    assert int(mined["type"], 16) == (2 if has_base_fees else 0)
 
 
 async def test_account_without_ether_is_told_so(network: Network) -> None:

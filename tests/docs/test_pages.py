@@ -6,12 +6,21 @@ import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from splitup_deploy.cli.commands import app as deploy_app
+from splitup_node.cli.app import app as node_app
+from splitup_oracle.cli.app import app as oracle_app
+from typer import Context
+from typer.core import TyperGroup as Group
+from typer.main import get_command
+
+from splitup.cli.verbs import app as user_app
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GUIDES: Final = [page for page in PAGES if page.parent.name != "adr"]  # decisions are history
 PROSE_COLUMNS: Final = 120
 README_LINES: Final = 100
 # Folders that a path in backticks may begin with, and the packages that are named without theirs.
@@ -25,7 +34,15 @@ PACKAGES: Final = {
 # What only exists on the machine of a reader or in the store.
 ELSEWHERE: Final = re.compile(r"contracts/(node_modules|out|cache)|executions/")
 
+APPS: Final = {
+    "splitup": user_app,
+    "splitup-deploy": deploy_app,
+    "splitup-node": node_app,
+    "splitup-oracle": oracle_app,
+}
+
 FENCE: Final = re.compile(r"^ *(`{3,}|~{3,})")
+CONSOLE: Final = re.compile(r"^ *```console[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 CODE: Final = re.compile(r"`([^`]+)`")
 LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
@@ -131,6 +148,37 @@ def test_prose_fits_its_columns(page: Path) -> None:
 def test_python_in_pages_is_python(page: Path) -> None:
     for place, block in enumerate(iter_blocks(page, "python")):
         compile(block, f"{name_page(page)}, block {place}", "exec")
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_page)
+def test_commands_on_the_pages_exist(page: Path) -> None:
+    """Every command of ours, with all its verbs and options, in consoles and in backticks."""
+    lines = [code for _, line in iter_prose(page) for code in CODE.findall(line)]
+    lines += [
+        line for block in CONSOLE.findall(page.read_text("utf-8")) for line in block.split("$ ")
+    ]
+    for line in lines:
+        words = re.split(r"[|<>#;]| && ", line.replace("\n", " "))[0].split()
+        while words and "=" in words[0] and not words[0].startswith("-"):
+            words.pop(0)  # VARIABLE=value
+        program = words[0].removeprefix(".venv/bin/") if words else ""
+        if program in APPS and len(words) > 1:
+            check_command(get_command(APPS[program]), words[1:], line)
+
+
+def check_command(command: Any, words: list[str], line: str) -> None:
+    known = {"--help", "-h"}
+    for place, word in enumerate(words):
+        known |= {name for parameter in command.params for name in parameter.opts}
+        known |= {name for parameter in command.params for name in parameter.secondary_opts}
+        if word.startswith("-") and not re.fullmatch(r"-|-?[\d.]+", word):
+            assert word.partition("=")[0] in known, f"no option {word} in: {line}"
+        elif isinstance(command, Group):
+            found = command.get_command(Context(command), word)
+            assert found is not None or place, f"no command {word} in: {line}"
+            if found is None:
+                return
+            command = found
 
 
 def test_pages_named_in_the_code_exist() -> None:

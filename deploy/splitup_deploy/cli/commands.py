@@ -1,4 +1,4 @@
-"""The commands of splitup-deploy: compile a model, publish it, look at it, take it off the market.
+"""The commands of splitup-deploy: compile, publish and retire models; deploy a network's contracts.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done (also when there was nothing to
 do), 1 the network or the chain failed or refused, 2 the input cannot be used, 130 interrupted.
@@ -14,6 +14,7 @@ from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
 from splitup_deploy.cli.families import FamiliesOptions, families
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
+from splitup_deploy.cli.network import app as network_app
 from splitup_deploy.cli.options import make_command
 from splitup_deploy.cli.privacy import PrivacyOptions, privacy
 from splitup_deploy.cli.register import RegisterOptions, register
@@ -22,7 +23,8 @@ from splitup_deploy.cli.usage import UsageOptions, usage
 
 app = typer.Typer(
     name="splitup-deploy",
-    help="Compile a model into tasks, register it, and look at registered ones.\n\n" + EXIT_CODES,
+    help="Compile a model into tasks, register it, look at it; deploy a network's contracts.\n\n"
+    + EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -51,3 +53,4 @@ app.command("retire", short_help="Take a model off the market.")(
 app.command("usage", short_help="Show how much a model was used and what was paid for it.")(
     make_command(UsageOptions, usage)
 )
+app.add_typer(network_app, name="network")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import typer
 
 from splitup.cli.console import EXIT_CODES, add_version_option
+from splitup.cli.service import Service, make_service_app
 from splitup_node.cli.audit import audit_command
+from splitup_node.cli.command import CONFIG_VARIABLE, DEFAULT_CONFIG
 from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
 from splitup_node.cli.join import join_command
 from splitup_node.cli.page import page_command
 from splitup_node.cli.run import run_node_command
-from splitup_node.cli.service import app as service_app
 from splitup_node.cli.stake import stake_command
 from splitup_node.cli.status import status_command
 from splitup_node.cli.top import top_command
@@ -40,7 +42,22 @@ app.command("top")(top_command)
 app.command("page", short_help="Show status and earnings in a browser.")(page_command)
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
-app.add_typer(service_app, name="service")
+
+
+def check_node(config: Path) -> None:
+    """Open a node's configuration and key; raise ConfigurationError."""
+    from splitup_node.config import NodeConfig
+
+    NodeConfig.load(config).load_identity()
+
+
+SERVICE: Final = Service(
+    *("splitup-node", "run", "node"),
+    DEFAULT_CONFIG,
+    check_node,
+    config_variable=CONFIG_VARIABLE,
+)
+app.add_typer(make_service_app(SERVICE), name=SERVICE.group)
 add_version_option(app, "splitup-node")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_CONFIG: Final = Path("node.toml")
+CONFIG_VARIABLE: Final = "SPLITUP_NODE_CONFIG"
 
 ConfigOption = Annotated[
     Path,
@@ -28,7 +29,7 @@ ConfigOption = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        envvar="SPLITUP_NODE_CONFIG",
+        envvar=CONFIG_VARIABLE,
         help="The node's configuration.",
     ),
 ]

@@ -14,11 +14,15 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from splitup.cli.console import add_version_option
+from splitup.cli.console import Output, add_version_option, ask_passphrase, run_command
+from splitup.cli.service import Service, make_service_app
+
+if TYPE_CHECKING:
+    from splitup_oracle.member_setup import CreatedMember
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,6 +75,79 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
+@app.command(short_help="Make a member's key and configuration for a network.")
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A storage gateway of the network.")],
+    endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="Where everybody will reach the member.")
+    ],
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory for all of the member's files.")
+    ] = Path("splitup-member"),
+    rpc_url: Annotated[
+        str, typer.Option(metavar="URL", help="The chain's RPC endpoint, if not the network's.")
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the member listens.")
+    ] = "127.0.0.1:8700",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a member's key and oracle.toml, and print what the network's owner needs.
+
+    That is the text on stdout, for the owner's network.toml; it has no secrets. At a terminal it
+    asks for the key's passphrase; elsewhere, or if empty, the key gets a random one.
+    """
+    output = Output.open(as_json)
+
+    async def make() -> CreatedMember:
+        from splitup.client.joining import join_network
+        from splitup_oracle.member_setup import create_member
+
+        passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
+        async with join_network(url, data_dir, rpc_url) as (network, _):
+            return create_member(
+                data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
+            )
+
+    def act() -> None:
+        from splitup.core import event_loop
+
+        made = event_loop.run(make())
+        if as_json:
+            output.print_json(made.to_dict())
+        else:
+            print(made.compose_entry(), end="")
+
+    run_command(output, act)
+
+
+@app.command(short_help="Show how each member of the committee sees the network.")
+def status(
+    config: ConfigOption = Path("oracle.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how each member of the committee sees the network.
+
+    Exit code 1 if fewer than a quorum answer, or the committee has no group key.
+    """
+    output = Output.open(as_json)
+
+    def act() -> None:
+        from splitup.core import event_loop
+        from splitup_oracle.cli.status import fetch_status, show_status
+        from splitup_oracle.config import OracleConfig
+
+        found = event_loop.run(fetch_status(OracleConfig.load(config)))
+        if as_json:
+            output.print_json(found)
+        else:
+            show_status(found, output.out)
+        if not found["works"]:
+            raise typer.Exit(1)
+
+    run_command(output, act)
+
+
 @app.command(short_help="Show this member's bond, add to it, or withdraw it.")
 def bond(
     config: ConfigOption = Path("oracle.toml"),
@@ -89,6 +166,7 @@ def bond(
     Only a former member can withdraw its bond: it requests that first, and withdraws after a
     waiting time.
     """
+
     from splitup.chain.bonds import post_bond
     from splitup.chain.client import Chain
     from splitup.chain.deployment import Deployment
@@ -115,6 +193,35 @@ def bond(
                 print(f"the bond of {identity.address} is {format_usdc(held)}")
 
     _execute(act)
+
+
+def _check_member(config: Path) -> None:
+    from splitup.crypto.keystore import load_identity
+    from splitup_oracle.config import OracleConfig
+
+    settings = OracleConfig.load(config)
+    load_identity(settings.keystore, settings.passphrase_file)
+
+
+def _check_gateway(config: Path) -> None:
+    from splitup_oracle.config import GatewayConfig
+    from splitup_oracle.gateway.presigning import Presigner
+
+    settings = GatewayConfig.load(config)
+    Presigner.open(settings.s3_endpoint, settings.bucket, settings.credentials)
+
+
+MEMBER_SERVICE: Final = Service(
+    "splitup-oracle", "run", "member", Path("oracle.toml"), _check_member
+)
+GATEWAY_SERVICE: Final = Service(
+    *("splitup-oracle", "gateway", "gateway"),
+    Path("gateway.toml"),
+    _check_gateway,
+    group="gateway-service",
+)
+for service in (MEMBER_SERVICE, GATEWAY_SERVICE):
+    app.add_typer(make_service_app(service), name=service.group)
 
 
 def main() -> None:

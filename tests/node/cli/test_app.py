@@ -10,6 +10,7 @@ import struct
 import sys
 import termios
 import time
+import tomllib
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,17 +20,23 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import async_playwright, expect
+from splitup_deploy.network.settings import MemberSettings
 from splitup_node.cli.app import app
-from splitup_node.cli.join import check_rpc_url
 from splitup_node.cli.page import make_owner_app
 from splitup_node.config import NodeConfig
 from splitup_node.owner_facts import fetch_facts, list_rows
 from splitup_node.settlement.account import Account
 from splitup_node.tasks.audit import check_machine
+from splitup_oracle.cli.app import app as oracle_app
+from splitup_oracle.config import OracleConfig
 from typer.testing import CliRunner, Result
 
 from splitup.chain.deployment import Deployment
+from splitup.cli.verbs import app as user_app
+from splitup.client.joining import check_rpc_url
+from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
+from splitup.crypto.keystore import load_identity
 from splitup.messages import api
 from splitup.messages.network import NetworkDescription
 from splitup.net.http import SignedClient, make_app, serve_app
@@ -55,7 +62,7 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node
         yield opened
 
 
-async def call(*arguments: object) -> Result:
+async def call(*arguments: object, app: Any = app) -> Result:
     """Run a command in a thread: it brings its own event loop."""
     return await asyncio.to_thread(CliRunner().invoke, app, [str(a) for a in arguments])
 
@@ -139,6 +146,42 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
 
     again = await call("join", url, *options, "--rpc-url", own_rpc)
     assert again.exit_code == 2 and "exists already" in again.output
+
+
+async def test_users_join_as_nodes_do(market: NodeMarket, tmp_path: Path) -> None:
+    url, own_rpc = market.network.gateway.server.url, market.network.rpc_url
+    home = tmp_path / "home"
+    options = ("--rpc-url", own_rpc, "--dir", home, "--json")
+    plain = await call("join", "http://8.8.8.8", *options, app=user_app)
+    assert plain.exit_code == 2 and "not an https:// URL" in plain.output and not home.exists()
+    made = await call("join", url, *options, app=user_app)
+    assert made.exit_code == 0, made.output
+    config = NetworkConfig.load(home)
+    assert (config.rpc_url, config.gateway_urls, config.allow_loopback) == (own_rpc, (url,), True)
+    assert Deployment.load(config.deployment) == market.network.deployment
+    assert config.load_user().address == json.loads(made.stdout)["address"]
+    again = await call("join", url, *options, app=user_app)
+    assert again.exit_code == 2 and "exists already" in again.output
+    assert config.load_user().address == json.loads(made.stdout)["address"]
+
+
+async def test_members_join_and_print_what_the_owner_needs(
+    market: NodeMarket, tmp_path: Path
+) -> None:
+    url, own_rpc = market.network.gateway.server.url, market.network.rpc_url
+    folder, endpoint = tmp_path / "member", "https://member-0.example.org"
+    options = ("--rpc-url", own_rpc, "--data-dir", folder, "--endpoint")
+    with_path = await call("join", url, *options, endpoint, "--listen", "nowhere", app=oracle_app)
+    assert with_path.exit_code == 2 and "--listen is 'nowhere'" in with_path.output
+    assert not list(folder.iterdir())
+    made = await call("join", url, *options, endpoint, app=oracle_app)
+    assert made.exit_code == 0, made.output
+    config = OracleConfig.load(folder / "oracle.toml")
+    [entry] = tomllib.loads(made.stdout)["members"]
+    member = MemberSettings.model_validate(entry)
+    identity = load_identity(config.keystore, config.passphrase_file)
+    assert member.to_abi() == (identity.address, identity.signing_key_hex, endpoint)
+    assert (config.listen_port, config.rpc_url, config.gateway_urls) == (8700, own_rpc, (url,))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""A network's contracts on a real chain: what a file says, made so, and compared with the chain."""

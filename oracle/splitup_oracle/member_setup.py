@@ -1,0 +1,78 @@
+"""``splitup-oracle join``: a member's key and ``oracle.toml``, all or nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from splitup.config import NetworkConfig
+from splitup.core.errors import ConfigurationError
+from splitup.crypto.keystore import create_identity, create_passphrase
+from splitup_oracle.config import OracleConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedMember:
+    """What the owner of the network needs to appoint a member, and where its files are."""
+
+    config: str
+    account: str
+    signing_key: str
+    endpoint: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    def compose_entry(self) -> str:
+        """Return the member's entry for the owner's ``network.toml``."""
+        names = "account", "signing_key", "endpoint"
+        lines = (f"{name} = {json.dumps(getattr(self, name))}\n" for name in names)
+        return "\n[[members]]\n" + "".join(lines)
+
+
+def create_member(
+    directory: Path, network: NetworkConfig, *, endpoint: str, listen: str, passphrase: str = ""
+) -> CreatedMember:
+    """Write keystore.json, passphrase (a random one if "") and oracle.toml into ``directory``.
+
+    Raises ConfigurationError when one of them exists or a value cannot be used; nothing is written
+    then.
+    """
+    path = directory / "oracle.toml"
+    keystore, passphrase_file = directory / "keystore.json", directory / "passphrase"
+    for file in (path, keystore, passphrase_file):
+        if file.exists():
+            raise ConfigurationError(f"{file} exists already; use it, or choose another --data-dir")
+    if not endpoint.startswith("https://") and not network.allow_loopback:
+        raise ConfigurationError(f"--endpoint {endpoint:.200} is not an https:// URL")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"--listen is {listen!r}; give HOST:PORT")
+    values = {
+        "rpc_url": network.rpc_url,
+        "deployment": network.deployment.name,  # in the same directory
+        "gateway_urls": list(network.gateway_urls),
+        "keystore": keystore.name,
+        "passphrase_file": passphrase_file.name,
+        "data_dir": "data",
+        "listen_host": host.strip("[]"),
+        "listen_port": int(port),
+        "allow_loopback": network.allow_loopback,
+    }
+    draft = directory / ".oracle.toml"
+    # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    try:
+        draft.write_text("# A committee member. Relative paths are relative to this file.\n" + text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {directory} ({error.strerror})") from None
+    try:
+        OracleConfig.load(draft)
+        create_passphrase(passphrase_file, passphrase)
+        identity = create_identity(keystore, passphrase_file)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return CreatedMember(str(path), identity.address, identity.signing_key_hex, endpoint)
