@@ -274,7 +274,7 @@ async def _serve(
                 output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
-            with _catch_signals(stopped):
+            with catch_signals(stopped):
                 await stopped.wait()
             output.say("stopping: running executions end, and what they did not use comes back")
             await server.close()
@@ -283,7 +283,8 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+def catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Set ``stopped`` when the process is asked to end."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

@@ -214,4 +214,4 @@ async def test_the_command_shows_where_phones_connect_and_which_certificate_they
         shown = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
         assert shown.upper() == found[1].replace(":", "")
         process.send_signal(signal.SIGINT)
-        assert await process.wait() == 130
+        assert await process.wait() == 0
