@@ -16,8 +16,9 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from splitup.decode.texts import EncodedText
-from tests.deploy.checkpoints import Case, save_checkpoint
+from tests.deploy.checkpoints import GOLDEN, Case, save_checkpoint
 
+SAVED = GOLDEN / "saved_encoders.json"
 VOCAB = 40
 LENGTHS = (7, 1, 30, 16, 3)
 _random = np.random.RandomState(17)

@@ -21,7 +21,7 @@ from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidModel
 from splitup.decode.texts import EncodedText, make_text_arrays
 from tests.deploy.checkpoints import GOLDEN, compute_checkpoint_digest
-from tests.deploy.encoders import CASES, LENGTHS, TEXTS, save_encoder, save_modules
+from tests.deploy.encoders import CASES, LENGTHS, SAVED, TEXTS, save_encoder, save_modules
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 
@@ -72,6 +72,18 @@ def test_results_agree_and_do_not_depend_on_the_other_texts(
     groups = [as_inputs(program, group) for group in (TEXTS[:2], TEXTS[2:3], TEXTS[3:])]
     given = program.run_together([(program.new_state(), group) for group in groups])
     assert b"".join(data for (data,) in given) == together.tobytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_version_s_configuration_is_the_same_model(name: str, tmp_path: Path) -> None:
+    source = save_encoder(tmp_path, CASES[name])
+    wanted = load_model(source).traced.graph.to_bytes()
+    versions = json.loads(SAVED.read_text())
+    assert len(versions) == 2, "run make_saved.py"
+    for saved in versions.values():
+        config = {**saved[name], "architectures": [CASES[name].architecture]}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert load_model(source).traced.graph.to_bytes() == wanted
 
 
 def test_old_names_and_other_heads(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ version that still has a family:
     PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_saved.py
 
 ``saved.json`` gets, for this version and every case, the config.json and the names of weights that
-are not those of the checkpoint.
+are not those of the checkpoint; ``saved_encoders.json`` gets the config.json of every encoder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.deploy import encoders
 from tests.deploy.checkpoints import TOKENS
 from tests.deploy.saved import CASES, SAVED, save_case
 
@@ -79,17 +80,36 @@ def list_carried(config: Any, saved: dict[str, Any]) -> list[str]:
     return [key for key in saved if key not in names]
 
 
+def describe_encoders() -> dict[str, Any]:
+    """Return the config.json of every encoder as this version saves it."""
+    found = {}
+    for name, case in encoders.CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            old, new = Path(folder) / "old", Path(folder) / "new"
+            encoders.save_encoder(old, case)
+            model = getattr(transformers, case.architecture).from_pretrained(old, dtype="auto")
+            model.save_pretrained(new)
+            found[name] = json.loads((new / "config.json").read_text())
+    return found
+
+
 def main() -> None:
     """Describe the cases that this version of the library has."""
-    table = json.loads(SAVED.read_text()) if SAVED.is_file() else {}
     found = {}
     for name in CASES:
         try:
             found[name] = describe(name)
         except (ValueError, ImportError, KeyError) as error:
             print(f"{name}: {str(error)[:200]}")
+    add_to(SAVED, found)
+    add_to(encoders.SAVED, describe_encoders())
+
+
+def add_to(path: Path, found: dict[str, Any]) -> None:
+    """Write what this version gives, beside what other versions gave."""
+    table = json.loads(path.read_text()) if path.is_file() else {}
     table[transformers.__version__] = found
-    SAVED.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
