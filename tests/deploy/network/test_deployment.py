@@ -202,6 +202,20 @@ async def test_a_nonce_that_another_program_took_is_replaced(
     assert await verify_network(settings) == []
 
 
+async def test_what_a_reorganisation_took_back_is_made_again_at_the_same_address(
+    owner: Owner,
+) -> None:
+    settings = owner.write()
+    async with Rpc(owner.rpc_url) as rpc:
+        before = await rpc.request("evm_snapshot")
+        first = await owner.deploy(settings)
+        assert await rpc.request("evm_revert", before)
+    with pytest.raises(ChainUnavailable, match="it has no usdc contract"):
+        await verify_network(settings)
+    assert await owner.deploy(settings) == first
+    assert await verify_network(settings) == []
+
+
 async def test_the_chain_follows_the_file(owner: Owner, rpc_url: str) -> None:
     deployment = await owner.deploy(owner.write())
     changed = owner.write(
