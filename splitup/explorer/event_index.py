@@ -219,17 +219,21 @@ class EventIndex:
                 found[event.args["executionId"]].append(event)
         return found
 
-    def sum_roles(self, subject: str) -> dict[str, Total]:
-        """Return the totals of an account or model, by role."""
+    def sum_roles(
+        self, subject: str, *, first_block: int = 0, end_block: int | None = None
+    ) -> dict[str, Total]:
+        """Return the totals of an account or model by role, of the blocks before ``end_block``."""
         query = (
             sql.select(
                 _MENTIONS.c.role,
                 sql.func.count().label("count"),
                 sql.func.coalesce(sql.func.sum(_MENTIONS.c.amount), 0).label("amount"),
             )
-            .where(_MENTIONS.c.subject == subject)
+            .where(_MENTIONS.c.subject == subject, _MENTIONS.c.block_number >= first_block)
             .group_by(_MENTIONS.c.role)
         )
+        if end_block is not None:
+            query = query.where(_MENTIONS.c.block_number < end_block)
         with self._begin() as connection:
             rows = connection.execute(query).all()
         return {role: Total(count, int(amount)) for role, count, amount in rows}
