@@ -10,8 +10,8 @@ from typing import Any, Final
 from eth_abi.abi import encode
 from eth_utils.abi import collapse_if_tuple
 
-from splitup.chain.abi import load_abi
-from splitup.chain.deployment import ContractName, Deployment
+from splitup.chain.abi import ContractName, load_abi
+from splitup.chain.deployment import Deployment
 from splitup.chain.rpc import Rpc
 
 _GAS: Final = 16_000_000  # of one transaction; EIP-7825 allows 2^24
