@@ -49,7 +49,7 @@ LIMITS_S: Final = {
     "sessions": 300,
     "flood": 150,
     "network": 150,
-    "serve": 240,
+    "serve": 600,  # 32 leases open and end six times
     "explorer": 180,
     "failover": 180,
     "compile": 300,
