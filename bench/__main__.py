@@ -8,6 +8,7 @@
     flood       transitions while strangers flood the nodes
     network     whole executions on a whole network, compared with the uncut model
     serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
+    explorer    10,000 executions and 2,000 nodes indexed, pages, the size of the page
     failover    SIGKILL in the middle of 256 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
@@ -48,7 +49,8 @@ LIMITS_S: Final = {
     "sessions": 300,
     "flood": 150,
     "network": 150,
-    "serve": 240,
+    "serve": 600,  # 32 leases open and end six times
+    "explorer": 180,
     "failover": 180,
     "compile": 300,
     "committee": 180,

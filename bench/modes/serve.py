@@ -21,9 +21,10 @@ from splitup.client.connection import SplitUp
 from splitup.client.generation import generate_tokens
 from splitup.client.outcome import compute_percentile
 from splitup.decode.sampler import Sampler
-from splitup.demo.run import MODEL, NODE_VRAM_BYTES, NODES
+from splitup.demo.run import MODEL, NODES
 from splitup.devnet.processes import find_program
 
+NODE_VRAM_BYTES: Final = 100_000_000  # the caches of CHATS texts are 2.6 MB each
 REQUESTS: Final = 100
 CHATS: Final = 32
 TOKENS: Final = 24  # of every chat

@@ -2,6 +2,7 @@
 import { html, type TemplateResult } from "lit";
 import { gantt, type Span } from "./charts";
 import { View } from "./element";
+import { computePlanRoot, listExecutors, type Opening } from "./plan_root";
 import { count, link, notice, short, time, usdc } from "./format";
 
 type Payment = { account: string; amount_micro_usdc: number; from_slash: boolean };
@@ -36,6 +37,7 @@ type Execution = {
 };
 type Plan = {
   root: string;
+  opening: Opening;
   seed: string;
   snapshot: number;
   difference: string;
@@ -49,11 +51,41 @@ type Verification = {
 };
 type Timeline = { is_known: boolean; spans: Span[] };
 
-/** Who was chosen for each task, as the members signed it and this server computed it again. */
+/** Where a plan stands on the chain, as the server read it there. */
+type Accepted = { execution: string; root: string; block: number; transaction: string };
+
+/** Return what is wrong with a plan for the chain's root, "" for nothing; all is computed here. */
+function findFault(plan: Plan, accepted: Accepted): string {
+  const { opening } = plan;
+  const root = computePlanRoot(opening);
+  if (root !== accepted.root) return `its root is ${root}, and the chain has ${accepted.root}`;
+  if (opening.execution_id !== accepted.execution) return "it is the plan of another execution";
+  if (opening.seed !== plan.seed) return "it follows from another seed";
+  const executors = listExecutors(opening);
+  const isShown = (task: Plan["tasks"][number], index: number): boolean => {
+    const fallbacks = opening.tasks[index].candidates.filter((node) => node !== executors[index]);
+    return task.executor === executors[index] && task.fallbacks.join() === fallbacks.join();
+  };
+  const matches = plan.tasks.length === executors.length && plan.tasks.every(isShown);
+  return matches ? "" : "the table shows other nodes than the plan";
+}
+
+/** Who was chosen for each task: signed by the members, computed again by the server, and checked here. */
 export class PlanView extends View<Plan> {
-  static override properties = { ...View.properties, brief: { type: Boolean } };
+  static override properties = { ...View.properties, brief: { type: Boolean }, accepted: {} };
   declare brief: boolean;
+  declare accepted: Accepted;
   override period = 0;
+
+  private proof(plan: Plan): TemplateResult {
+    const fault = findFault(plan, this.accepted);
+    if (fault) return html`<p class="error" role="alert">This plan is not the one on chain: ${fault}</p>`;
+    return html`<p class="proof"><span class="badge good">root matches</span> This browser computed the root of the table
+      below, and it is the one on chain. <span class="quiet">The chain's root was read by this server, from the event
+      PlanAccepted in block ${count(this.accepted.block)}, transaction
+      <span class="mono" title=${this.accepted.transaction}>${short(this.accepted.transaction)}</span>; to trust nobody,
+      compare it with a chain node of your own.</span></p>`;
+  }
 
   override render(): TemplateResult | null {
     const plan = this.data;
@@ -63,8 +95,9 @@ export class PlanView extends View<Plan> {
         plan.difference
           ? html`<p class="error">This plan is wrong: ${plan.difference}</p>`
           : html`<p><span class="badge good">checked</span> Signed by ${plan.signers.length} members; every choice
-              follows from the seed.</p>`
+              follows from the seed, as this server computed it again.</p>`
       }
+      ${this.proof(plan)}
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Computed by</th>
           ${this.brief ? null : html`<th>Fallbacks</th>`}<th>Verifiable</th></tr></thead>
@@ -78,7 +111,7 @@ export class PlanView extends View<Plan> {
         )}</tbody>
       </table></div>
       <dl>
-        <dt>Root on chain</dt><dd class="mono">${plan.root}</dd>
+        <dt>Root</dt><dd class="mono">${plan.root}</dd>
         <dt>Seed</dt><dd class="mono">${plan.seed}</dd>
         <dt>List of nodes</dt><dd>number ${plan.snapshot}</dd>
       </dl>`;
@@ -92,7 +125,7 @@ export class VerificationView extends View<Verification> {
     const found = this.data;
     if (!found) return notice(this.error, true);
     if (!found.verdicts.length) return html`<p>No task of this execution was drawn.</p>`;
-    return html`<p>${count(found.verdicts.length)} tasks were drawn after all results were committed.</p>
+    return html`<p>${count(found.verdicts.length)} of the tasks ${found.verdicts.length === 1 ? "was" : "were"} drawn after all results were committed.</p>
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Verdict</th><th>Recomputed by</th><th>At fault</th></tr></thead>
         <tbody>${found.verdicts.map(
@@ -116,6 +149,31 @@ export class TimelineView extends View<Timeline> {
     }
     return html`<p class="quiet">Nodes report their times to the client when an execution ends. This one is open, or
       another client's.</p>`;
+  }
+}
+
+type Gas = {
+  total: number;
+  is_complete: boolean;
+  transactions: { transaction: string; events: string[]; gas: number | null }[];
+};
+
+/** The gas of an execution's transactions. */
+export class GasView extends View<Gas> {
+  override period = 0;
+
+  override render(): TemplateResult | null {
+    const found = this.data;
+    if (!found) return notice(this.error, true);
+    return html`<p>${found.is_complete ? "" : "At least "}${count(found.total)} gas in
+        ${count(found.transactions.length)} transactions. <span class="quiet">One that serves several executions counts for
+        each.</span></p>
+      <div class="scroll"><table>
+        <thead><tr><th>Transaction</th><th>Events</th><th class="number">Gas</th></tr></thead>
+        <tbody>${found.transactions.map(
+          (one) => html`<tr><td class="mono" title=${one.transaction}>${short(one.transaction)}</td>
+            <td>${[...new Set(one.events)].join(", ")}</td><td class="number">${count(one.gas)}</td></tr>`,
+        )}</tbody></table></div>`;
   }
 }
 
@@ -178,6 +236,10 @@ export class ExecutionView extends View<Execution> {
     const found = this.data;
     if (!found) return notice(this.error, true);
     const at = `/explorer/v1/executions/${this.execution}`;
+    const event = found.events.find((one) => one.name === "PlanAccepted");
+    const accepted: Accepted | null = event
+      ? { execution: found.id, root: found.plan_root!, block: event.block, transaction: event.transaction }
+      : null;
     return html`
       ${this.brief ? null : html`<h1>Execution <span class="mono">${short(found.id)}</span></h1>`}
       <dl>
@@ -194,7 +256,11 @@ export class ExecutionView extends View<Execution> {
         }
       </dl>
       <h2>Plan</h2>
-      ${found.plan_root ? html`<plan-view ?brief=${this.brief} .path=${`${at}/plan`}></plan-view>` : html`<p class="quiet">Not planned yet.</p>`}
+      ${
+        accepted
+          ? html`<plan-view ?brief=${this.brief} .accepted=${accepted} .path=${`${at}/plan`}></plan-view>`
+          : html`<p class="quiet">Not planned yet.</p>`
+      }
       <h2>Timeline</h2>
       <timeline-view .path=${`${at}/timeline?start=${this.firstStep}`}></timeline-view>
       <h2>Verification</h2>
@@ -217,6 +283,8 @@ export class ExecutionView extends View<Execution> {
                   )}</tbody></table></div>`
                 : html`<p class="quiet">No commitments yet.</p>`
             }
+            <h2>Gas</h2>
+            <gas-view .path=${`${at}/gas`}></gas-view>
             <h2>On chain</h2>
             ${eventTable(found.events)}`
       }`;
@@ -243,5 +311,6 @@ export function eventTable(events: (ChainEvent & { execution?: string | null })[
 
 customElements.define("plan-view", PlanView);
 customElements.define("verification-view", VerificationView);
+customElements.define("gas-view", GasView);
 customElements.define("timeline-view", TimelineView);
 customElements.define("execution-view", ExecutionView);

@@ -1,9 +1,9 @@
 // The explorer: live nodes, models, executions, accounts and the committee.
 import { html, type TemplateResult } from "lit";
-import { dag, type TaskInfo } from "./charts";
+import { dag, dayChart, type Day, type TaskInfo } from "./charts";
 import { View } from "./element";
 import { eventTable, stateClass } from "./execution";
-import { bytes, count, link, notice, short, time, usdc } from "./format";
+import { bytes, count, link, notice, percent, short, time, usdc } from "./format";
 
 type NodeRow = {
   address: string;
@@ -16,6 +16,7 @@ type NodeRow = {
   vram_free_bytes: number;
   queue_ms: number;
   rtt_ms: number;
+  uptime: number | null;
 };
 type ModelRow = {
   id: string;
@@ -94,7 +95,7 @@ export class NodesView extends Pages<{ sequence: number; total: number; nodes: N
           ? html`<p class="quiet">${count(found.total)} nodes in the committee's list number ${count(found.sequence)}</p>
             <div class="scroll"><table>
               <thead><tr><th>Node</th><th>Operator</th><th>Class</th><th class="number">Tasks</th>
-                <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>
+                <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Uptime</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>
               <tbody>${found.nodes.map(
                 (node) => html`<tr>
                   <td>${link("accounts", node.address)}</td>
@@ -103,10 +104,13 @@ export class NodesView extends Pages<{ sequence: number; total: number; nodes: N
                   <td class="number">${node.task_count}</td>
                   <td class="number">${bytes(node.vram_free_bytes)}</td>
                   <td class="number">${count(node.queue_ms)} ms</td>
+                  <td class="number">${percent(node.uptime)}</td>
                   <td class="number">${usdc(node.stake)}</td>
                   <td class="number">${usdc(node.locked)}</td>
                 </tr>`,
-              )}</tbody></table></div>${this.turner()}`
+              )}</tbody></table></div>
+              <p class="quiet">Uptime: how often a node was on the list when this server looked, in the last 24 hours and
+                since it was started.</p>${this.turner()}`
           : null
       }`;
   }
@@ -260,7 +264,9 @@ export class AccountView extends Pages<Account> {
               <dt>Memory</dt><dd>${node.vram_gb} GB offered${node.live ? html`, ${bytes(node.vram_free_bytes!)} free` : null}</dd>
               ${
                 node.live
-                  ? html`<dt>Class</dt><dd>${node.class}</dd>
+                  ? html`<dt>Uptime</dt><dd>${percent(node.uptime!)} <span class="quiet">of the last 24 hours, as far as
+                      this server was running</span></dd>
+                    <dt>Class</dt><dd>${node.class}</dd>
                     <dt>Operator</dt><dd>${link("accounts", node.operator!)}</dd>
                     <dt>Endpoint</dt><dd class="mono">${node.endpoint}</dd>`
                   : null
@@ -277,10 +283,24 @@ export class AccountView extends Pages<Account> {
             }`
           : null
       }
+      ${
+        node || found.totals.payout
+          ? html`<h2>Earned by day</h2>
+            <earnings-view .path=${`/explorer/v1/accounts/${found.address}/earnings`}></earnings-view>`
+          : null
+      }
       <h2>Requests</h2>
       <executions-view embedded .base=${`/explorer/v1/executions?of=${found.address}`}></executions-view>
       <h2>On chain</h2>
       ${eventTable(found.events)}${this.turner()}`;
+  }
+}
+
+export class EarningsView extends View<{ days: Day[] }> {
+  override period = 60_000;
+
+  override render(): TemplateResult | null {
+    return this.data ? dayChart(this.data.days) : notice(this.error, true);
   }
 }
 
@@ -290,7 +310,7 @@ type Committee = {
   group_key: string;
   epoch: number | null;
   snapshot: number | null;
-  seed: string | null;
+  randomness: { seed: string; execution: string; block: number }[];
   members: { address: string; endpoint: string; bond: number }[];
   events: Events;
 };
@@ -305,7 +325,6 @@ export class CommitteeView extends View<Committee> {
         <dt>Quorum</dt><dd>${found.quorum} of ${found.members.length} members</dd>
         <dt>Epoch</dt><dd>${count(found.epoch)}</dd>
         <dt>List of nodes</dt><dd>number ${count(found.snapshot)}</dd>
-        <dt>Latest seed</dt><dd class="mono">${found.seed ?? "–"}</dd>
         <dt>Group key</dt><dd class="mono">${found.group_key || "none yet"}</dd>
       </dl>
       <div class="scroll"><table>
@@ -314,6 +333,18 @@ export class CommitteeView extends View<Committee> {
           (member) => html`<tr><td>${link("accounts", member.address)}</td><td class="mono">${member.endpoint}</td>
             <td class="number">${usdc(member.bond)}</td></tr>`,
         )}</tbody></table></div>
+      <h2>Randomness</h2>
+      ${
+        found.randomness.length
+          ? html`<p class="quiet">Each seed is the hash of a threshold signature, which no member could choose.</p>
+            <div class="scroll"><table>
+              <thead><tr><th>Seed</th><th>Execution</th><th class="number">Block</th></tr></thead>
+              <tbody>${found.randomness.map(
+                (one) => html`<tr><td class="mono" title=${one.seed}>${short(one.seed)}</td><td>${link("executions", one.execution)}</td>
+                  <td class="number">${count(one.block)}</td></tr>`,
+              )}</tbody></table></div>`
+          : html`<p class="quiet">None yet.</p>`
+      }
       <h2>On chain</h2>
       ${eventTable(found.events)}`;
   }
@@ -339,6 +370,7 @@ customElements.define("nodes-view", NodesView);
 customElements.define("models-view", ModelsView);
 customElements.define("model-view", ModelView);
 customElements.define("executions-view", ExecutionsView);
+customElements.define("earnings-view", EarningsView);
 customElements.define("account-view", AccountView);
 customElements.define("committee-view", CommitteeView);
 customElements.define("search-view", SearchView);

@@ -26,6 +26,11 @@ export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? "–" : value.toLocaleString("en");
 }
 
+export function percent(share: number | null | undefined): string {
+  if (share === null || share === undefined) return "–";
+  return `${(Math.floor(share * 1000) / 10).toLocaleString("en")} %`;
+}
+
 export function time(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "–";
   return new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";

@@ -289,6 +289,11 @@ class Chain:
         block = await self._rpc.request("eth_getBlockByHash", block_hash, False)
         return None if block is None else int(block["timestamp"], 16)
 
+    async def fetch_gas(self, transaction: str) -> int | None:
+        """Return the gas that a transaction used, None while no block holds it."""
+        receipt = await self._rpc.request("eth_getTransactionReceipt", transaction)
+        return None if receipt is None else int(receipt["gasUsed"], 16)
+
     async def find_block(self, time_s: int) -> int:
         """Return the number of the first block at or after a time (Unix seconds).
 

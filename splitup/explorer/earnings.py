@@ -27,14 +27,19 @@ class Day:
     slashed: int = 0
 
 
+def list_dates(days: int, now_s: float) -> list[datetime.date]:
+    """Return the last ``days`` days in UTC, the earliest first; today is the last."""
+    today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
+    return [today - _DAY * back for back in reversed(range(days))]
+
+
 async def fetch_days(chain: Chain, address: str, *, days: int, now_s: float) -> list[Day]:
     """Return the last ``days`` days, the earliest first; today is the last.
 
     Raises ChainUnavailable.
     """
-    today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
-    dates = [today - _DAY * back for back in reversed(range(days))]
-    blocks = await asyncio.gather(*(chain.find_block(_get_begin_s(date)) for date in dates))
+    dates = list_dates(days, now_s)
+    blocks = await asyncio.gather(*(chain.find_block(get_begin_s(date)) for date in dates))
     events = await chain.fetch_events("market", from_block=blocks[0])
     return sum_days(dates, blocks, events, address)
 
@@ -65,6 +70,7 @@ def sum_days(
     return found
 
 
-def _get_begin_s(date: datetime.date) -> int:
+def get_begin_s(date: datetime.date) -> int:
+    """Return when a day begins, Unix time."""
     midnight = datetime.datetime.combine(date, datetime.time(), datetime.UTC)
     return int(midnight.timestamp())

@@ -23,7 +23,7 @@ from splitup.chain.event_stream import BlockId, ChainEvent
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.explorer.mentions import find_mentions, name_subject
 
-_SCHEMA: Final = 1  # another number in the database: it is filled again from block 0
+_SCHEMA: Final = 2  # another number in the database: it is filled again from block 0
 _METADATA: Final = sql.MetaData()
 _SOURCE: Final = sql.Table(
     "explorer_source",
@@ -38,8 +38,9 @@ _EVENTS: Final = sql.Table(
     sql.Column("block_hash", sql.String(66), primary_key=True),
     sql.Column("transaction", sql.String(66), nullable=False),
     sql.Column("contract", sql.String(16), nullable=False),
-    sql.Column("name", sql.String(40), nullable=False, index=True),
+    sql.Column("name", sql.String(40), nullable=False),
     sql.Column("args", sql.Text, nullable=False),
+    sql.Index("explorer_events_name", "name", "block_number", "log_index"),
 )
 _MENTIONS: Final = sql.Table(
     "explorer_mentions",
@@ -55,6 +56,7 @@ _MENTIONS: Final = sql.Table(
     sql.Index("explorer_mentions_place", "block_number", "log_index"),
 )
 PAGE: Final = 50  # entries of a page
+MOST_ROLES: Final = 4  # that one event gives to one subject
 
 
 class Place(NamedTuple):
@@ -110,8 +112,8 @@ class EventIndex:
         with self._begin() as connection:
             if connection.execute(sql.select(_SOURCE.c.name)).scalars().all() == [source]:
                 return
-            for table in (_SOURCE, _EVENTS, _MENTIONS):
-                connection.execute(table.delete())
+            _METADATA.drop_all(connection)
+            _METADATA.create_all(connection)
             connection.execute(_SOURCE.insert().values(name=source))
 
     # ---- writing -------------------------------------------------------------------------------
@@ -191,18 +193,19 @@ class EventIndex:
         limit: int = PAGE,
     ) -> list[ChainEvent]:
         """Return the latest events, latest first: of a subject, and of these names."""
-        query = sql.select(_EVENTS)
-        if subject:
-            query = query.where(_names(subject))
+        query, table = sql.select(_EVENTS), _EVENTS
+        if subject:  # in the order of its mentions, which are read no further than the page
+            query, table = query.join(_MENTIONS, _SAME_PLACE), _MENTIONS
+            query = query.where(_MENTIONS.c.subject == subject)
         if names:
             query = query.where(_EVENTS.c.name.in_(names))
         if before is not None:
-            place = sql.tuple_(_EVENTS.c.block_number, _EVENTS.c.log_index)
+            place = sql.tuple_(table.c.block_number, table.c.log_index)
             query = query.where(place < sql.tuple_(*before))
-        order = (_EVENTS.c.block_number.desc(), _EVENTS.c.log_index.desc())
+        query = query.order_by(table.c.block_number.desc(), table.c.log_index.desc())
         with self._begin() as connection:
-            rows = connection.execute(query.order_by(*order).limit(limit)).all()
-        return [_read(row) for row in rows]
+            rows = connection.execute(query.limit(limit * (MOST_ROLES if subject else 1))).all()
+        return [_read(row) for row in dict.fromkeys(rows)][:limit]
 
     def list_of_executions(self, execution_ids: Sequence[str]) -> dict[str, list[ChainEvent]]:
         """Return all events of at most a page of executions, in order, by execution."""
@@ -219,17 +222,21 @@ class EventIndex:
                 found[event.args["executionId"]].append(event)
         return found
 
-    def sum_roles(self, subject: str) -> dict[str, Total]:
-        """Return the totals of an account or model, by role."""
+    def sum_roles(
+        self, subject: str, *, first_block: int = 0, end_block: int | None = None
+    ) -> dict[str, Total]:
+        """Return the totals of an account or model by role, of the blocks before ``end_block``."""
         query = (
             sql.select(
                 _MENTIONS.c.role,
                 sql.func.count().label("count"),
                 sql.func.coalesce(sql.func.sum(_MENTIONS.c.amount), 0).label("amount"),
             )
-            .where(_MENTIONS.c.subject == subject)
+            .where(_MENTIONS.c.subject == subject, _MENTIONS.c.block_number >= first_block)
             .group_by(_MENTIONS.c.role)
         )
+        if end_block is not None:
+            query = query.where(_MENTIONS.c.block_number < end_block)
         with self._begin() as connection:
             rows = connection.execute(query).all()
         return {role: Total(count, int(amount)) for role, count, amount in rows}
@@ -261,7 +268,7 @@ class EventIndex:
         subjects = _MENTIONS.c.subject
         query = (
             sql.select(subjects, sql.func.min(_MENTIONS.c.role).label("role"))
-            .where(subjects.startswith(start, autoescape=True))
+            .where(self._begins_with(subjects, start))
             .group_by(subjects)
             .order_by(subjects)
             .limit(limit)
@@ -270,7 +277,7 @@ class EventIndex:
         by_name = (
             sql.select(_EVENTS.c.args)
             .join(_MENTIONS, _SAME_PLACE)
-            .where(subjects.startswith(name, autoescape=True))
+            .where(self._begins_with(subjects, name))
             .order_by(_EVENTS.c.block_number.desc(), _EVENTS.c.log_index.desc())
             .limit(limit)
         )
@@ -281,6 +288,12 @@ class EventIndex:
             for args in connection.execute(by_name).scalars():
                 found.setdefault(json.loads(args)["modelId"], "model")
         return list(found.items())[:limit]
+
+    def _begins_with(self, column: sql.Column[str], text: str) -> sql.ColumnElement[bool]:
+        """Return a condition that SQLite, too, looks up in an index: it does not for LIKE."""
+        if self._engine.dialect.name == "sqlite":
+            return sql.and_(column >= text, column < text + "\U0010ffff")
+        return column.startswith(text, autoescape=True)
 
     @contextmanager
     def _begin(self) -> Iterator[sql.Connection]:
@@ -297,10 +310,6 @@ _SAME_PLACE: Final = sql.and_(
     _MENTIONS.c.log_index == _EVENTS.c.log_index,
     _MENTIONS.c.block_hash == _EVENTS.c.block_hash,
 )
-
-
-def _names(subject: str) -> sql.ColumnElement[bool]:
-    return sql.exists().where(_SAME_PLACE, _MENTIONS.c.subject == subject)
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:

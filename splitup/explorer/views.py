@@ -7,6 +7,7 @@ classes are whatever strangers wrote: pages show them as text.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,11 +20,18 @@ from splitup.client.network import Network
 from splitup.client.outcome import Receipt
 from splitup.core.errors import Refused, SplitUpError, Unavailable
 from splitup.crypto.quorum import unpack_word
-from splitup.explorer.event_index import PAGE, EventIndex, Place
+from splitup.explorer.earnings import Day, get_begin_s, list_dates
+from splitup.explorer.event_index import PAGE, EventIndex, Place, Total
+from splitup.explorer.uptimes import Uptimes
+from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 
 View = dict[str, Any]
 SNAPSHOT_S: Final = 3.0  # that a list of live nodes is shown before the next one is asked for
+SAMPLE_S: Final = 30.0  # between two looks at who is live
+DAYS: Final = 14  # of an account's earnings
+MOST_TRANSACTIONS: Final = 64  # of an execution whose gas is shown
+RANDOMNESS: Final = 10  # latest seeds that the committee's page shows
 KEPT: Final = 256  # plans, verdicts and block times that are kept
 MOST_LOOKUPS: Final = 4  # of plans and verdicts at once: each asks members, and computes
 MODELS_SEARCHED: Final = 50  # latest ones, for the names of a node's tasks
@@ -54,6 +62,16 @@ class Explorer:
         self._refreshing = asyncio.Lock()
         self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
         self._found: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._uptimes = Uptimes()
+        self._first_blocks: dict[datetime.date, int] = {}
+
+    async def watch(self) -> None:
+        """Note without end which nodes are live, for their uptimes."""
+        while True:
+            snapshot = await self._fetch_snapshot_or_none()
+            if snapshot is not None:
+                self._uptimes.add([entry.node for entry in snapshot.entries], time.time())
+            await asyncio.sleep(SAMPLE_S)
 
     # ---- lists ---------------------------------------------------------------------------------
 
@@ -86,7 +104,7 @@ class Explorer:
         return {
             "sequence": snapshot.sequence,
             "total": len(entries),
-            "nodes": [_describe_node(entry) for entry in page],
+            "nodes": [self._describe_node(entry) for entry in page],
             "next": start + PAGE if len(entries) > start + PAGE else None,
         }
 
@@ -197,6 +215,22 @@ class Explorer:
             "events": [_describe_event(event, times) for event in events],
         }
 
+    async def show_gas(self, execution_id: str) -> View:
+        """Return the gas of the transactions about an execution; some serve others as well."""
+        names: dict[str, list[str]] = {}
+        for event in await self._list_history(execution_id):
+            names.setdefault(event.transaction, []).append(event.name)
+        first = list(names)[:MOST_TRANSACTIONS]
+        gas = await asyncio.gather(*map(self._net.chain.fetch_gas, first))
+        return {
+            "total": sum(used or 0 for used in gas),
+            "is_complete": len(first) == len(names) and None not in gas,
+            "transactions": [
+                {"transaction": transaction, "events": names[transaction], "gas": used}
+                for transaction, used in zip(first, gas, strict=True)
+            ],
+        }
+
     async def show_plan(self, execution_id: str) -> View:
         """Return who was chosen for each task, computed again from the seed.
 
@@ -214,6 +248,7 @@ class Explorer:
         executors = plan.executors()
         return {
             "root": plan.root(),
+            "opening": open_plan(plan),
             "seed": plan.seed,
             "snapshot": plan.request.snapshot_sequence,
             "difference": checked.difference,
@@ -269,7 +304,7 @@ class Explorer:
                 "live": entry is not None,
                 "stake": registered["stake"],
                 "vram_gb": registered["vramGb"],
-                **({} if entry is None else _describe_node(entry)),
+                **({} if entry is None else self._describe_node(entry)),
                 "tasks": [] if entry is None else await self._name_tasks(entry.resident),
             }
             if registered["active"] or entry is not None
@@ -277,6 +312,35 @@ class Explorer:
             "events": [_describe_event(event, times) for event in events[:PAGE]],
             "next": _get_next(events),
         }
+
+    def _describe_node(self, entry: SnapshotEntry) -> View:
+        return _describe_node(entry) | {"uptime": self._uptimes.get_share(entry.node, time.time())}
+
+    async def show_earnings(self, address: str) -> View:
+        """Return what an account was paid, and what it lost, on each of the last days."""
+        dates = list_dates(DAYS, time.time())
+        blocks = await asyncio.gather(*map(self._find_first_block, dates))
+        totals = await asyncio.gather(
+            *(
+                asyncio.to_thread(self._index.sum_roles, address, first_block=first, end_block=end)
+                for first, end in zip(blocks, [*blocks[1:], None], strict=True)
+            )
+        )
+        days = []
+        for date, roles in zip(dates, totals, strict=True):
+            payout, reward, slashed = (
+                roles.get(role, Total(0, 0)) for role in ("payout", "reward", "slashed")
+            )
+            day = Day(date, payout.count, payout.amount, reward.amount, slashed.amount)
+            days.append(asdict(day) | {"date": date.isoformat()})
+        return {"days": days}
+
+    async def _find_first_block(self, date: datetime.date) -> int:
+        if date not in self._first_blocks:
+            self._first_blocks[date] = await self._net.chain.find_block(get_begin_s(date))
+            while len(self._first_blocks) > 2 * DAYS:
+                del self._first_blocks[min(self._first_blocks)]
+        return self._first_blocks[date]
 
     async def show_committee(self) -> View:
         """Return members, bonds, and the committee's latest randomness and events."""
@@ -290,7 +354,7 @@ class Explorer:
             ),
             self._fetch_snapshot_or_none(),
             asyncio.to_thread(self._index.list_events, "committee", limit=PAGE),
-            asyncio.to_thread(self._index.list_events, names=["PlanAccepted"], limit=1),
+            asyncio.to_thread(self._index.list_events, names=["PlanAccepted"], limit=RANDOMNESS),
         )
         times = await self._fetch_times(events)
         return {
@@ -299,7 +363,14 @@ class Explorer:
             "group_key": committee.group_key,
             "epoch": snapshot.epoch if snapshot else None,
             "snapshot": snapshot.sequence if snapshot else None,
-            "seed": plans[0].args["seed"] if plans else None,
+            "randomness": [
+                {
+                    "seed": event.args["seed"],
+                    "execution": event.args["executionId"],
+                    "block": event.block_number,
+                }
+                for event in plans
+            ],
             "members": [
                 {"address": member.account, "endpoint": member.endpoint, "bond": bond}
                 for member, bond in zip(committee.members, bonds, strict=True)
@@ -404,6 +475,38 @@ def _describe_node(entry: SnapshotEntry) -> View:
         "vram_free_bytes": entry.vram_free_bytes,
         "queue_ms": entry.queue_ms,
         "rtt_ms": entry.rtt_ms,
+    }
+
+
+def open_plan(plan: Plan) -> View:
+    """Return all that the plan's root is computed from.
+
+    ``page/src/plan_root.ts`` computes the root of it, as ``compute_plan_root`` does.
+    """
+    return {
+        "request_hash": plan.request.hash(),
+        "execution_id": plan.request.execution_id,
+        "model_id": plan.request.model_id,
+        "snapshot_root": plan.request.snapshot_root,
+        "seed": plan.seed,
+        "nodes": [
+            {
+                "node": entry.node,
+                "signing_key": entry.signing_key,
+                "endpoint": entry.endpoint,
+                "exposure": entry.exposure_micro_usdc,
+            }
+            for entry in plan.nodes
+        ],
+        "places": list(plan.places),
+        "tasks": [
+            {
+                "candidates": list(candidates),
+                "verifiable": place not in plan.unverifiable,
+                "terms": plan.terms[place].model_dump() if plan.terms else None,
+            }
+            for place, candidates in enumerate(plan.tasks)
+        ],
     }
 
 

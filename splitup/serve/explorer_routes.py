@@ -51,10 +51,14 @@ class ExplorerRoutes:
             "executions": lambda r: explorer.list_executions(_get_subject(r), _get_place(r)),
             "executions/{id}": lambda r: explorer.show_execution(_get_execution(r)),
             "executions/{id}/plan": lambda r: explorer.show_plan(_get_execution(r)),
+            "executions/{id}/gas": lambda r: explorer.show_gas(_get_execution(r)),
             "executions/{id}/verification": lambda r: explorer.show_verification(_get_execution(r)),
             "executions/{id}/timeline": show_timeline,
             "accounts/{id}": lambda r: explorer.show_account(
                 _get_id(r, _ADDRESS, "account"), _get_place(r)
+            ),
+            "accounts/{id}/earnings": lambda r: explorer.show_earnings(
+                _get_id(r, _ADDRESS, "account")
             ),
             "committee": lambda _: explorer.show_committee(),
             "search": lambda r: explorer.search(r.query.get("q", "").strip()),
@@ -88,12 +92,16 @@ async def run_explorer(net: Network, url: str) -> AsyncIterator[ExplorerRoutes]:
     Raises ConfigurationError.
     """
     index = EventIndex.open(url, net.chain.deployment)
-    following = asyncio.create_task(Follower(net.chain, index).run())
+    explorer = Explorer(net, index)
+    tasks = [
+        asyncio.create_task(work) for work in (Follower(net.chain, index).run(), explorer.watch())
+    ]
     try:
-        yield ExplorerRoutes(Explorer(net, index))
+        yield ExplorerRoutes(explorer)
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         index.close()
 
 

@@ -49,6 +49,7 @@ OWNERS = {
     "solcx": {"contracts"},
     "prometheus_client": {"splitup/net/metrics.py"},
     "pyseccomp": {"splitup/sandbox"},
+    "opentelemetry": {"splitup/client/telemetry.py"},
     "tokenizers": {"splitup/client/tokenizer.py"},
     "llguidance": {"splitup/client/grammar.py"},
     "torch": {"examples"},

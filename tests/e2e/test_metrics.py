@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from splitup.devnet.ports import find_free_ports
+from splitup.devnet.processes import find_program
+from tests.builders import HANG_S
+from tests.client.test_telemetry import run_collector
 from tests.e2e.conftest import MODEL, ROOT, Network
 from tests.e2e.test_serve import run_server
 
@@ -97,3 +103,22 @@ def test_no_secret_is_shown(network: Network) -> None:
             text = reply.read().decode()
         assert not [secret for secret in secrets if secret in text]
         assert not re.search(r"0x[0-9a-f]{40}", text), "no account, no key"
+
+
+async def test_an_execution_is_sent_as_a_trace_without_its_text(network: Network) -> None:
+    async with run_collector() as (url, spans, _):
+        process = await asyncio.create_subprocess_exec(
+            *(find_program("splitup"), "generate", MODEL, "--config", network.directory),
+            *("--prompt", "library for", "--max-tokens", "4"),
+            env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": url},
+            stdout=subprocess.PIPE,
+        )
+        async with asyncio.timeout(HANG_S):
+            text = (await process.communicate())[0].decode().strip()
+        assert process.returncode == 0
+    [root] = [span for span in spans if not span.parent_span_id]
+    tasks = [span for span in spans if span.parent_span_id == root.span_id]
+    assert root.name == "execution" and len(tasks) > 5
+    assert {span.trace_id for span in spans} == {root.trace_id}
+    sent = b"".join(span.SerializeToString() for span in spans)
+    assert b"library" not in sent and text.encode() not in sent

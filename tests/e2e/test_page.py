@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from splitup.chain.client import Chain
 from splitup.client.connection import SplitUp
@@ -113,7 +113,7 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
 
     page.get_by_text("Who computed this?").click()
-    expect(page.locator("plan-view .badge")).to_have_text("checked")
+    expect(page.locator("plan-view .badge")).to_have_text(["checked", "root matches"])
     expect(page.locator("plan-view tbody tr")).not_to_have_count(0)
     # the lease is used up, so its execution ends: times, verdicts and payments follow
     expect(page.locator("timeline-view .bar")).not_to_have_count(0)
@@ -128,11 +128,38 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     page.get_by_role("link", name=execution).click()
     expect(page.locator("h1")).to_contain_text("Execution")
     expect(page.locator(".badge", has_text="settled")).to_be_visible()
+    expect(page.locator("gas-view tbody tr")).not_to_have_count(0)
+    page.locator("plan-view tbody a").first.click()  # a node
+    expect(page.locator("earnings-view tbody tr")).to_have_count(1)
+    expect(page.get_by_text("of the last 24 hours")).to_be_visible()
+    page.go_back()
     page.locator("dl a[href^='#/accounts/']").first.click()  # its client
     expect(page.locator("executions-view").get_by_title(execution)).to_be_visible()
     for _ in range(3):
         page.go_back()
     expect(page.locator(".user .text")).to_be_visible()  # the conversation is still there
+
+
+def test_a_plan_that_is_not_the_one_on_chain_is_shown_to_be_wrong(page: Page, url: str) -> None:
+    """A server that lies about who was chosen: its answer gets another node on the way."""
+    with urllib.request.urlopen(f"{url}/explorer/v1/executions") as reply:
+        rows = json.load(reply)["executions"]
+    execution = next(row["id"] for row in rows if row["state"] == "settled")
+
+    def lie(route: Route) -> None:
+        plan = route.fetch().json()
+        task = plan["tasks"][0]
+        task["executor"], task["fallbacks"][0] = task["fallbacks"][0], task["executor"]
+        if "both" in page.url:
+            candidates = plan["opening"]["tasks"][0]["candidates"]
+            candidates[0], candidates[1] = candidates[1], candidates[0]
+        route.fulfill(json=plan)
+
+    page.route("**/plan", lie)
+    page.goto(f"{url}/#/executions/{execution}")
+    expect(page.get_by_role("alert")).to_contain_text("shows other nodes than the plan")
+    page.goto(f"{url}/?both#/executions/{execution}")
+    expect(page.get_by_role("alert")).to_contain_text("the chain has 0x")
 
 
 def test_stop_ends_the_text_and_the_bill(page: Page) -> None:

@@ -23,6 +23,7 @@ from splitup.client.execution.output_collector import (
     TraceReceived,
 )
 from splitup.client.outcome import Array
+from splitup.client.telemetry import send_trace
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import bytes_to_array, check_inputs
@@ -208,6 +209,7 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TRACE_TIMEOUT_S):
                     await self._all_told.wait()
+            await send_trace(self.manifest, self.plan.request, self._traces)
         return tuple(self._traces)
 
     def end(self) -> None:

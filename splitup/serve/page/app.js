@@ -1,296 +1,337 @@
-var G=globalThis,Q=G.ShadowRoot&&(G.ShadyCSS===void 0||G.ShadyCSS.nativeShadow)&&"adoptedStyleSheets"in Document.prototype&&"replace"in CSSStyleSheet.prototype,Ue=Symbol(),Oe=new WeakMap,J=class{constructor(e,t,s){if(this._$cssResult$=!0,s!==Ue)throw Error("CSSResult is not constructable. Use `unsafeCSS` or `css` instead.");this.cssText=e,this.t=t}get styleSheet(){let e=this.o,t=this.t;if(Q&&e===void 0){let s=t!==void 0&&t.length===1;s&&(e=Oe.get(t)),e===void 0&&((this.o=e=new CSSStyleSheet).replaceSync(this.cssText),s&&Oe.set(t,e))}return e}toString(){return this.cssText}},Ne=r=>new J(typeof r=="string"?r:r+"",void 0,Ue);var He=(r,e)=>{if(Q)r.adoptedStyleSheets=e.map(t=>t instanceof CSSStyleSheet?t:t.styleSheet);else for(let t of e){let s=document.createElement("style"),n=G.litNonce;n!==void 0&&s.setAttribute("nonce",n),s.textContent=t.cssText,r.appendChild(s)}},se=Q?r=>r:r=>r instanceof CSSStyleSheet?(e=>{let t="";for(let s of e.cssRules)t+=s.cssText;return Ne(t)})(r):r;var{is:dt,defineProperty:ct,getOwnPropertyDescriptor:ht,getOwnPropertyNames:ut,getOwnPropertySymbols:pt,getPrototypeOf:mt}=Object,Y=globalThis,Le=Y.trustedTypes,$t=Le?Le.emptyScript:"",bt=Y.reactiveElementPolyfillSupport,B=(r,e)=>r,re={toAttribute(r,e){switch(e){case Boolean:r=r?$t:null;break;case Object:case Array:r=r==null?r:JSON.stringify(r)}return r},fromAttribute(r,e){let t=r;switch(e){case Boolean:t=r!==null;break;case Number:t=r===null?null:Number(r);break;case Object:case Array:try{t=JSON.parse(r)}catch{t=null}}return t}},De=(r,e)=>!dt(r,e),qe={attribute:!0,type:String,converter:re,reflect:!1,useDefault:!1,hasChanged:De};Symbol.metadata??=Symbol("metadata"),Y.litPropertyMetadata??=new WeakMap;var S=class extends HTMLElement{static addInitializer(e){this._$Ei(),(this.l??=[]).push(e)}static get observedAttributes(){return this.finalize(),this._$Eh&&[...this._$Eh.keys()]}static createProperty(e,t=qe){if(t.state&&(t.attribute=!1),this._$Ei(),this.prototype.hasOwnProperty(e)&&((t=Object.create(t)).wrapped=!0),this.elementProperties.set(e,t),!t.noAccessor){let s=Symbol(),n=this.getPropertyDescriptor(e,s,t);n!==void 0&&ct(this.prototype,e,n)}}static getPropertyDescriptor(e,t,s){let{get:n,set:o}=ht(this.prototype,e)??{get(){return this[t]},set(l){this[t]=l}};return{get:n,set(l){let c=n?.call(this);o?.call(this,l),this.requestUpdate(e,c,s)},configurable:!0,enumerable:!0}}static getPropertyOptions(e){return this.elementProperties.get(e)??qe}static _$Ei(){if(this.hasOwnProperty(B("elementProperties")))return;let e=mt(this);e.finalize(),e.l!==void 0&&(this.l=[...e.l]),this.elementProperties=new Map(e.elementProperties)}static finalize(){if(this.hasOwnProperty(B("finalized")))return;if(this.finalized=!0,this._$Ei(),this.hasOwnProperty(B("properties"))){let t=this.properties,s=[...ut(t),...pt(t)];for(let n of s)this.createProperty(n,t[n])}let e=this[Symbol.metadata];if(e!==null){let t=litPropertyMetadata.get(e);if(t!==void 0)for(let[s,n]of t)this.elementProperties.set(s,n)}this._$Eh=new Map;for(let[t,s]of this.elementProperties){let n=this._$Eu(t,s);n!==void 0&&this._$Eh.set(n,t)}this.elementStyles=this.finalizeStyles(this.styles)}static finalizeStyles(e){let t=[];if(Array.isArray(e)){let s=new Set(e.flat(1/0).reverse());for(let n of s)t.unshift(se(n))}else e!==void 0&&t.push(se(e));return t}static _$Eu(e,t){let s=t.attribute;return s===!1?void 0:typeof s=="string"?s:typeof e=="string"?e.toLowerCase():void 0}constructor(){super(),this._$Ep=void 0,this.isUpdatePending=!1,this.hasUpdated=!1,this._$Em=null,this._$Ev()}_$Ev(){this._$ES=new Promise(e=>this.enableUpdating=e),this._$AL=new Map,this._$E_(),this.requestUpdate(),this.constructor.l?.forEach(e=>e(this))}addController(e){(this._$EO??=new Set).add(e),this.renderRoot!==void 0&&this.isConnected&&e.hostConnected?.()}removeController(e){this._$EO?.delete(e)}_$E_(){let e=new Map,t=this.constructor.elementProperties;for(let s of t.keys())this.hasOwnProperty(s)&&(e.set(s,this[s]),delete this[s]);e.size>0&&(this._$Ep=e)}createRenderRoot(){let e=this.shadowRoot??this.attachShadow(this.constructor.shadowRootOptions);return He(e,this.constructor.elementStyles),e}connectedCallback(){this.renderRoot??=this.createRenderRoot(),this.enableUpdating(!0),this._$EO?.forEach(e=>e.hostConnected?.())}enableUpdating(e){}disconnectedCallback(){this._$EO?.forEach(e=>e.hostDisconnected?.())}attributeChangedCallback(e,t,s){this._$AK(e,s)}_$ET(e,t){let s=this.constructor.elementProperties.get(e),n=this.constructor._$Eu(e,s);if(n!==void 0&&s.reflect===!0){let o=(s.converter?.toAttribute!==void 0?s.converter:re).toAttribute(t,s.type);this._$Em=e,o==null?this.removeAttribute(n):this.setAttribute(n,o),this._$Em=null}}_$AK(e,t){let s=this.constructor,n=s._$Eh.get(e);if(n!==void 0&&this._$Em!==n){let o=s.getPropertyOptions(n),l=typeof o.converter=="function"?{fromAttribute:o.converter}:o.converter?.fromAttribute!==void 0?o.converter:re;this._$Em=n;let c=l.fromAttribute(t,o.type);this[n]=c??this._$Ej?.get(n)??c,this._$Em=null}}requestUpdate(e,t,s,n=!1,o){if(e!==void 0){let l=this.constructor;if(n===!1&&(o=this[e]),s??=l.getPropertyOptions(e),!((s.hasChanged??De)(o,t)||s.useDefault&&s.reflect&&o===this._$Ej?.get(e)&&!this.hasAttribute(l._$Eu(e,s))))return;this.C(e,t,s)}this.isUpdatePending===!1&&(this._$ES=this._$EP())}C(e,t,{useDefault:s,reflect:n,wrapped:o},l){s&&!(this._$Ej??=new Map).has(e)&&(this._$Ej.set(e,l??t??this[e]),o!==!0||l!==void 0)||(this._$AL.has(e)||(this.hasUpdated||s||(t=void 0),this._$AL.set(e,t)),n===!0&&this._$Em!==e&&(this._$Eq??=new Set).add(e))}async _$EP(){this.isUpdatePending=!0;try{await this._$ES}catch(t){Promise.reject(t)}let e=this.scheduleUpdate();return e!=null&&await e,!this.isUpdatePending}scheduleUpdate(){return this.performUpdate()}performUpdate(){if(!this.isUpdatePending)return;if(!this.hasUpdated){if(this.renderRoot??=this.createRenderRoot(),this._$Ep){for(let[n,o]of this._$Ep)this[n]=o;this._$Ep=void 0}let s=this.constructor.elementProperties;if(s.size>0)for(let[n,o]of s){let{wrapped:l}=o,c=this[n];l!==!0||this._$AL.has(n)||c===void 0||this.C(n,void 0,o,c)}}let e=!1,t=this._$AL;try{e=this.shouldUpdate(t),e?(this.willUpdate(t),this._$EO?.forEach(s=>s.hostUpdate?.()),this.update(t)):this._$EM()}catch(s){throw e=!1,this._$EM(),s}e&&this._$AE(t)}willUpdate(e){}_$AE(e){this._$EO?.forEach(t=>t.hostUpdated?.()),this.hasUpdated||(this.hasUpdated=!0,this.firstUpdated(e)),this.updated(e)}_$EM(){this._$AL=new Map,this.isUpdatePending=!1}get updateComplete(){return this.getUpdateComplete()}getUpdateComplete(){return this._$ES}shouldUpdate(e){return!0}update(e){this._$Eq&&=this._$Eq.forEach(t=>this._$ET(t,this[t])),this._$EM()}updated(e){}firstUpdated(e){}};S.elementStyles=[],S.shadowRootOptions={mode:"open"},S[B("elementProperties")]=new Map,S[B("finalized")]=new Map,bt?.({ReactiveElement:S}),(Y.reactiveElementVersions??=[]).push("2.1.2");var ce=globalThis,Ie=r=>r,X=ce.trustedTypes,Be=X?X.createPolicy("lit-html",{createHTML:r=>r}):void 0,Ve="$lit$",T=`lit$${Math.random().toFixed(9).slice(2)}$`,Ge="?"+T,gt=`<${Ge}>`,O=document,K=()=>O.createComment(""),F=r=>r===null||typeof r!="object"&&typeof r!="function",he=Array.isArray,ft=r=>he(r)||typeof r?.[Symbol.iterator]=="function",ne=`[ 	
-\f\r]`,j=/<(?:(!--|\/[^a-zA-Z])|(\/?[a-zA-Z][^>\s]*)|(\/?$))/g,je=/-->/g,Ke=/>/g,M=RegExp(`>|${ne}(?:([^\\s"'>=/]+)(${ne}*=${ne}*(?:[^ 	
-\f\r"'\`<>=]|("|')|))|$)`,"g"),Fe=/'/g,ze=/"/g,Je=/^(?:script|style|textarea|title)$/i,ue=r=>(e,...t)=>({_$litType$:r,strings:e,values:t}),i=ue(1),N=ue(2),Pt=ue(3),U=Symbol.for("lit-noChange"),v=Symbol.for("lit-nothing"),We=new WeakMap,P=O.createTreeWalker(O,129);function Qe(r,e){if(!he(r)||!r.hasOwnProperty("raw"))throw Error("invalid template strings array");return Be!==void 0?Be.createHTML(e):e}var vt=(r,e)=>{let t=r.length-1,s=[],n,o=e===2?"<svg>":e===3?"<math>":"",l=j;for(let c=0;c<t;c++){let d=r[c],p,h,a=-1,u=0;for(;u<d.length&&(l.lastIndex=u,h=l.exec(d),h!==null);)u=l.lastIndex,l===j?h[1]==="!--"?l=je:h[1]!==void 0?l=Ke:h[2]!==void 0?(Je.test(h[2])&&(n=RegExp("</"+h[2],"g")),l=M):h[3]!==void 0&&(l=M):l===M?h[0]===">"?(l=n??j,a=-1):h[1]===void 0?a=-2:(a=l.lastIndex-h[2].length,p=h[1],l=h[3]===void 0?M:h[3]==='"'?ze:Fe):l===ze||l===Fe?l=M:l===je||l===Ke?l=j:(l=M,n=void 0);let f=l===M&&r[c+1].startsWith("/>")?" ":"";o+=l===j?d+gt:a>=0?(s.push(p),d.slice(0,a)+Ve+d.slice(a)+T+f):d+T+(a===-2?c:f)}return[Qe(r,o+(r[t]||"<?>")+(e===2?"</svg>":e===3?"</math>":"")),s]},z=class r{constructor({strings:e,_$litType$:t},s){let n;this.parts=[];let o=0,l=0,c=e.length-1,d=this.parts,[p,h]=vt(e,t);if(this.el=r.createElement(p,s),P.currentNode=this.el.content,t===2||t===3){let a=this.el.content.firstChild;a.replaceWith(...a.childNodes)}for(;(n=P.nextNode())!==null&&d.length<c;){if(n.nodeType===1){if(n.hasAttributes())for(let a of n.getAttributeNames())if(a.endsWith(Ve)){let u=h[l++],f=n.getAttribute(a).split(T),m=/([.?@])?(.*)/.exec(u);d.push({type:1,index:o,name:m[2],strings:f,ctor:m[1]==="."?oe:m[1]==="?"?ae:m[1]==="@"?le:q}),n.removeAttribute(a)}else a.startsWith(T)&&(d.push({type:6,index:o}),n.removeAttribute(a));if(Je.test(n.tagName)){let a=n.textContent.split(T),u=a.length-1;if(u>0){n.textContent=X?X.emptyScript:"";for(let f=0;f<u;f++)n.append(a[f],K()),P.nextNode(),d.push({type:2,index:++o});n.append(a[u],K())}}}else if(n.nodeType===8)if(n.data===Ge)d.push({type:2,index:o});else{let a=-1;for(;(a=n.data.indexOf(T,a+1))!==-1;)d.push({type:7,index:o}),a+=T.length-1}o++}}static createElement(e,t){let s=O.createElement("template");return s.innerHTML=e,s}};function L(r,e,t=r,s){if(e===U)return e;let n=s!==void 0?t._$Co?.[s]:t._$Cl,o=F(e)?void 0:e._$litDirective$;return n?.constructor!==o&&(n?._$AO?.(!1),o===void 0?n=void 0:(n=new o(r),n._$AT(r,t,s)),s!==void 0?(t._$Co??=[])[s]=n:t._$Cl=n),n!==void 0&&(e=L(r,n._$AS(r,e.values),n,s)),e}var ie=class{constructor(e,t){this._$AV=[],this._$AN=void 0,this._$AD=e,this._$AM=t}get parentNode(){return this._$AM.parentNode}get _$AU(){return this._$AM._$AU}u(e){let{el:{content:t},parts:s}=this._$AD,n=(e?.creationScope??O).importNode(t,!0);P.currentNode=n;let o=P.nextNode(),l=0,c=0,d=s[0];for(;d!==void 0;){if(l===d.index){let p;d.type===2?p=new W(o,o.nextSibling,this,e):d.type===1?p=new d.ctor(o,d.name,d.strings,this,e):d.type===6&&(p=new de(o,this,e)),this._$AV.push(p),d=s[++c]}l!==d?.index&&(o=P.nextNode(),l++)}return P.currentNode=O,n}p(e){let t=0;for(let s of this._$AV)s!==void 0&&(s.strings!==void 0?(s._$AI(e,s,t),t+=s.strings.length-2):s._$AI(e[t])),t++}},W=class r{get _$AU(){return this._$AM?._$AU??this._$Cv}constructor(e,t,s,n){this.type=2,this._$AH=v,this._$AN=void 0,this._$AA=e,this._$AB=t,this._$AM=s,this.options=n,this._$Cv=n?.isConnected??!0}get parentNode(){let e=this._$AA.parentNode,t=this._$AM;return t!==void 0&&e?.nodeType===11&&(e=t.parentNode),e}get startNode(){return this._$AA}get endNode(){return this._$AB}_$AI(e,t=this){e=L(this,e,t),F(e)?e===v||e==null||e===""?(this._$AH!==v&&this._$AR(),this._$AH=v):e!==this._$AH&&e!==U&&this._(e):e._$litType$!==void 0?this.$(e):e.nodeType!==void 0?this.T(e):ft(e)?this.k(e):this._(e)}O(e){return this._$AA.parentNode.insertBefore(e,this._$AB)}T(e){this._$AH!==e&&(this._$AR(),this._$AH=this.O(e))}_(e){this._$AH!==v&&F(this._$AH)?this._$AA.nextSibling.data=e:this.T(O.createTextNode(e)),this._$AH=e}$(e){let{values:t,_$litType$:s}=e,n=typeof s=="number"?this._$AC(e):(s.el===void 0&&(s.el=z.createElement(Qe(s.h,s.h[0]),this.options)),s);if(this._$AH?._$AD===n)this._$AH.p(t);else{let o=new ie(n,this),l=o.u(this.options);o.p(t),this.T(l),this._$AH=o}}_$AC(e){let t=We.get(e.strings);return t===void 0&&We.set(e.strings,t=new z(e)),t}k(e){he(this._$AH)||(this._$AH=[],this._$AR());let t=this._$AH,s,n=0;for(let o of e)n===t.length?t.push(s=new r(this.O(K()),this.O(K()),this,this.options)):s=t[n],s._$AI(o),n++;n<t.length&&(this._$AR(s&&s._$AB.nextSibling,n),t.length=n)}_$AR(e=this._$AA.nextSibling,t){for(this._$AP?.(!1,!0,t);e!==this._$AB;){let s=Ie(e).nextSibling;Ie(e).remove(),e=s}}setConnected(e){this._$AM===void 0&&(this._$Cv=e,this._$AP?.(e))}},q=class{get tagName(){return this.element.tagName}get _$AU(){return this._$AM._$AU}constructor(e,t,s,n,o){this.type=1,this._$AH=v,this._$AN=void 0,this.element=e,this.name=t,this._$AM=n,this.options=o,s.length>2||s[0]!==""||s[1]!==""?(this._$AH=Array(s.length-1).fill(new String),this.strings=s):this._$AH=v}_$AI(e,t=this,s,n){let o=this.strings,l=!1;if(o===void 0)e=L(this,e,t,0),l=!F(e)||e!==this._$AH&&e!==U,l&&(this._$AH=e);else{let c=e,d,p;for(e=o[0],d=0;d<o.length-1;d++)p=L(this,c[s+d],t,d),p===U&&(p=this._$AH[d]),l||=!F(p)||p!==this._$AH[d],p===v?e=v:e!==v&&(e+=(p??"")+o[d+1]),this._$AH[d]=p}l&&!n&&this.j(e)}j(e){e===v?this.element.removeAttribute(this.name):this.element.setAttribute(this.name,e??"")}},oe=class extends q{constructor(){super(...arguments),this.type=3}j(e){this.element[this.name]=e===v?void 0:e}},ae=class extends q{constructor(){super(...arguments),this.type=4}j(e){this.element.toggleAttribute(this.name,!!e&&e!==v)}},le=class extends q{constructor(e,t,s,n,o){super(e,t,s,n,o),this.type=5}_$AI(e,t=this){if((e=L(this,e,t,0)??v)===U)return;let s=this._$AH,n=e===v&&s!==v||e.capture!==s.capture||e.once!==s.once||e.passive!==s.passive,o=e!==v&&(s===v||n);n&&this.element.removeEventListener(this.name,this,s),o&&this.element.addEventListener(this.name,this,e),this._$AH=e}handleEvent(e){typeof this._$AH=="function"?this._$AH.call(this.options?.host??this.element,e):this._$AH.handleEvent(e)}},de=class{constructor(e,t,s){this.element=e,this.type=6,this._$AN=void 0,this._$AM=t,this.options=s}get _$AU(){return this._$AM._$AU}_$AI(e){L(this,e)}};var yt=ce.litHtmlPolyfillSupport;yt?.(z,W),(ce.litHtmlVersions??=[]).push("3.3.3");var Ye=(r,e,t)=>{let s=t?.renderBefore??e,n=s._$litPart$;if(n===void 0){let o=t?.renderBefore??null;s._$litPart$=n=new W(e.insertBefore(K(),o),o,void 0,t??{})}return n._$AI(r),n};var pe=globalThis,C=class extends S{constructor(){super(...arguments),this.renderOptions={host:this},this._$Do=void 0}createRenderRoot(){let e=super.createRenderRoot();return this.renderOptions.renderBefore??=e.firstChild,e}update(e){let t=this.render();this.hasUpdated||(this.renderOptions.isConnected=this.isConnected),super.update(e),this._$Do=Ye(t,this.renderRoot,this.renderOptions)}connectedCallback(){super.connectedCallback(),this._$Do?.setConnected(!0)}disconnectedCallback(){super.disconnectedCallback(),this._$Do?.setConnected(!1)}render(){return U}};C._$litElement$=!0,C.finalized=!0,pe.litElementHydrateSupport?.({LitElement:C});var _t=pe.litElementPolyfillSupport;_t?.({LitElement:C});(pe.litElementVersions??=[]).push("4.2.2");var w=class extends Error{constructor(t,s){super(t);this.status=s}},D="splitup-api-key";function me(){return sessionStorage.getItem(D)??localStorage.getItem(D)??""}function Xe(r,e){sessionStorage.removeItem(D),localStorage.removeItem(D),r&&(e?localStorage:sessionStorage).setItem(D,r)}function Ze(){return localStorage.getItem(D)!==null}function et(){let r=me();return r?{Authorization:`Bearer ${r}`}:{}}async function tt(r){if(r.ok)return r;let e=`the server answered ${r.status}`;try{e=(await r.json()).error.message??e}catch{}throw new w(e,r.status)}async function Z(r,e){let t;try{t=await fetch(r,{headers:et(),signal:e})}catch(s){throw e?.aborted?s:new w("the server does not answer; is splitup serve still running?",0)}return(await tt(t)).json()}async function*st(r,e,t,s){let n=await tt(await fetch(r,{method:"POST",headers:{"Content-Type":"application/json",...et()},body:JSON.stringify({...e,stream:!0,stream_options:{include_usage:!0}}),signal:t}));s(n.headers.get("x-splitup-execution")??"");let o=n.body.pipeThrough(new TextDecoderStream).getReader(),l="";for(;;){let{value:c,done:d}=await o.read();if(d)return;l+=c;let p=l.split(`
+var ot=globalThis,at=ot.ShadowRoot&&(ot.ShadyCSS===void 0||ot.ShadyCSS.nativeShadow)&&"adoptedStyleSheets"in Document.prototype&&"replace"in CSSStyleSheet.prototype,de=Symbol(),le=new WeakMap,it=class{constructor(t,e,r){if(this._$cssResult$=!0,r!==de)throw Error("CSSResult is not constructable. Use `unsafeCSS` or `css` instead.");this.cssText=t,this.t=e}get styleSheet(){let t=this.o,e=this.t;if(at&&t===void 0){let r=e!==void 0&&e.length===1;r&&(t=le.get(e)),t===void 0&&((this.o=t=new CSSStyleSheet).replaceSync(this.cssText),r&&le.set(e,t))}return t}toString(){return this.cssText}},he=s=>new it(typeof s=="string"?s:s+"",void 0,de);var ue=(s,t)=>{if(at)s.adoptedStyleSheets=t.map(e=>e instanceof CSSStyleSheet?e:e.styleSheet);else for(let e of t){let r=document.createElement("style"),n=ot.litNonce;n!==void 0&&r.setAttribute("nonce",n),r.textContent=e.cssText,s.appendChild(r)}},yt=at?s=>s:s=>s instanceof CSSStyleSheet?(t=>{let e="";for(let r of t.cssRules)e+=r.cssText;return he(e)})(s):s;var{is:ls,defineProperty:ds,getOwnPropertyDescriptor:hs,getOwnPropertyNames:us,getOwnPropertySymbols:ps,getPrototypeOf:ms}=Object,ct=globalThis,pe=ct.trustedTypes,fs=pe?pe.emptyScript:"",bs=ct.reactiveElementPolyfillSupport,Q=(s,t)=>s,vt={toAttribute(s,t){switch(t){case Boolean:s=s?fs:null;break;case Object:case Array:s=s==null?s:JSON.stringify(s)}return s},fromAttribute(s,t){let e=s;switch(t){case Boolean:e=s!==null;break;case Number:e=s===null?null:Number(s);break;case Object:case Array:try{e=JSON.parse(s)}catch{e=null}}return e}},fe=(s,t)=>!ls(s,t),me={attribute:!0,type:String,converter:vt,reflect:!1,useDefault:!1,hasChanged:fe};Symbol.metadata??=Symbol("metadata"),ct.litPropertyMetadata??=new WeakMap;var k=class extends HTMLElement{static addInitializer(t){this._$Ei(),(this.l??=[]).push(t)}static get observedAttributes(){return this.finalize(),this._$Eh&&[...this._$Eh.keys()]}static createProperty(t,e=me){if(e.state&&(e.attribute=!1),this._$Ei(),this.prototype.hasOwnProperty(t)&&((e=Object.create(e)).wrapped=!0),this.elementProperties.set(t,e),!e.noAccessor){let r=Symbol(),n=this.getPropertyDescriptor(t,r,e);n!==void 0&&ds(this.prototype,t,n)}}static getPropertyDescriptor(t,e,r){let{get:n,set:o}=hs(this.prototype,t)??{get(){return this[e]},set(i){this[e]=i}};return{get:n,set(i){let d=n?.call(this);o?.call(this,i),this.requestUpdate(t,d,r)},configurable:!0,enumerable:!0}}static getPropertyOptions(t){return this.elementProperties.get(t)??me}static _$Ei(){if(this.hasOwnProperty(Q("elementProperties")))return;let t=ms(this);t.finalize(),t.l!==void 0&&(this.l=[...t.l]),this.elementProperties=new Map(t.elementProperties)}static finalize(){if(this.hasOwnProperty(Q("finalized")))return;if(this.finalized=!0,this._$Ei(),this.hasOwnProperty(Q("properties"))){let e=this.properties,r=[...us(e),...ps(e)];for(let n of r)this.createProperty(n,e[n])}let t=this[Symbol.metadata];if(t!==null){let e=litPropertyMetadata.get(t);if(e!==void 0)for(let[r,n]of e)this.elementProperties.set(r,n)}this._$Eh=new Map;for(let[e,r]of this.elementProperties){let n=this._$Eu(e,r);n!==void 0&&this._$Eh.set(n,e)}this.elementStyles=this.finalizeStyles(this.styles)}static finalizeStyles(t){let e=[];if(Array.isArray(t)){let r=new Set(t.flat(1/0).reverse());for(let n of r)e.unshift(yt(n))}else t!==void 0&&e.push(yt(t));return e}static _$Eu(t,e){let r=e.attribute;return r===!1?void 0:typeof r=="string"?r:typeof t=="string"?t.toLowerCase():void 0}constructor(){super(),this._$Ep=void 0,this.isUpdatePending=!1,this.hasUpdated=!1,this._$Em=null,this._$Ev()}_$Ev(){this._$ES=new Promise(t=>this.enableUpdating=t),this._$AL=new Map,this._$E_(),this.requestUpdate(),this.constructor.l?.forEach(t=>t(this))}addController(t){(this._$EO??=new Set).add(t),this.renderRoot!==void 0&&this.isConnected&&t.hostConnected?.()}removeController(t){this._$EO?.delete(t)}_$E_(){let t=new Map,e=this.constructor.elementProperties;for(let r of e.keys())this.hasOwnProperty(r)&&(t.set(r,this[r]),delete this[r]);t.size>0&&(this._$Ep=t)}createRenderRoot(){let t=this.shadowRoot??this.attachShadow(this.constructor.shadowRootOptions);return ue(t,this.constructor.elementStyles),t}connectedCallback(){this.renderRoot??=this.createRenderRoot(),this.enableUpdating(!0),this._$EO?.forEach(t=>t.hostConnected?.())}enableUpdating(t){}disconnectedCallback(){this._$EO?.forEach(t=>t.hostDisconnected?.())}attributeChangedCallback(t,e,r){this._$AK(t,r)}_$ET(t,e){let r=this.constructor.elementProperties.get(t),n=this.constructor._$Eu(t,r);if(n!==void 0&&r.reflect===!0){let o=(r.converter?.toAttribute!==void 0?r.converter:vt).toAttribute(e,r.type);this._$Em=t,o==null?this.removeAttribute(n):this.setAttribute(n,o),this._$Em=null}}_$AK(t,e){let r=this.constructor,n=r._$Eh.get(t);if(n!==void 0&&this._$Em!==n){let o=r.getPropertyOptions(n),i=typeof o.converter=="function"?{fromAttribute:o.converter}:o.converter?.fromAttribute!==void 0?o.converter:vt;this._$Em=n;let d=i.fromAttribute(e,o.type);this[n]=d??this._$Ej?.get(n)??d,this._$Em=null}}requestUpdate(t,e,r,n=!1,o){if(t!==void 0){let i=this.constructor;if(n===!1&&(o=this[t]),r??=i.getPropertyOptions(t),!((r.hasChanged??fe)(o,e)||r.useDefault&&r.reflect&&o===this._$Ej?.get(t)&&!this.hasAttribute(i._$Eu(t,r))))return;this.C(t,e,r)}this.isUpdatePending===!1&&(this._$ES=this._$EP())}C(t,e,{useDefault:r,reflect:n,wrapped:o},i){r&&!(this._$Ej??=new Map).has(t)&&(this._$Ej.set(t,i??e??this[t]),o!==!0||i!==void 0)||(this._$AL.has(t)||(this.hasUpdated||r||(e=void 0),this._$AL.set(t,e)),n===!0&&this._$Em!==t&&(this._$Eq??=new Set).add(t))}async _$EP(){this.isUpdatePending=!0;try{await this._$ES}catch(e){Promise.reject(e)}let t=this.scheduleUpdate();return t!=null&&await t,!this.isUpdatePending}scheduleUpdate(){return this.performUpdate()}performUpdate(){if(!this.isUpdatePending)return;if(!this.hasUpdated){if(this.renderRoot??=this.createRenderRoot(),this._$Ep){for(let[n,o]of this._$Ep)this[n]=o;this._$Ep=void 0}let r=this.constructor.elementProperties;if(r.size>0)for(let[n,o]of r){let{wrapped:i}=o,d=this[n];i!==!0||this._$AL.has(n)||d===void 0||this.C(n,void 0,o,d)}}let t=!1,e=this._$AL;try{t=this.shouldUpdate(e),t?(this.willUpdate(e),this._$EO?.forEach(r=>r.hostUpdate?.()),this.update(e)):this._$EM()}catch(r){throw t=!1,this._$EM(),r}t&&this._$AE(e)}willUpdate(t){}_$AE(t){this._$EO?.forEach(e=>e.hostUpdated?.()),this.hasUpdated||(this.hasUpdated=!0,this.firstUpdated(t)),this.updated(t)}_$EM(){this._$AL=new Map,this.isUpdatePending=!1}get updateComplete(){return this.getUpdateComplete()}getUpdateComplete(){return this._$ES}shouldUpdate(t){return!0}update(t){this._$Eq&&=this._$Eq.forEach(e=>this._$ET(e,this[e])),this._$EM()}updated(t){}firstUpdated(t){}};k.elementStyles=[],k.shadowRootOptions={mode:"open"},k[Q("elementProperties")]=new Map,k[Q("finalized")]=new Map,bs?.({ReactiveElement:k}),(ct.reactiveElementVersions??=[]).push("2.1.2");var Tt=globalThis,be=s=>s,lt=Tt.trustedTypes,xe=lt?lt.createPolicy("lit-html",{createHTML:s=>s}):void 0,we="$lit$",C=`lit$${Math.random().toFixed(9).slice(2)}$`,Ae="?"+C,xs=`<${Ae}>`,N=document,V=()=>N.createComment(""),tt=s=>s===null||typeof s!="object"&&typeof s!="function",Ct=Array.isArray,gs=s=>Ct(s)||typeof s?.[Symbol.iterator]=="function",_t=`[ 	
+\f\r]`,Z=/<(?:(!--|\/[^a-zA-Z])|(\/?[a-zA-Z][^>\s]*)|(\/?$))/g,ge=/-->/g,$e=/>/g,B=RegExp(`>|${_t}(?:([^\\s"'>=/]+)(${_t}*=${_t}*(?:[^ 	
+\f\r"'\`<>=]|("|')|))|$)`,"g"),ye=/'/g,ve=/"/g,Ee=/^(?:script|style|textarea|title)$/i,Rt=s=>(t,...e)=>({_$litType$:s,strings:t,values:e}),a=Rt(1),R=Rt(2),ir=Rt(3),I=Symbol.for("lit-noChange"),$=Symbol.for("lit-nothing"),_e=new WeakMap,P=N.createTreeWalker(N,129);function ke(s,t){if(!Ct(s)||!s.hasOwnProperty("raw"))throw Error("invalid template strings array");return xe!==void 0?xe.createHTML(t):t}var $s=(s,t)=>{let e=s.length-1,r=[],n,o=t===2?"<svg>":t===3?"<math>":"",i=Z;for(let d=0;d<e;d++){let l=s[d],h,u,c=-1,p=0;for(;p<l.length&&(i.lastIndex=p,u=i.exec(l),u!==null);)p=i.lastIndex,i===Z?u[1]==="!--"?i=ge:u[1]!==void 0?i=$e:u[2]!==void 0?(Ee.test(u[2])&&(n=RegExp("</"+u[2],"g")),i=B):u[3]!==void 0&&(i=B):i===B?u[0]===">"?(i=n??Z,c=-1):u[1]===void 0?c=-2:(c=i.lastIndex-u[2].length,h=u[1],i=u[3]===void 0?B:u[3]==='"'?ve:ye):i===ve||i===ye?i=B:i===ge||i===$e?i=Z:(i=B,n=void 0);let x=i===B&&s[d+1].startsWith("/>")?" ":"";o+=i===Z?l+xs:c>=0?(r.push(h),l.slice(0,c)+we+l.slice(c)+C+x):l+C+(c===-2?d:x)}return[ke(s,o+(s[e]||"<?>")+(t===2?"</svg>":t===3?"</math>":"")),r]},et=class s{constructor({strings:t,_$litType$:e},r){let n;this.parts=[];let o=0,i=0,d=t.length-1,l=this.parts,[h,u]=$s(t,e);if(this.el=s.createElement(h,r),P.currentNode=this.el.content,e===2||e===3){let c=this.el.content.firstChild;c.replaceWith(...c.childNodes)}for(;(n=P.nextNode())!==null&&l.length<d;){if(n.nodeType===1){if(n.hasAttributes())for(let c of n.getAttributeNames())if(c.endsWith(we)){let p=u[i++],x=n.getAttribute(c).split(C),m=/([.?@])?(.*)/.exec(p);l.push({type:1,index:o,name:m[2],strings:x,ctor:m[1]==="."?At:m[1]==="?"?Et:m[1]==="@"?kt:j}),n.removeAttribute(c)}else c.startsWith(C)&&(l.push({type:6,index:o}),n.removeAttribute(c));if(Ee.test(n.tagName)){let c=n.textContent.split(C),p=c.length-1;if(p>0){n.textContent=lt?lt.emptyScript:"";for(let x=0;x<p;x++)n.append(c[x],V()),P.nextNode(),l.push({type:2,index:++o});n.append(c[p],V())}}}else if(n.nodeType===8)if(n.data===Ae)l.push({type:2,index:o});else{let c=-1;for(;(c=n.data.indexOf(C,c+1))!==-1;)l.push({type:7,index:o}),c+=C.length-1}o++}}static createElement(t,e){let r=N.createElement("template");return r.innerHTML=t,r}};function F(s,t,e=s,r){if(t===I)return t;let n=r!==void 0?e._$Co?.[r]:e._$Cl,o=tt(t)?void 0:t._$litDirective$;return n?.constructor!==o&&(n?._$AO?.(!1),o===void 0?n=void 0:(n=new o(s),n._$AT(s,e,r)),r!==void 0?(e._$Co??=[])[r]=n:e._$Cl=n),n!==void 0&&(t=F(s,n._$AS(s,t.values),n,r)),t}var wt=class{constructor(t,e){this._$AV=[],this._$AN=void 0,this._$AD=t,this._$AM=e}get parentNode(){return this._$AM.parentNode}get _$AU(){return this._$AM._$AU}u(t){let{el:{content:e},parts:r}=this._$AD,n=(t?.creationScope??N).importNode(e,!0);P.currentNode=n;let o=P.nextNode(),i=0,d=0,l=r[0];for(;l!==void 0;){if(i===l.index){let h;l.type===2?h=new st(o,o.nextSibling,this,t):l.type===1?h=new l.ctor(o,l.name,l.strings,this,t):l.type===6&&(h=new St(o,this,t)),this._$AV.push(h),l=r[++d]}i!==l?.index&&(o=P.nextNode(),i++)}return P.currentNode=N,n}p(t){let e=0;for(let r of this._$AV)r!==void 0&&(r.strings!==void 0?(r._$AI(t,r,e),e+=r.strings.length-2):r._$AI(t[e])),e++}},st=class s{get _$AU(){return this._$AM?._$AU??this._$Cv}constructor(t,e,r,n){this.type=2,this._$AH=$,this._$AN=void 0,this._$AA=t,this._$AB=e,this._$AM=r,this.options=n,this._$Cv=n?.isConnected??!0}get parentNode(){let t=this._$AA.parentNode,e=this._$AM;return e!==void 0&&t?.nodeType===11&&(t=e.parentNode),t}get startNode(){return this._$AA}get endNode(){return this._$AB}_$AI(t,e=this){t=F(this,t,e),tt(t)?t===$||t==null||t===""?(this._$AH!==$&&this._$AR(),this._$AH=$):t!==this._$AH&&t!==I&&this._(t):t._$litType$!==void 0?this.$(t):t.nodeType!==void 0?this.T(t):gs(t)?this.k(t):this._(t)}O(t){return this._$AA.parentNode.insertBefore(t,this._$AB)}T(t){this._$AH!==t&&(this._$AR(),this._$AH=this.O(t))}_(t){this._$AH!==$&&tt(this._$AH)?this._$AA.nextSibling.data=t:this.T(N.createTextNode(t)),this._$AH=t}$(t){let{values:e,_$litType$:r}=t,n=typeof r=="number"?this._$AC(t):(r.el===void 0&&(r.el=et.createElement(ke(r.h,r.h[0]),this.options)),r);if(this._$AH?._$AD===n)this._$AH.p(e);else{let o=new wt(n,this),i=o.u(this.options);o.p(e),this.T(i),this._$AH=o}}_$AC(t){let e=_e.get(t.strings);return e===void 0&&_e.set(t.strings,e=new et(t)),e}k(t){Ct(this._$AH)||(this._$AH=[],this._$AR());let e=this._$AH,r,n=0;for(let o of t)n===e.length?e.push(r=new s(this.O(V()),this.O(V()),this,this.options)):r=e[n],r._$AI(o),n++;n<e.length&&(this._$AR(r&&r._$AB.nextSibling,n),e.length=n)}_$AR(t=this._$AA.nextSibling,e){for(this._$AP?.(!1,!0,e);t!==this._$AB;){let r=be(t).nextSibling;be(t).remove(),t=r}}setConnected(t){this._$AM===void 0&&(this._$Cv=t,this._$AP?.(t))}},j=class{get tagName(){return this.element.tagName}get _$AU(){return this._$AM._$AU}constructor(t,e,r,n,o){this.type=1,this._$AH=$,this._$AN=void 0,this.element=t,this.name=e,this._$AM=n,this.options=o,r.length>2||r[0]!==""||r[1]!==""?(this._$AH=Array(r.length-1).fill(new String),this.strings=r):this._$AH=$}_$AI(t,e=this,r,n){let o=this.strings,i=!1;if(o===void 0)t=F(this,t,e,0),i=!tt(t)||t!==this._$AH&&t!==I,i&&(this._$AH=t);else{let d=t,l,h;for(t=o[0],l=0;l<o.length-1;l++)h=F(this,d[r+l],e,l),h===I&&(h=this._$AH[l]),i||=!tt(h)||h!==this._$AH[l],h===$?t=$:t!==$&&(t+=(h??"")+o[l+1]),this._$AH[l]=h}i&&!n&&this.j(t)}j(t){t===$?this.element.removeAttribute(this.name):this.element.setAttribute(this.name,t??"")}},At=class extends j{constructor(){super(...arguments),this.type=3}j(t){this.element[this.name]=t===$?void 0:t}},Et=class extends j{constructor(){super(...arguments),this.type=4}j(t){this.element.toggleAttribute(this.name,!!t&&t!==$)}},kt=class extends j{constructor(t,e,r,n,o){super(t,e,r,n,o),this.type=5}_$AI(t,e=this){if((t=F(this,t,e,0)??$)===I)return;let r=this._$AH,n=t===$&&r!==$||t.capture!==r.capture||t.once!==r.once||t.passive!==r.passive,o=t!==$&&(r===$||n);n&&this.element.removeEventListener(this.name,this,r),o&&this.element.addEventListener(this.name,this,t),this._$AH=t}handleEvent(t){typeof this._$AH=="function"?this._$AH.call(this.options?.host??this.element,t):this._$AH.handleEvent(t)}},St=class{constructor(t,e,r){this.element=t,this.type=6,this._$AN=void 0,this._$AM=e,this.options=r}get _$AU(){return this._$AM._$AU}_$AI(t){F(this,t)}};var ys=Tt.litHtmlPolyfillSupport;ys?.(et,st),(Tt.litHtmlVersions??=[]).push("3.3.3");var Se=(s,t,e)=>{let r=e?.renderBefore??t,n=r._$litPart$;if(n===void 0){let o=e?.renderBefore??null;r._$litPart$=n=new st(t.insertBefore(V(),o),o,void 0,e??{})}return n._$AI(s),n};var Ut=globalThis,U=class extends k{constructor(){super(...arguments),this.renderOptions={host:this},this._$Do=void 0}createRenderRoot(){let t=super.createRenderRoot();return this.renderOptions.renderBefore??=t.firstChild,t}update(t){let e=this.render();this.hasUpdated||(this.renderOptions.isConnected=this.isConnected),super.update(t),this._$Do=Se(e,this.renderRoot,this.renderOptions)}connectedCallback(){super.connectedCallback(),this._$Do?.setConnected(!0)}disconnectedCallback(){super.disconnectedCallback(),this._$Do?.setConnected(!1)}render(){return I}};U._$litElement$=!0,U.finalized=!0,Ut.litElementHydrateSupport?.({LitElement:U});var vs=Ut.litElementPolyfillSupport;vs?.({LitElement:U});(Ut.litElementVersions??=[]).push("4.2.2");var A=class extends Error{constructor(e,r){super(e);this.status=r}},K="splitup-api-key";function Ht(){return sessionStorage.getItem(K)??localStorage.getItem(K)??""}function Te(s,t){sessionStorage.removeItem(K),localStorage.removeItem(K),s&&(t?localStorage:sessionStorage).setItem(K,s)}function Ce(){return localStorage.getItem(K)!==null}function Re(){let s=Ht();return s?{Authorization:`Bearer ${s}`}:{}}async function Ue(s){if(s.ok)return s;let t=`the server answered ${s.status}`;try{t=(await s.json()).error.message??t}catch{}throw new A(t,s.status)}async function dt(s,t){let e;try{e=await fetch(s,{headers:Re(),signal:t})}catch(r){throw t?.aborted?r:new A("the server does not answer; is splitup serve still running?",0)}return(await Ue(e)).json()}async function*He(s,t,e,r){let n=await Ue(await fetch(s,{method:"POST",headers:{"Content-Type":"application/json",...Re()},body:JSON.stringify({...t,stream:!0,stream_options:{include_usage:!0}}),signal:e}));r(n.headers.get("x-splitup-execution")??"");let o=n.body.pipeThrough(new TextDecoderStream).getReader(),i="";for(;;){let{value:d,done:l}=await o.read();if(l)return;i+=d;let h=i.split(`
 
-`);l=p.pop();for(let h of p){let a=h.split(`
-`).find(m=>m.startsWith("data: "))?.slice(6);if(a===void 0||a==="[DONE]")continue;let u=JSON.parse(a);if(u.error)throw new w(u.error.message,502);let f=u.choices?.[0];yield{text:f?.delta?.content??f?.text??"",finish:f?.finish_reason??null,usage:u.usage??null}}}}function $(r){if(r==null)return"–";let e=r!==0&&Math.abs(r)<1e6?6:2;return`${(r/1e6).toLocaleString("en",{maximumFractionDigits:e})} USDC`}function A(r){let e=["B","kB","MB","GB","TB"],t=0;for(;r>=1e3&&t<e.length-1;)r/=1e3,t+=1;return`${r.toLocaleString("en",{maximumFractionDigits:r<10?1:0})} ${e[t]}`}function k(r){return r>=1e3?`${(r/1e3).toFixed(2)} s`:`${r.toFixed(r<10?2:0)} ms`}function g(r){return r==null?"–":r.toLocaleString("en")}function I(r){return r==null?"–":new Date(r*1e3).toISOString().replace("T"," ").slice(0,19)+" UTC"}function E(r){return r.length>14?`${r.slice(0,8)}…${r.slice(-4)}`:r}function b(r,e,t=""){return e?i`<a class=${t?"":"mono"} href="#/${r}/${e}" title=${e}>${t||E(e)}</a>`:i`–`}function _(r,e){return r?i`<p class="error" role="alert">${r}</p>`:e?i`<p class="quiet" aria-busy="true">Loading …</p>`:null}var rt=8,xt=120;function nt(r){if(!r.length)return i`<p class="quiet">The nodes reported no times.</p>`;let e=[...new Set(r.map(a=>a.node))].sort(),t=[...new Set(r.map(a=>a.task))].sort((a,u)=>a-u),s=new Map(r.map(a=>[a.task,a.label])),n=Math.max(...r.map(a=>a.sent_us),1),[o,l,c]=[168,760,24],d=a=>o+Math.max(0,a)/n*l,p=new Set(r.map(a=>a.step)).size,h=`${p} step${p>1?"s":""} in ${t.length} tasks on ${e.length} nodes, ${k(n/1e3)}`;return i`<figure class="chart">
-    <figcaption>${h}</figcaption>
+`);i=h.pop();for(let u of h){let c=u.split(`
+`).find(m=>m.startsWith("data: "))?.slice(6);if(c===void 0||c==="[DONE]")continue;let p=JSON.parse(c);if(p.error)throw new A(p.error.message,502);let x=p.choices?.[0];yield{text:x?.delta?.content??x?.text??"",finish:x?.finish_reason??null,usage:p.usage??null}}}}function f(s){if(s==null)return"–";let t=s!==0&&Math.abs(s)<1e6?6:2;return`${(s/1e6).toLocaleString("en",{maximumFractionDigits:t})} USDC`}function S(s){let t=["B","kB","MB","GB","TB"],e=0;for(;s>=1e3&&e<t.length-1;)s/=1e3,e+=1;return`${s.toLocaleString("en",{maximumFractionDigits:s<10?1:0})} ${t[e]}`}function T(s){return s>=1e3?`${(s/1e3).toFixed(2)} s`:`${s.toFixed(s<10?2:0)} ms`}function g(s){return s==null?"–":s.toLocaleString("en")}function Lt(s){return s==null?"–":`${(Math.floor(s*1e3)/10).toLocaleString("en")} %`}function G(s){return s==null?"–":new Date(s*1e3).toISOString().replace("T"," ").slice(0,19)+" UTC"}function w(s){return s.length>14?`${s.slice(0,8)}…${s.slice(-4)}`:s}function b(s,t,e=""){return t?a`<a class=${e?"":"mono"} href="#/${s}/${t}" title=${t}>${e||w(t)}</a>`:a`–`}function _(s,t){return s?a`<p class="error" role="alert">${s}</p>`:t?a`<p class="quiet" aria-busy="true">Loading …</p>`:null}var Le=8,_s=120;function Oe(s){if(!s.length)return a`<p class="quiet">The nodes reported no times.</p>`;let t=[...new Set(s.map(c=>c.node))].sort(),e=[...new Set(s.map(c=>c.task))].sort((c,p)=>c-p),r=new Map(s.map(c=>[c.task,c.label])),n=Math.max(...s.map(c=>c.sent_us),1),[o,i,d]=[168,760,24],l=c=>o+Math.max(0,c)/n*i,h=new Set(s.map(c=>c.step)).size,u=`${h} step${h>1?"s":""} in ${e.length} tasks on ${t.length} nodes, ${T(n/1e3)}`;return a`<figure class="chart">
+    <figcaption>${u}</figcaption>
     <div class="scroll" tabindex="0" role="group" aria-label="Timeline">
-      <svg viewBox="0 0 ${o+l+10} ${t.length*c+26}" role="img" aria-label=${h}>
-        ${t.map((a,u)=>N`
-            <text class="label" x="0" y=${u*c+16}>${at(s.get(a)??"",22)}<title>${s.get(a)}</title></text>
-            <line class="grid" x1=${o} x2=${o+l} y1=${u*c+c-1} y2=${u*c+c-1}></line>`)}
-        ${r.map(a=>{let u=t.indexOf(a.task)*c+4,f=`bar c${e.indexOf(a.node)%rt}`,m=Math.max(1.2,d(a.ended_us)-d(a.started_us));return N`<rect class=${f} x=${d(a.started_us)} y=${u} width=${m} height=${c-9} rx="1.5">
-            <title>${`${a.label}, step ${a.step}, node ${E(a.node)}: ${k((a.ended_us-a.started_us)/1e3)}`}</title></rect>`})}
-        ${[0,.25,.5,.75,1].map(a=>N`<text class="tick" x=${o+a*l} y=${t.length*c+18}
-            text-anchor=${a===1?"end":a===0?"start":"middle"}>${k(a*n/1e3)}</text>`)}
+      <svg viewBox="0 0 ${o+i+10} ${e.length*d+26}" role="img" aria-label=${u}>
+        ${e.map((c,p)=>R`
+            <text class="label" x="0" y=${p*d+16}>${Ne(r.get(c)??"",22)}<title>${r.get(c)}</title></text>
+            <line class="grid" x1=${o} x2=${o+i} y1=${p*d+d-1} y2=${p*d+d-1}></line>`)}
+        ${s.map(c=>{let p=e.indexOf(c.task)*d+4,x=`bar c${t.indexOf(c.node)%Le}`,m=Math.max(1.2,l(c.ended_us)-l(c.started_us));return R`<rect class=${x} x=${l(c.started_us)} y=${p} width=${m} height=${d-9} rx="1.5">
+            <title>${`${c.label}, step ${c.step}, node ${w(c.node)}: ${T((c.ended_us-c.started_us)/1e3)}`}</title></rect>`})}
+        ${[0,.25,.5,.75,1].map(c=>R`<text class="tick" x=${o+c*i} y=${e.length*d+18}
+            text-anchor=${c===1?"end":c===0?"start":"middle"}>${T(c*n/1e3)}</text>`)}
       </svg>
     </div>
-    <p class="legend">${e.map((a,u)=>i`<a href="#/accounts/${a}" title=${a}><span class="dot c${u%rt}"></span>${E(a)}</a>`)}</p>
-  </figure>`}function it(r){if(!r.length)return null;let e=r.at(-1),t=900,s=`${r.length} tokens in ${k(e)}, the first after ${k(r[0])}`;return i`<figure class="chart">
-    <figcaption>As seen from here: ${s}</figcaption>
+    <p class="legend">${t.map((c,p)=>a`<a href="#/accounts/${c}" title=${c}><span class="dot c${p%Le}"></span>${w(c)}</a>`)}</p>
+  </figure>`}function Me(s){if(!s.length)return null;let t=s.at(-1),e=900,r=`${s.length} tokens in ${T(t)}, the first after ${T(s[0])}`;return a`<figure class="chart">
+    <figcaption>As seen from here: ${r}</figcaption>
     <div class="scroll">
-      <svg viewBox="0 0 ${t} 20" role="img" aria-label=${s}>
-        ${r.map((n,o)=>{let l=o?r[o-1]:0;return N`<rect class=${o?"bar c0":"wait"} x=${l/e*t} y="2" height="16"
-            width=${Math.max(1,(n-l)/e*t-1)}><title>${`token ${o+1}: ${k(n-l)}`}</title></rect>`})}
+      <svg viewBox="0 0 ${e} 20" role="img" aria-label=${r}>
+        ${s.map((n,o)=>{let i=o?s[o-1]:0;return R`<rect class=${o?"bar c0":"wait"} x=${i/t*e} y="2" height="16"
+            width=${Math.max(1,(n-i)/t*e-1)}><title>${`token ${o+1}: ${T(n-i)}`}</title></rect>`})}
       </svg>
     </div>
-  </figure>`}function ot(r,e){if(r.length>xt)return null;let t=r.map(()=>0);for(let[m,x]of e)t[x]=Math.max(t[x],t[m]+1);let s=[],n=t.map(m=>(s[m]=(s[m]??0)+1)-1),o=Math.max(...s),[l,c,d,p]=[132,44,38,14],h=m=>t[m]*(l+d)+2,a=m=>(n[m]+(o-s[t[m]])/2)*(c+p)+2,u=s.length*(l+d)-d+4,f=`${r.length} tasks, ${e.length} edges`;return i`<figure class="chart">
+  </figure>`}function Be(s){let t=h=>h.paid+h.rewards,e=s.reduce((h,u)=>h+t(u),0),r=Math.max(...s.map(t),1),[n,o,i]=[900,90,4],d=n/s.length,l=`${f(e)} in ${s.length} days`;return a`<figure class="chart">
+      <figcaption>${l}</figcaption>
+      <div class="scroll">
+        <svg viewBox="0 0 ${n} ${o+18}" role="img" aria-label=${l}>
+          ${s.map((h,u)=>{let c=t(h)/r*o;return R`<rect class="bar c0" x=${u*d} y=${o-c} width=${d-i} height=${c}>
+                <title>${`${h.date}: ${f(t(h))}`}</title></rect>
+              <text class="tick" x=${u*d} y=${o+14}>${h.date.slice(5)}</text>`})}
+          <line class="grid" x1="0" x2=${n} y1=${o} y2=${o}></line>
+        </svg>
+      </div>
+    </figure>
+    <div class="scroll"><table>
+      <thead><tr><th>Day</th><th class="number">Executions</th><th class="number">Paid</th><th class="number">Rewards</th>
+        <th class="number">Slashed</th></tr></thead>
+      <tbody>${s.filter(h=>h.executions||h.rewards||h.slashed).map(h=>a`<tr><td>${h.date}</td><td class="number">${g(h.executions)}</td>
+            <td class="number">${f(h.paid)}</td><td class="number">${f(h.rewards)}</td>
+            <td class="number">${f(h.slashed)}</td></tr>`)}</tbody></table></div>`}function Pe(s,t){if(s.length>_s)return null;let e=s.map(()=>0);for(let[m,v]of t)e[v]=Math.max(e[v],e[m]+1);let r=[],n=e.map(m=>(r[m]=(r[m]??0)+1)-1),o=Math.max(...r),[i,d,l,h]=[132,44,38,14],u=m=>e[m]*(i+l)+2,c=m=>(n[m]+(o-r[e[m]])/2)*(d+h)+2,p=r.length*(i+l)-l+4,x=`${s.length} tasks, ${t.length} edges`;return a`<figure class="chart">
     <div class="scroll" tabindex="0" role="group" aria-label="Graph of tasks">
-      <svg class="dag" width=${u} height=${o*(c+p)+4} role="img" aria-label=${f}>
-        ${e.map(([m,x])=>{let[Ce,Re,te,Me]=[h(m)+l,a(m)+c/2,h(x),a(x)+c/2],Pe=Math.max((Ce+te)/2,te-d/2);return N`<path class="edge" d="M${Ce} ${Re}C${Pe} ${Re} ${Pe} ${Me} ${te} ${Me}"></path>`})}
-        ${r.map((m,x)=>N`<g>
-            <title>${`${m.label}: ${A(m.vram_bytes)}, held by ${m.holders} nodes`}</title>
-            <rect class=${m.holders?"task":"task missing"} x=${h(x)} y=${a(x)} width=${l} height=${c} rx="6"></rect>
-            <text class="name" x=${h(x)+10} y=${a(x)+18}>${at(m.label,16)}</text>
-            <text class="tick" x=${h(x)+10} y=${a(x)+34}>${A(m.vram_bytes)} · ${m.holders} nodes</text></g>`)}
+      <svg class="dag" width=${p} height=${o*(d+h)+4} role="img" aria-label=${x}>
+        ${t.map(([m,v])=>{let[oe,ie,$t,ae]=[u(m)+i,c(m)+d/2,u(v),c(v)+d/2],ce=Math.max((oe+$t)/2,$t-l/2);return R`<path class="edge" d="M${oe} ${ie}C${ce} ${ie} ${ce} ${ae} ${$t} ${ae}"></path>`})}
+        ${s.map((m,v)=>R`<g>
+            <title>${`${m.label}: ${S(m.vram_bytes)}, held by ${m.holders} nodes`}</title>
+            <rect class=${m.holders?"task":"task missing"} x=${u(v)} y=${c(v)} width=${i} height=${d} rx="6"></rect>
+            <text class="name" x=${u(v)+10} y=${c(v)+18}>${Ne(m.label,16)}</text>
+            <text class="tick" x=${u(v)+10} y=${c(v)+34}>${S(m.vram_bytes)} · ${m.holders} nodes</text></g>`)}
       </svg>
     </div>
-  </figure>`}function at(r,e){return r.length>e?`${r.slice(0,e-1)}…`:r}var R=class extends C{createRenderRoot(){return this}},y=class extends R{constructor(){super();this.period=5e3;this.timer=0;this.asking=null;this.onVisible=()=>{!document.hidden&&this.period&&this.ask()};this.path="",this.data=null,this.error=""}static{this.properties={path:{},data:{state:!0},error:{state:!0}}}connectedCallback(){super.connectedCallback(),document.addEventListener("visibilitychange",this.onVisible)}disconnectedCallback(){super.disconnectedCallback(),document.removeEventListener("visibilitychange",this.onVisible),this.stop()}willUpdate(t){t.has("path")&&(this.data=null,this.error="",this.ask())}stop(){clearTimeout(this.timer),this.asking?.abort()}async ask(){if(this.stop(),!this.path)return;let t=this.asking=new AbortController;try{let s=await Z(this.path,t.signal);if(t.signal.aborted)return;this.data=s,this.error=""}catch(s){if(t.signal.aborted)return;this.error=s instanceof w?s.message:String(s),s instanceof w&&s.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}this.period&&!document.hidden&&(this.timer=window.setTimeout(()=>{this.ask()},this.period))}};var $e=class extends y{constructor(){super(...arguments);this.period=0}static{this.properties={...y.properties,brief:{type:Boolean}}}render(){let t=this.data;return t?i`
-      ${t.difference?i`<p class="error">This plan is wrong: ${t.difference}</p>`:i`<p><span class="badge good">checked</span> Signed by ${t.signers.length} members; every choice
-              follows from the seed.</p>`}
+  </figure>`}function Ne(s,t){return s.length>t?`${s.slice(0,t-1)}…`:s}var H=class extends U{createRenderRoot(){return this}},y=class extends H{constructor(){super();this.period=5e3;this.timer=0;this.asking=null;this.onVisible=()=>{!document.hidden&&this.period&&this.ask()};this.path="",this.data=null,this.error=""}static{this.properties={path:{},data:{state:!0},error:{state:!0}}}connectedCallback(){super.connectedCallback(),document.addEventListener("visibilitychange",this.onVisible)}disconnectedCallback(){super.disconnectedCallback(),document.removeEventListener("visibilitychange",this.onVisible),this.stop()}willUpdate(e){e.has("path")&&(this.data=null,this.error="",this.ask())}stop(){clearTimeout(this.timer),this.asking?.abort()}async ask(){if(this.stop(),!this.path)return;let e=this.asking=new AbortController;try{let r=await dt(this.path,e.signal);if(e.signal.aborted)return;this.data=r,this.error=""}catch(r){if(e.signal.aborted)return;this.error=r instanceof A?r.message:String(r),r instanceof A&&r.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}this.period&&!document.hidden&&(this.timer=window.setTimeout(()=>{this.ask()},this.period))}};var ht=BigInt(4294967295),Ie=BigInt(32);function ws(s,t=!1){return t?{h:Number(s&ht),l:Number(s>>Ie&ht)}:{h:Number(s>>Ie&ht)|0,l:Number(s&ht)|0}}function De(s,t=!1){let e=s.length,r=new Uint32Array(e),n=new Uint32Array(e);for(let o=0;o<e;o++){let{h:i,l:d}=ws(s[o],t);[r[o],n[o]]=[i,d]}return[r,n]}var As=s=>s/2**32|0,Es=s=>s>>>0;function qe(s,t,e,r){let n=As(e),o=Es(e);s.setUint32(t,r?o:n,r),s.setUint32(t+4,r?n:o,r)}function Fe(s){return s instanceof Uint8Array||ArrayBuffer.isView(s)&&s.constructor.name==="Uint8Array"&&"BYTES_PER_ELEMENT"in s&&s.BYTES_PER_ELEMENT===1}var ut=s=>s?`"${s}" `:"";function L(s,t=""){if(typeof s!="number")throw new TypeError(ut(t)+"expected number, got "+typeof s);if(!Number.isSafeInteger(s)||s<0)throw new RangeError(ut(t)+"expected integer >= 0, got "+s);return s}function Ge(s,t=""){if(typeof s!="boolean")throw new TypeError(ut(t)+"expected boolean, got type="+typeof s);return s}function O(s,t,e=""){if(Fe(s)&&(t===void 0||s.length===t))return s;t!==void 0&&L(t,"length");let r=Fe(s),n=t!==void 0?` of length ${t}`:"",o=r?`length=${s.length}`:`type=${typeof s}`,i=ut(e)+"expected Uint8Array"+n+", got "+o;throw r?new RangeError(i):new TypeError(i)}var ks=(s,t)=>{if(s===null||typeof s!="object"||Array.isArray(s))throw new TypeError((t==="object"?"":`"${t}" `)+"expected object, got type="+typeof s)},je=(s,t)=>{ks(s,t);let e=Object.getPrototypeOf(s);if(e!==Object.prototype&&e!==null)throw new TypeError(`"${t}" expected plain object`);if(Object.hasOwn(s,"__proto__"))throw new TypeError(`"${t}.__proto__" is not allowed`)};function W(s,t=!0){if(s.destroyed)throw new Error("hash was destroyed");if(t&&s.finished)throw new Error("digest() was already called")}function pt(s,t){O(s,void 0,"output");let e=t.outputLen;if(!(s.length>=e))throw new RangeError('"output" expected length >= '+e)}function Ot(s){return new Uint32Array(s.buffer,s.byteOffset,Math.floor(s.byteLength/4))}function D(...s){for(let t=0;t<s.length;t++)s[t].fill(0)}function mt(s){return new DataView(s.buffer,s.byteOffset,s.byteLength)}function E(s,t){return s<<32-t|s>>>t}var Ss=new Uint8Array(new Uint32Array([287454020]).buffer)[0]===68;function Ts(s){return s<<24&4278190080|s<<8&16711680|s>>>8&65280|s>>>24&255}function Cs(s){for(let t=0;t<s.length;t++)s[t]=Ts(s[t]);return s}var Mt=Ss?s=>s:Cs,We=typeof Uint8Array.from([]).toHex=="function"&&typeof Uint8Array.fromHex=="function",Rs=Array.from({length:256},(s,t)=>t.toString(16).padStart(2,"0"));function ze(s){if(O(s),We)return s.toHex();let t="";for(let e=0;e<s.length;e++)t+=Rs[s[e]];return t}function Ke(s){return s>=48&&s<=57?s-48:s>=65&&s<=70?s-55:s>=97&&s<=102?s-87:void 0}function Xe(s){if(typeof s!="string")throw new TypeError("hex string expected, got "+typeof s);if(We)try{return Uint8Array.fromHex(s)}catch(n){throw n instanceof SyntaxError?new RangeError(n.message):n}let t=s.length,e=t/2;if(t%2)throw new RangeError("hex string expected, got unpadded hex of length "+t);let r=new Uint8Array(e);for(let n=0,o=0;n<e;n++,o+=2){let i=Ke(s.charCodeAt(o)),d=Ke(s.charCodeAt(o+1));if(i===void 0||d===void 0){let l=s[o]+s[o+1];throw new RangeError('hex string expected, got non-hex character "'+l+'" at index '+o)}r[n]=i*16+d}return r}function ft(s){if(typeof s!="string")throw new TypeError("string expected");let t=new TextEncoder().encode(s);try{return new Uint8Array(t)}finally{D(t)}}function Je(...s){let t=0;for(let r=0;r<s.length;r++){let n=s[r];O(n),t+=n.length}let e=new Uint8Array(t);for(let r=0,n=0;r<s.length;r++){let o=s[r];e.set(o,n),n+=o.length}return e}function Ye(s,t,e="opts"){return je(s,"defaults"),t!==void 0&&je(t,e),Object.assign(Object.create(null),s,t)}function bt(s,t={}){if(typeof s!="function")throw new TypeError('"hashCons" expected function, got type='+typeof s);t=Ye({},t,"info");let e=(n,o)=>s(o).update(n).digest(),r=s(void 0);return e.outputLen=r.outputLen,e.blockLen=r.blockLen,e.canXOF=r.canXOF,e.create=n=>s(n),Object.assign(e,t),Object.freeze(e)}var Bt=s=>({oid:Uint8Array.from([6,9,96,134,72,1,101,3,4,2,s])});function Qe(s,t,e){return s&t^~s&e}function Ze(s,t,e){return s&t^s&e^t&e}var xt=class{blockLen;outputLen;canXOF=!1;padOffset;isLE;buffer;view;finished=!1;length=0;pos=0;destroyed=!1;constructor(t,e,r,n){this.blockLen=t,this.outputLen=e,this.padOffset=r,this.isLE=n,this.buffer=new Uint8Array(t),this.view=mt(this.buffer)}update(t){W(this),O(t);let{view:e,buffer:r,blockLen:n}=this,o=t.length,i=!1;for(let d=0;d<o;){let l=Math.min(n-this.pos,o-d);if(l===n){let h=mt(t);for(;n<=o-d;d+=n)this.process(h,d);i=!0;continue}r.set(d===0&&l===o?t:t.subarray(d,d+l),this.pos),this.pos+=l,d+=l,this.pos===n&&(this.process(e,0),this.pos=0,i=!0)}return this.length+=t.length,i&&this.roundClean(),this}digestInto(t){W(this),pt(t,this),this.finished=!0;let{buffer:e,view:r,blockLen:n,isLE:o}=this,{pos:i}=this;e[i++]=128,e.fill(0,i),this.padOffset>n-i&&(this.process(r,0),e.fill(0)),qe(r,n-8,this.length*8,o),this.process(r,0),this.roundClean();let d=t===e?r:mt(t),l=this.outputLen,h=l/4,u=this.get();if(l%4||h>u.length)throw new Error("invalid outputLen");for(let c=0;c<h;c++)d.setUint32(4*c,u[c],o)}digest(){let{buffer:t,outputLen:e}=this;this.digestInto(t);let r=t.slice(0,e);return this.destroy(),r}_cloneIntoMeta(t){let{buffer:e,length:r,finished:n,destroyed:o,pos:i}=this;return t.destroyed=o,t.finished=n,t.length=r,t.pos=i,i&&t.buffer.set(e),t}clone(){return this._cloneInto()}},Ve=Uint32Array.from([1779033703,3144134277,1013904242,2773480762,1359893119,2600822924,528734635,1541459225]);var Us=Uint32Array.from([1116352408,1899447441,3049323471,3921009573,961987163,1508970993,2453635748,2870763221,3624381080,310598401,607225278,1426881987,1925078388,2162078206,2614888103,3248222580,3835390401,4022224774,264347078,604807628,770255983,1249150122,1555081692,1996064986,2554220882,2821834349,2952996808,3210313671,3336571891,3584528711,113926993,338241895,666307205,773529912,1294757372,1396182291,1695183700,1986661051,2177026350,2456956037,2730485921,2820302411,3259730800,3345764771,3516065817,3600352804,4094571909,275423344,430227734,506948616,659060556,883997877,958139571,1322822218,1537002063,1747873779,1955562222,2024104815,2227730452,2361852424,2428436474,2756734187,3204031479,3329325298]),M=new Uint32Array(64),Pt=class extends xt{A=0;B=0;C=0;D=0;E=0;F=0;G=0;H=0;constructor(t,e){super(64,t,8,!1),this.A=e[0]|0,this.B=e[1]|0,this.C=e[2]|0,this.D=e[3]|0,this.E=e[4]|0,this.F=e[5]|0,this.G=e[6]|0,this.H=e[7]|0}get(){let{A:t,B:e,C:r,D:n,E:o,F:i,G:d,H:l}=this;return[t,e,r,n,o,i,d,l]}set(t,e,r,n,o,i,d,l){this.A=t|0,this.B=e|0,this.C=r|0,this.D=n|0,this.E=o|0,this.F=i|0,this.G=d|0,this.H=l|0}_cloneInto(t){return(t||=new this.constructor).set(...this.get()),this._cloneIntoMeta(t)}process(t,e){for(let c=0;c<16;c++,e+=4)M[c]=t.getUint32(e,!1);for(let c=16;c<64;c++){let p=M[c-15],x=M[c-2],m=E(p,7)^E(p,18)^p>>>3,v=E(x,17)^E(x,19)^x>>>10;M[c]=v+M[c-7]+m+M[c-16]|0}let{A:r,B:n,C:o,D:i,E:d,F:l,G:h,H:u}=this;for(let c=0;c<64;c++){let p=E(d,6)^E(d,11)^E(d,25),x=u+p+Qe(d,l,h)+Us[c]+M[c]|0,v=(E(r,2)^E(r,13)^E(r,22))+Ze(r,n,o)|0;u=h,h=l,l=d,d=i+x|0,i=o,o=n,n=r,r=x+v|0}r=r+this.A|0,n=n+this.B|0,o=o+this.C|0,i=i+this.D|0,d=d+this.E|0,l=l+this.F|0,h=h+this.G|0,u=u+this.H|0,this.set(r,n,o,i,d,l,h,u)}roundClean(){D(M)}destroy(){this.destroyed=!0,this.set(0,0,0,0,0,0,0,0),D(this.buffer)}},Nt=class extends Pt{constructor(){super(32,Ve)}};var It=bt(()=>new Nt,Bt(1));var Hs=BigInt(0),rt=BigInt(1),Ls=BigInt(2),Os=BigInt(7),Ms=BigInt(256),Bs=BigInt(113),ss=[],rs=[],ns=[];for(let s=0,t=rt,e=1,r=0;s<24;s++){[e,r]=[r,(2*e+3*r)%5],ss.push(2*(5*r+e)),rs.push((s+1)*(s+2)/2%64);let n=Hs;for(let o=0;o<7;o++)t=(t<<rt^(t>>Os)*Bs)%Ms,t&Ls&&(n^=rt<<(rt<<BigInt(o))-rt);ns.push(n)}var os=De(ns,!0),Ps=os[0],Ns=os[1],Is=(s,t,e)=>s<<e|t>>>32-e,Ds=(s,t,e)=>t<<e|s>>>32-e,qs=(s,t,e)=>t<<e-32|s>>>64-e,Fs=(s,t,e)=>s<<e-32|t>>>64-e,ts=(s,t,e)=>e>32?qs(s,t,e):Is(s,t,e),es=(s,t,e)=>e>32?Fs(s,t,e):Ds(s,t,e),z=new Uint32Array(10);function js(s,t=24){if(!(s instanceof Uint32Array))throw new TypeError('"s" expected Uint32Array(50), got type='+typeof s);if(s.length!==50)throw new RangeError('"s" expected Uint32Array(50), got length='+s.length);if(L(t,"rounds"),t<1||t>24)throw new Error('"rounds" expected integer 1..24');for(let e=24-t;e<24;e++){for(let o=0;o<10;o++)z[o]=s[o]^s[o+10]^s[o+20]^s[o+30]^s[o+40];for(let o=0;o<10;o+=2){let i=(o+8)%10,d=(o+2)%10,l=z[d],h=z[d+1],u=ts(l,h,1)^z[i],c=es(l,h,1)^z[i+1];for(let p=0;p<50;p+=10)s[o+p]^=u,s[o+p+1]^=c}let r=s[2],n=s[3];for(let o=0;o<24;o++){let i=rs[o],d=ts(r,n,i),l=es(r,n,i),h=ss[o];r=s[h],n=s[h+1],s[h]=d,s[h+1]=l}for(let o=0;o<50;o+=10){let i=s[o],d=s[o+1],l=s[o+2],h=s[o+3];s[o]^=~s[o+2]&s[o+4],s[o+1]^=~s[o+3]&s[o+5],s[o+2]^=~s[o+4]&s[o+6],s[o+3]^=~s[o+5]&s[o+7],s[o+4]^=~s[o+6]&s[o+8],s[o+5]^=~s[o+7]&s[o+9],s[o+6]^=~s[o+8]&i,s[o+7]^=~s[o+9]&d,s[o+8]^=~i&l,s[o+9]^=~d&h}s[0]^=Ps[e],s[1]^=Ns[e]}D(z)}var Dt=class s{state;pos=0;posOut=0;finished=!1;state32;destroyed=!1;blockLen;suffix;outputLen;canXOF;enableXOF=!1;rounds;constructor(t,e,r,n=!1,o=24){if(L(t,"blockLen"),L(e,"suffix"),L(o,"rounds"),Ge(n,"enableXOF"),this.blockLen=t,this.suffix=e,this.outputLen=r,this.enableXOF=n,this.canXOF=n,this.rounds=o,L(r,"outputLen"),!(0<t&&t<200))throw new Error('"blockLen" must be 1..199');this.state=new Uint8Array(200),this.state32=Ot(this.state)}clone(){return this._cloneInto()}keccak(){Mt(this.state32),js(this.state32,this.rounds),Mt(this.state32),this.posOut=0,this.pos=0}update(t){W(this),O(t);let{blockLen:e,state:r,state32:n}=this,o=t.length,i=e%4===0&&t.byteOffset%4===0,d=e/4,l=i&&o>=e?Ot(t):void 0;for(let h=0;h<o;){if(l!==void 0&&this.pos===0&&h%4===0&&o-h>=e){for(let c=0,p=h/4;c<d;c++)n[c]^=l[p+c];h+=e,this.pos=e,this.keccak();continue}let u=Math.min(e-this.pos,o-h);for(let c=0;c<u;c++)r[this.pos++]^=t[h++];this.pos===e&&this.keccak()}return this}finish(){if(this.finished)return;this.finished=!0;let{state:t,suffix:e,pos:r,blockLen:n}=this;t[r]^=e,(e&128)!==0&&r===n-1&&this.keccak(),t[n-1]^=128,this.keccak()}writeInto(t){W(this,!1),O(t),this.finish();let e=this.state,{blockLen:r}=this;for(let n=0,o=t.length;n<o;){this.posOut>=r&&this.keccak();let i=Math.min(r-this.posOut,o-n);t.set(e.subarray(this.posOut,this.posOut+i),n),this.posOut+=i,n+=i}return t}xofInto(t){if(!this.enableXOF)throw new Error("XOF is not enabled");return this.writeInto(t)}xof(t){return L(t),this.xofInto(new Uint8Array(t))}digestInto(t){if(pt(t,this),this.finished)throw new Error("digest() was already called");this.writeInto(t.length===this.outputLen?t:t.subarray(0,this.outputLen)),this.destroy()}digest(){let t=new Uint8Array(this.outputLen);return this.digestInto(t),t}destroy(){this.destroyed=!0,D(this.state)}_cloneInto(t){let{blockLen:e,suffix:r,outputLen:n,rounds:o,enableXOF:i}=this;return t||=new s(e,r,n,i,o),t.blockLen=e,t.state32.set(this.state32),t.pos=this.pos,t.posOut=this.posOut,t.finished=this.finished,t.rounds=o,t.suffix=r,t.outputLen=n,t.enableXOF=i,t.canXOF=this.canXOF,t.destroyed=this.destroyed,t}},Ks=(s,t,e,r={})=>bt(()=>new Dt(t,s,e),r);var qt=Ks(1,136,32);var Gs=qt(ft("splitup/plan/v2")),Ws=qt(ft("splitup/plan-task/v2")),Ft=new Uint8Array(32);function is(s){let t=[s.request_hash,s.execution_id,s.model_id,s.snapshot_root,s.seed].map(Y),e=J(Gs,...t,Xs(s),X(s.tasks.length),Js(s.tasks.map(zs)));return`0x${ze(e)}`}function as(s){return s.tasks.map((t,e)=>t.candidates[s.places[e]??0])}function zs(s,t){let e=s.terms,r=e?[Y(e.task_id),...[e.flops,e.weights_bytes,e.input_bytes,e.ready_ms].map(X)]:Array(5).fill(Ft);return J(Ws,X(t),...r,X(Number(s.verifiable)),J(...s.candidates.map(Y)))}function Xs(s){let t=s.nodes.map(e=>J(Y(e.node),Y(e.signing_key),It(ft(e.endpoint)),X(e.exposure)));return J(...t,...s.places.map(X))}function Js(s){if(!s.length)return Ft;let t=s;for(;t.length>1;){let e=[];for(let r=0;r<t.length;r+=2)e.push(J(t[r],t[r+1]??Ft));t=e}return t[0]}function J(...s){return It(Je(...s))}function Y(s){return Xe(s.replace(/^0x/,"").padStart(64,"0"))}function X(s){return Y(s.toString(16))}function Ys(s,t){let{opening:e}=s,r=is(e);if(r!==t.root)return`its root is ${r}, and the chain has ${t.root}`;if(e.execution_id!==t.execution)return"it is the plan of another execution";if(e.seed!==s.seed)return"it follows from another seed";let n=as(e),o=(d,l)=>{let h=e.tasks[l].candidates.filter(u=>u!==n[l]);return d.executor===n[l]&&d.fallbacks.join()===h.join()};return s.tasks.length===n.length&&s.tasks.every(o)?"":"the table shows other nodes than the plan"}var jt=class extends y{constructor(){super(...arguments);this.period=0}static{this.properties={...y.properties,brief:{type:Boolean},accepted:{}}}proof(e){let r=Ys(e,this.accepted);return r?a`<p class="error" role="alert">This plan is not the one on chain: ${r}</p>`:a`<p class="proof"><span class="badge good">root matches</span> This browser computed the root of the table
+      below, and it is the one on chain. <span class="quiet">The chain's root was read by this server, from the event
+      PlanAccepted in block ${g(this.accepted.block)}, transaction
+      <span class="mono" title=${this.accepted.transaction}>${w(this.accepted.transaction)}</span>; to trust nobody,
+      compare it with a chain node of your own.</span></p>`}render(){let e=this.data;return e?a`
+      ${e.difference?a`<p class="error">This plan is wrong: ${e.difference}</p>`:a`<p><span class="badge good">checked</span> Signed by ${e.signers.length} members; every choice
+              follows from the seed, as this server computed it again.</p>`}
+      ${this.proof(e)}
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Computed by</th>
-          ${this.brief?null:i`<th>Fallbacks</th>`}<th>Verifiable</th></tr></thead>
-        <tbody>${t.tasks.map(s=>i`<tr>
-            <td>${s.label}</td>
-            <td>${b("accounts",s.executor)}</td>
-            ${this.brief?null:i`<td>${s.fallbacks.map(n=>i`${b("accounts",n)} `)}</td>`}
-            <td>${s.verifiable?"yes":"no"}</td>
+          ${this.brief?null:a`<th>Fallbacks</th>`}<th>Verifiable</th></tr></thead>
+        <tbody>${e.tasks.map(r=>a`<tr>
+            <td>${r.label}</td>
+            <td>${b("accounts",r.executor)}</td>
+            ${this.brief?null:a`<td>${r.fallbacks.map(n=>a`${b("accounts",n)} `)}</td>`}
+            <td>${r.verifiable?"yes":"no"}</td>
           </tr>`)}</tbody>
       </table></div>
       <dl>
-        <dt>Root on chain</dt><dd class="mono">${t.root}</dd>
-        <dt>Seed</dt><dd class="mono">${t.seed}</dd>
-        <dt>List of nodes</dt><dd>number ${t.snapshot}</dd>
-      </dl>`:_(this.error,!0)}},be=class extends y{constructor(){super(...arguments);this.period=0}render(){let t=this.data;return t?t.verdicts.length?i`<p>${g(t.verdicts.length)} tasks were drawn after all results were committed.</p>
+        <dt>Root</dt><dd class="mono">${e.root}</dd>
+        <dt>Seed</dt><dd class="mono">${e.seed}</dd>
+        <dt>List of nodes</dt><dd>number ${e.snapshot}</dd>
+      </dl>`:_(this.error,!0)}},Kt=class extends y{constructor(){super(...arguments);this.period=0}render(){let e=this.data;return e?e.verdicts.length?a`<p>${g(e.verdicts.length)} of the tasks ${e.verdicts.length===1?"was":"were"} drawn after all results were committed.</p>
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Verdict</th><th>Recomputed by</th><th>At fault</th></tr></thead>
-        <tbody>${t.verdicts.map(s=>i`<tr>
-            <td>${s.task}</td>
-            <td><span class="badge ${s.outcome==="honest"?"good":"bad"}">${s.outcome}</span></td>
-            <td>${s.validators.map(n=>i`${b("accounts",n)} `)}</td>
-            <td>${[...s.liars,...s.silent].map(n=>i`${b("accounts",n)} `)}</td>
+        <tbody>${e.verdicts.map(r=>a`<tr>
+            <td>${r.task}</td>
+            <td><span class="badge ${r.outcome==="honest"?"good":"bad"}">${r.outcome}</span></td>
+            <td>${r.validators.map(n=>a`${b("accounts",n)} `)}</td>
+            <td>${[...r.liars,...r.silent].map(n=>a`${b("accounts",n)} `)}</td>
           </tr>`)}</tbody>
-      </table></div>`:i`<p>No task of this execution was drawn.</p>`:_(this.error,!0)}},ge=class extends y{render(){return this.data?this.data.is_known?(this.period=0,nt(this.data.spans)):i`<p class="quiet">Nodes report their times to the client when an execution ends. This one is open, or
-      another client's.</p>`:_(this.error,!0)}};function wt(r){return r?i`
+      </table></div>`:a`<p>No task of this execution was drawn.</p>`:_(this.error,!0)}},Gt=class extends y{render(){return this.data?this.data.is_known?(this.period=0,Oe(this.data.spans)):a`<p class="quiet">Nodes report their times to the client when an execution ends. This one is open, or
+      another client's.</p>`:_(this.error,!0)}},Wt=class extends y{constructor(){super(...arguments);this.period=0}render(){let e=this.data;return e?a`<p>${e.is_complete?"":"At least "}${g(e.total)} gas in
+        ${g(e.transactions.length)} transactions. <span class="quiet">One that serves several executions counts for
+        each.</span></p>
+      <div class="scroll"><table>
+        <thead><tr><th>Transaction</th><th>Events</th><th class="number">Gas</th></tr></thead>
+        <tbody>${e.transactions.map(r=>a`<tr><td class="mono" title=${r.transaction}>${w(r.transaction)}</td>
+            <td>${[...new Set(r.events)].join(", ")}</td><td class="number">${g(r.gas)}</td></tr>`)}</tbody></table></div>`:_(this.error,!0)}};function Qs(s){return s?a`
     <dl>
-      <dt>Closed</dt><dd>${r.status}, ${g(r.steps)} steps</dd>
-      <dt>To the nodes</dt><dd>${$(r.paid_micro_usdc)}</dd>
-      <dt>Committee's fee</dt><dd>${$(r.fee_micro_usdc)}</dd>
-      <dt>Came back</dt><dd>${$(r.refunded_micro_usdc)}</dd>
-      <dt>Transaction</dt><dd class="mono">${r.transaction}</dd>
+      <dt>Closed</dt><dd>${s.status}, ${g(s.steps)} steps</dd>
+      <dt>To the nodes</dt><dd>${f(s.paid_micro_usdc)}</dd>
+      <dt>Committee's fee</dt><dd>${f(s.fee_micro_usdc)}</dd>
+      <dt>Came back</dt><dd>${f(s.refunded_micro_usdc)}</dd>
+      <dt>Transaction</dt><dd class="mono">${s.transaction}</dd>
     </dl>
-    ${r.payments.length||r.slashes.length?i`<div class="scroll"><table>
+    ${s.payments.length||s.slashes.length?a`<div class="scroll"><table>
           <thead><tr><th>Account</th><th class="number">Amount</th><th>Why</th></tr></thead>
           <tbody>
-            ${r.payments.map(e=>i`<tr><td>${b("accounts",e.account)}</td>
-                <td class="number">${$(e.amount_micro_usdc)}</td>
-                <td>${e.from_slash?"reward out of a slashed stake":"work"}</td></tr>`)}
-            ${r.slashes.map(([e,t])=>i`<tr><td>${b("accounts",e)}</td>
-                <td class="number bad">−${$(t)}</td><td>slashed</td></tr>`)}
+            ${s.payments.map(t=>a`<tr><td>${b("accounts",t.account)}</td>
+                <td class="number">${f(t.amount_micro_usdc)}</td>
+                <td>${t.from_slash?"reward out of a slashed stake":"work"}</td></tr>`)}
+            ${s.slashes.map(([t,e])=>a`<tr><td>${b("accounts",t)}</td>
+                <td class="number bad">−${f(e)}</td><td>slashed</td></tr>`)}
           </tbody>
-        </table></div>`:null}`:i`<p class="quiet">Not settled yet. An execution that serves a chat stays open for further requests; it
-      is paid when it ends.</p>`}var fe=class extends y{static{this.properties={...y.properties,execution:{},firstStep:{type:Number},brief:{type:Boolean}}}constructor(){super(),this.execution="",this.firstStep=0,this.brief=!1}willUpdate(e){e.has("execution")&&(e.set("path",this.path),this.path=`/explorer/v1/executions/${this.execution}`),super.willUpdate(e)}render(){let e=this.data;if(!e)return _(this.error,!0);let t=`/explorer/v1/executions/${this.execution}`;return i`
-      ${this.brief?null:i`<h1>Execution <span class="mono">${E(e.id)}</span></h1>`}
+        </table></div>`:null}`:a`<p class="quiet">Not settled yet. An execution that serves a chat stays open for further requests; it
+      is paid when it ends.</p>`}var zt=class extends y{static{this.properties={...y.properties,execution:{},firstStep:{type:Number},brief:{type:Boolean}}}constructor(){super(),this.execution="",this.firstStep=0,this.brief=!1}willUpdate(t){t.has("execution")&&(t.set("path",this.path),this.path=`/explorer/v1/executions/${this.execution}`),super.willUpdate(t)}render(){let t=this.data;if(!t)return _(this.error,!0);let e=`/explorer/v1/executions/${this.execution}`,r=t.events.find(o=>o.name==="PlanAccepted"),n=r?{execution:t.id,root:t.plan_root,block:r.block,transaction:r.transaction}:null;return a`
+      ${this.brief?null:a`<h1>Execution <span class="mono">${w(t.id)}</span></h1>`}
       <dl>
-        <dt>Execution</dt><dd class="mono">${this.brief?b("executions",e.id):e.id}</dd>
-        <dt>State</dt><dd><span class="badge ${ve(e.state)}">${e.state}</span></dd>
-        ${this.brief?null:i`<dt>Model</dt><dd>${b("models",e.model_id,e.model)}</dd>
-              <dt>Client</dt><dd>${b("accounts",e.client)}</dd>
-              <dt>Requested</dt><dd>${I(e.time)}, block ${e.block}</dd>
-              <dt>Steps</dt><dd>at most ${g(e.steps)}, for at most ${$(e.max_price)}</dd>
-              <dt>Deadline</dt><dd>${I(e.deadline)}</dd>`}
+        <dt>Execution</dt><dd class="mono">${this.brief?b("executions",t.id):t.id}</dd>
+        <dt>State</dt><dd><span class="badge ${Xt(t.state)}">${t.state}</span></dd>
+        ${this.brief?null:a`<dt>Model</dt><dd>${b("models",t.model_id,t.model)}</dd>
+              <dt>Client</dt><dd>${b("accounts",t.client)}</dd>
+              <dt>Requested</dt><dd>${G(t.time)}, block ${t.block}</dd>
+              <dt>Steps</dt><dd>at most ${g(t.steps)}, for at most ${f(t.max_price)}</dd>
+              <dt>Deadline</dt><dd>${G(t.deadline)}</dd>`}
       </dl>
       <h2>Plan</h2>
-      ${e.plan_root?i`<plan-view ?brief=${this.brief} .path=${`${t}/plan`}></plan-view>`:i`<p class="quiet">Not planned yet.</p>`}
+      ${n?a`<plan-view ?brief=${this.brief} .accepted=${n} .path=${`${e}/plan`}></plan-view>`:a`<p class="quiet">Not planned yet.</p>`}
       <h2>Timeline</h2>
-      <timeline-view .path=${`${t}/timeline?start=${this.firstStep}`}></timeline-view>
+      <timeline-view .path=${`${e}/timeline?start=${this.firstStep}`}></timeline-view>
       <h2>Verification</h2>
-      ${e.receipt?.status==="settled"?i`<verification-view .path=${`${t}/verification`}></verification-view>`:i`<p class="quiet">${e.receipt?"It was refunded: nothing was verified.":"It comes with the settlement."}</p>`}
+      ${t.receipt?.status==="settled"?a`<verification-view .path=${`${e}/verification`}></verification-view>`:a`<p class="quiet">${t.receipt?"It was refunded: nothing was verified.":"It comes with the settlement."}</p>`}
       <h2>Receipt</h2>
-      ${wt(e.receipt)}
-      ${this.brief?null:i`<h2>Stakes at risk</h2>
-            ${e.exposures.length?i`<div class="scroll"><table><thead><tr><th>Node</th><th class="number">Locked</th></tr></thead>
-                  <tbody>${e.exposures.map(([s,n])=>i`<tr><td>${b("accounts",s)}</td><td class="number">${$(n)}</td></tr>`)}</tbody></table></div>`:i`<p class="quiet">No commitments yet.</p>`}
+      ${Qs(t.receipt)}
+      ${this.brief?null:a`<h2>Stakes at risk</h2>
+            ${t.exposures.length?a`<div class="scroll"><table><thead><tr><th>Node</th><th class="number">Locked</th></tr></thead>
+                  <tbody>${t.exposures.map(([o,i])=>a`<tr><td>${b("accounts",o)}</td><td class="number">${f(i)}</td></tr>`)}</tbody></table></div>`:a`<p class="quiet">No commitments yet.</p>`}
+            <h2>Gas</h2>
+            <gas-view .path=${`${e}/gas`}></gas-view>
             <h2>On chain</h2>
-            ${ee(e.events)}`}`}};function ve(r){return{settled:"good",refunded:"bad"}[r]??""}function ee(r){return i`<div class="scroll"><table>
+            ${gt(t.events)}`}`}};function Xt(s){return{settled:"good",refunded:"bad"}[s]??""}function gt(s){return a`<div class="scroll"><table>
     <thead><tr><th>Event</th><th>Time</th><th class="number">Block</th><th>Execution</th><th>Transaction</th></tr></thead>
-    <tbody>${r.map(e=>i`<tr>
-        <td>${e.name}${e.amount===null?"":i` <span class="quiet">${$(e.amount)}</span>`}</td>
-        <td>${I(e.time)}</td>
-        <td class="number">${e.block}</td>
-        <td>${e.execution?b("executions",e.execution):""}</td>
-        <td class="mono" title=${e.transaction}>${E(e.transaction)}</td>
-      </tr>`)}</tbody></table></div>`}customElements.define("plan-view",$e);customElements.define("verification-view",be);customElements.define("timeline-view",ge);customElements.define("execution-view",fe);var Et={model:"",mode:"chat",system:"",temperature:.7,top_p:1,max_tokens:"",seed:""},V=class extends R{static{this.properties={models:{state:!0},messages:{state:!0},settings:{state:!0},error:{state:!0},running:{state:!0}}}constructor(){super(),this.models=null,this.messages=[],this.settings={...Et},this.error="",this.running=null}connectedCallback(){super.connectedCallback(),this.load()}async load(){try{let e=await Z("/v1/models");this.models=e.data,this.error="",e.data.some(t=>t.id===this.settings.model)||(this.settings={...this.settings,model:e.data[0]?.id??""})}catch(e){this.error=String(e.message),e instanceof w&&e.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}}get price(){return this.models?.find(e=>e.id===this.settings.model)?.price_micro_usdc_per_step??0}get cost(){return this.messages.reduce((e,t)=>e+this.costOf(t),0)}costOf(e){return e.usage?.splitup.cost_micro_usdc??e.arrivals.length*this.price}makeBody(){let{model:e,mode:t,system:s,temperature:n,top_p:o,max_tokens:l,seed:c}=this.settings,d=Object.entries({max_tokens:l,seed:c}).filter(([,u])=>u!==""),p={model:e,temperature:n,top_p:o,...Object.fromEntries(d.map(([u,f])=>[u,Number(f)]))},h=this.messages.slice(0,-1).filter(u=>!u.error);if(t==="text")return["/v1/completions",{...p,prompt:h.at(-1).text}];let a=h.map(u=>({role:u.role,content:u.text}));return s&&a.unshift({role:"system",content:s}),["/v1/chat/completions",{...p,messages:a}]}async send(e){e.preventDefault();let t=this.querySelector("#prompt"),s=t.value;if(!s.trim()||this.running)return;t.value="";let n={usage:null,execution:"",arrivals:[],finish:null,error:""},o={...n,role:"assistant",text:""};this.messages=[...this.messages,{...n,role:"user",text:s},o];let l=this.running=new AbortController,c=performance.now();try{let[d,p]=this.makeBody();for await(let h of st(d,p,l.signal,a=>o.execution=a))h.text&&o.arrivals.push(performance.now()-c),o.text+=h.text,o.finish=h.finish??o.finish,o.usage=h.usage??o.usage,this.follow()}catch(d){l.signal.aborted?o.finish="stopped":o.error=d.message,d instanceof w&&d.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}finally{this.running=null,this.follow(),t.focus()}}follow(){let e=this.querySelector(".messages"),t=e.scrollHeight-e.scrollTop-e.clientHeight<60;this.messages=[...this.messages],t&&this.updateComplete.then(()=>e.scrollTop=e.scrollHeight)}set(e,t){this.settings={...this.settings,[e]:t}}optionalField(e,t,s){return i`<label>${t}
-      <input type="number" min="0" placeholder=${s} .value=${this.settings[e]}
-        @change=${n=>this.set(e,n.target.value)}></label>`}numberField(e,t,s,n){return i`<label>${t}
-      <input type="number" min="0" max=${s} step=${n} .value=${String(this.settings[e])}
-        @change=${o=>this.set(e,Number(o.target.value))}></label>`}form(){let{settings:e}=this;return i`
+    <tbody>${s.map(t=>a`<tr>
+        <td>${t.name}${t.amount===null?"":a` <span class="quiet">${f(t.amount)}</span>`}</td>
+        <td>${G(t.time)}</td>
+        <td class="number">${t.block}</td>
+        <td>${t.execution?b("executions",t.execution):""}</td>
+        <td class="mono" title=${t.transaction}>${w(t.transaction)}</td>
+      </tr>`)}</tbody></table></div>`}customElements.define("plan-view",jt);customElements.define("verification-view",Kt);customElements.define("gas-view",Wt);customElements.define("timeline-view",Gt);customElements.define("execution-view",zt);var Zs={model:"",mode:"chat",system:"",temperature:.7,top_p:1,max_tokens:"",seed:""},nt=class extends H{static{this.properties={models:{state:!0},messages:{state:!0},settings:{state:!0},error:{state:!0},running:{state:!0}}}constructor(){super(),this.models=null,this.messages=[],this.settings={...Zs},this.error="",this.running=null}connectedCallback(){super.connectedCallback(),this.load()}async load(){try{let t=await dt("/v1/models");this.models=t.data,this.error="",t.data.some(e=>e.id===this.settings.model)||(this.settings={...this.settings,model:t.data[0]?.id??""})}catch(t){this.error=String(t.message),t instanceof A&&t.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}}get price(){return this.models?.find(t=>t.id===this.settings.model)?.price_micro_usdc_per_step??0}get cost(){return this.messages.reduce((t,e)=>t+this.costOf(e),0)}costOf(t){return t.usage?.splitup.cost_micro_usdc??t.arrivals.length*this.price}makeBody(){let{model:t,mode:e,system:r,temperature:n,top_p:o,max_tokens:i,seed:d}=this.settings,l=Object.entries({max_tokens:i,seed:d}).filter(([,p])=>p!==""),h={model:t,temperature:n,top_p:o,...Object.fromEntries(l.map(([p,x])=>[p,Number(x)]))},u=this.messages.slice(0,-1).filter(p=>!p.error);if(e==="text")return["/v1/completions",{...h,prompt:u.at(-1).text}];let c=u.map(p=>({role:p.role,content:p.text}));return r&&c.unshift({role:"system",content:r}),["/v1/chat/completions",{...h,messages:c}]}async send(t){t.preventDefault();let e=this.querySelector("#prompt"),r=e.value;if(!r.trim()||this.running)return;e.value="";let n={usage:null,execution:"",arrivals:[],finish:null,error:""},o={...n,role:"assistant",text:""};this.messages=[...this.messages,{...n,role:"user",text:r},o];let i=this.running=new AbortController,d=performance.now();try{let[l,h]=this.makeBody();for await(let u of He(l,h,i.signal,c=>o.execution=c))u.text&&o.arrivals.push(performance.now()-d),o.text+=u.text,o.finish=u.finish??o.finish,o.usage=u.usage??o.usage,this.follow()}catch(l){i.signal.aborted?o.finish="stopped":o.error=l.message,l instanceof A&&l.status===401&&this.dispatchEvent(new CustomEvent("key-needed",{bubbles:!0}))}finally{this.running=null,this.follow(),e.focus()}}follow(){let t=this.querySelector(".messages"),e=t.scrollHeight-t.scrollTop-t.clientHeight<60;this.messages=[...this.messages],e&&this.updateComplete.then(()=>t.scrollTop=t.scrollHeight)}set(t,e){this.settings={...this.settings,[t]:e}}optionalField(t,e,r){return a`<label>${e}
+      <input type="number" min="0" placeholder=${r} .value=${this.settings[t]}
+        @change=${n=>this.set(t,n.target.value)}></label>`}numberField(t,e,r,n){return a`<label>${e}
+      <input type="number" min="0" max=${r} step=${n} .value=${String(this.settings[t])}
+        @change=${o=>this.set(t,Number(o.target.value))}></label>`}form(){let{settings:t}=this;return a`
       <label>Model
-        <select @change=${t=>this.set("model",t.target.value)}>
-          ${this.models?.map(t=>i`<option ?selected=${t.id===e.model} value=${t.id}>${t.id}</option>`)}
+        <select @change=${e=>this.set("model",e.target.value)}>
+          ${this.models?.map(e=>a`<option ?selected=${e.id===t.model} value=${e.id}>${e.id}</option>`)}
         </select></label>
       <label>Form
-        <select @change=${t=>this.set("mode",t.target.value)}>
-          <option value="chat" ?selected=${e.mode==="chat"}>Conversation</option>
-          <option value="text" ?selected=${e.mode==="text"}>Continue one text</option>
+        <select @change=${e=>this.set("mode",e.target.value)}>
+          <option value="chat" ?selected=${t.mode==="chat"}>Conversation</option>
+          <option value="text" ?selected=${t.mode==="text"}>Continue one text</option>
         </select></label>
       <label class="wide">System prompt
-        <textarea rows="3" ?disabled=${e.mode==="text"} .value=${e.system}
-          @change=${t=>this.set("system",t.target.value)}></textarea></label>
-      ${this.optionalField("max_tokens","Most tokens",e.mode==="text"?"16":"what fits")}
+        <textarea rows="3" ?disabled=${t.mode==="text"} .value=${t.system}
+          @change=${e=>this.set("system",e.target.value)}></textarea></label>
+      ${this.optionalField("max_tokens","Most tokens",t.mode==="text"?"16":"what fits")}
       ${this.optionalField("seed","Seed","random")}
       ${this.numberField("temperature","Temperature",2,.1)}
       ${this.numberField("top_p","Top p",1,.05)}
-      <p class="quiet wide">${$(this.price)} per step</p>`}answer(e){let{usage:t,arrivals:s}=e,n=this.running!==null&&e===this.messages.at(-1),o=s.length>1?(s.at(-1)-s[0])/1e3:0,l=o>0?`${((s.length-1)/o).toFixed(1)} tokens/s`:"";return i`<article class="message assistant">
-      <div class="text" aria-busy=${n}>${e.text.trimStart()}${n?i`<span class="cursor"></span>`:null}</div>
-      ${e.error?i`<p class="error" role="alert">${e.error}</p>`:null}
+      <p class="quiet wide">${f(this.price)} per step</p>`}answer(t){let{usage:e,arrivals:r}=t,n=this.running!==null&&t===this.messages.at(-1),o=r.length>1?(r.at(-1)-r[0])/1e3:0,i=o>0?`${((r.length-1)/o).toFixed(1)} tokens/s`:"";return a`<article class="message assistant">
+      <div class="text" aria-busy=${n}>${t.text.trimStart()}${n?a`<span class="cursor"></span>`:null}</div>
+      ${t.error?a`<p class="error" role="alert">${t.error}</p>`:null}
       <p class="facts quiet">
-        ${[t?`${g(t.completion_tokens)} tokens`:`${s.length} tokens`,`${t?"":"≈ "}${$(this.costOf(e))}`,s.length?`first after ${k(s[0])}`:"",l,{length:"cut at the limit",stopped:"stopped"}[e.finish??""]??""].filter(Boolean).join(" · ")}
+        ${[e?`${g(e.completion_tokens)} tokens`:`${r.length} tokens`,`${e?"":"≈ "}${f(this.costOf(t))}`,r.length?`first after ${T(r[0])}`:"",i,{length:"cut at the limit",stopped:"stopped"}[t.finish??""]??""].filter(Boolean).join(" · ")}
       </p>
-      ${e.execution&&!n?i`<details @toggle=${()=>this.requestUpdate()}>
+      ${t.execution&&!n?a`<details @toggle=${()=>this.requestUpdate()}>
               <summary>Who computed this?</summary>
-              ${this.proof(e)}
+              ${this.proof(t)}
             </details>`:null}
-    </article>`}proof(e){let t=e.usage?.splitup,s=t?.executions??[e.execution];return i`${it(e.arrivals)}${s.map((n,o)=>i`<lazy-proof .execution=${n} .firstStep=${o?0:t?.first_step??0}></lazy-proof>`)}`}render(){let e=this.models&&!this.models.length;return i`
+    </article>`}proof(t){let e=t.usage?.splitup,r=e?.executions??[t.execution];return a`${Me(t.arrivals)}${r.map((n,o)=>a`<lazy-proof .execution=${n} .firstStep=${o?0:e?.first_step??0}></lazy-proof>`)}`}render(){let t=this.models&&!this.models.length;return a`
       <div class="chat">
         <details class="settings" ?open=${matchMedia("(min-width: 60rem)").matches}>
           <summary>Settings</summary><div class="form">${this.form()}</div>
         </details>
         <section class="talk">
           <div class="messages" role="log" aria-label="Conversation" tabindex="0">
-            ${this.error?i`<p class="error" role="alert">${this.error}</p>`:null}
-            ${e?i`<p class="quiet">This key may use no model.</p>`:null}
-            ${this.messages.length?null:i`<div class="welcome">
+            ${this.error?a`<p class="error" role="alert">${this.error}</p>`:null}
+            ${t?a`<p class="quiet">This key may use no model.</p>`:null}
+            ${this.messages.length?null:a`<div class="welcome">
               <h1>Ask the network</h1>
               <p class="quiet">Each answer is computed by several nodes, paid from this server's account, and verified.</p></div>`}
-            ${this.messages.map(t=>t.role==="user"?i`<article class="message user"><div class="text">${t.text}</div></article>`:this.answer(t))}
+            ${this.messages.map(e=>e.role==="user"?a`<article class="message user"><div class="text">${e.text}</div></article>`:this.answer(e))}
           </div>
           <form @submit=${this.send}>
             <textarea id="prompt" rows="2" placeholder="Write a message" aria-label="Message"
-              @keydown=${t=>{t.key==="Enter"&&!t.shiftKey&&!t.isComposing&&this.send(t)}}></textarea>
-            ${this.running?i`<button type="button" class="stop" @click=${()=>this.running?.abort()}>Stop</button>`:i`<button type="submit" class="primary" ?disabled=${!this.settings.model}>Send</button>`}
+              @keydown=${e=>{e.key==="Enter"&&!e.shiftKey&&!e.isComposing&&this.send(e)}}></textarea>
+            ${this.running?a`<button type="button" class="stop" @click=${()=>this.running?.abort()}>Stop</button>`:a`<button type="submit" class="primary" ?disabled=${!this.settings.model}>Send</button>`}
           </form>
           <p class="facts quiet">
-            <span>Cost so far: <output id="cost">${$(this.cost)}</output></span>
+            <span>Cost so far: <output id="cost">${f(this.cost)}</output></span>
             <button class="plain" ?disabled=${!this.messages.length||this.running!==null}
               @click=${()=>this.messages=[]}>New conversation</button>
           </p>
         </section>
-      </div>`}},ye=class extends R{static{this.properties={execution:{},firstStep:{type:Number},isOpen:{state:!0}}}connectedCallback(){super.connectedCallback();let e=this.closest("details");e.addEventListener("toggle",()=>this.isOpen=e.open),this.isOpen=e.open}render(){return this.isOpen?i`<execution-view brief .execution=${this.execution} .firstStep=${this.firstStep}></execution-view>`:null}};customElements.define("lazy-proof",ye);customElements.define("chat-view",V);var H=class extends y{constructor(){super();this.cursor="before";this.base="",this.place=[]}static{this.properties={...y.properties,base:{},place:{state:!0}}}willUpdate(t){if(t.has("base")&&(this.place=[]),t.has("base")||t.has("place")){let s=this.place.at(-1),n=this.base.includes("?")?"&":"?",o=s===void 0?this.base:`${this.base}${n}${this.cursor}=${s}`;o!==this.path&&t.set("path",this.path),this.path=o}super.willUpdate(t)}turner(){let t=this.data?.next;return!this.place.length&&t==null?null:i`<p class="turner">
+      </div>`}},Jt=class extends H{static{this.properties={execution:{},firstStep:{type:Number},isOpen:{state:!0}}}connectedCallback(){super.connectedCallback();let t=this.closest("details");t.addEventListener("toggle",()=>this.isOpen=t.open),this.isOpen=t.open}render(){return this.isOpen?a`<execution-view brief .execution=${this.execution} .firstStep=${this.firstStep}></execution-view>`:null}};customElements.define("lazy-proof",Jt);customElements.define("chat-view",nt);var q=class extends y{constructor(){super();this.cursor="before";this.base="",this.place=[]}static{this.properties={...y.properties,base:{},place:{state:!0}}}willUpdate(e){if(e.has("base")&&(this.place=[]),e.has("base")||e.has("place")){let r=this.place.at(-1),n=this.base.includes("?")?"&":"?",o=r===void 0?this.base:`${this.base}${n}${this.cursor}=${r}`;o!==this.path&&e.set("path",this.path),this.path=o}super.willUpdate(e)}turner(){let e=this.data?.next;return!this.place.length&&e==null?null:a`<p class="turner">
       <button ?disabled=${!this.place.length} @click=${()=>this.place=this.place.slice(0,-1)}>Newer</button>
-      <button ?disabled=${t==null} @click=${()=>this.place=[...this.place,t]}>Older</button>
-    </p>`}},_e=class extends H{constructor(){super(...arguments);this.cursor="start";this.search=""}render(){let t=this.data;return i`
+      <button ?disabled=${e==null} @click=${()=>this.place=[...this.place,e]}>Older</button>
+    </p>`}},Yt=class extends q{constructor(){super(...arguments);this.cursor="start";this.search=""}render(){let e=this.data;return a`
       <h1>Live nodes</h1>
       <p><input type="search" placeholder="Address, class, operator or endpoint" aria-label="Filter nodes" .value=${this.search}
-        @change=${s=>{this.search=s.target.value,this.base=`/explorer/v1/nodes?search=${encodeURIComponent(this.search)}`}}></p>
-      ${_(this.error,!t)}
-      ${t?i`<p class="quiet">${g(t.total)} nodes in the committee's list number ${g(t.sequence)}</p>
+        @change=${r=>{this.search=r.target.value,this.base=`/explorer/v1/nodes?search=${encodeURIComponent(this.search)}`}}></p>
+      ${_(this.error,!e)}
+      ${e?a`<p class="quiet">${g(e.total)} nodes in the committee's list number ${g(e.sequence)}</p>
             <div class="scroll"><table>
               <thead><tr><th>Node</th><th>Operator</th><th>Class</th><th class="number">Tasks</th>
-                <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>
-              <tbody>${t.nodes.map(s=>i`<tr>
-                  <td>${b("accounts",s.address)}</td>
-                  <td>${s.operator===s.address?i`<span class="quiet">itself</span>`:b("accounts",s.operator)}</td>
-                  <td class="class" title=${s.class}>${s.class}</td>
-                  <td class="number">${s.task_count}</td>
-                  <td class="number">${A(s.vram_free_bytes)}</td>
-                  <td class="number">${g(s.queue_ms)} ms</td>
-                  <td class="number">${$(s.stake)}</td>
-                  <td class="number">${$(s.locked)}</td>
-                </tr>`)}</tbody></table></div>${this.turner()}`:null}`}},xe=class extends H{render(){let e=this.data;return i`<h1>Models</h1>
-      ${_(this.error,!e)}
-      ${e?i`<div class="scroll"><table>
+                <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Uptime</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>
+              <tbody>${e.nodes.map(r=>a`<tr>
+                  <td>${b("accounts",r.address)}</td>
+                  <td>${r.operator===r.address?a`<span class="quiet">itself</span>`:b("accounts",r.operator)}</td>
+                  <td class="class" title=${r.class}>${r.class}</td>
+                  <td class="number">${r.task_count}</td>
+                  <td class="number">${S(r.vram_free_bytes)}</td>
+                  <td class="number">${g(r.queue_ms)} ms</td>
+                  <td class="number">${Lt(r.uptime)}</td>
+                  <td class="number">${f(r.stake)}</td>
+                  <td class="number">${f(r.locked)}</td>
+                </tr>`)}</tbody></table></div>
+              <p class="quiet">Uptime: how often a node was on the list when this server looked, in the last 24 hours and
+                since it was started.</p>${this.turner()}`:null}`}},Qt=class extends q{render(){let t=this.data;return a`<h1>Models</h1>
+      ${_(this.error,!t)}
+      ${t?a`<div class="scroll"><table>
               <thead><tr><th>Name</th><th>Id</th><th>Developer</th><th class="number">Tasks</th><th class="number">Memory</th>
                 <th class="number">Price per step</th><th class="number">Holders</th></tr></thead>
-              <tbody>${e.models.map(t=>i`<tr>
-                  <td>${b("models",t.id,t.name)}</td>
-                  <td>${b("models",t.id)}</td>
-                  <td>${b("accounts",t.developer)}</td>
-                  <td class="number">${t.task_count}</td>
-                  <td class="number">${A(t.vram_bytes)}</td>
-                  <td class="number">${$(t.price_per_step)}</td>
-                  <td class="number">${t.least_holders}</td>
+              <tbody>${t.models.map(e=>a`<tr>
+                  <td>${b("models",e.id,e.name)}</td>
+                  <td>${b("models",e.id)}</td>
+                  <td>${b("accounts",e.developer)}</td>
+                  <td class="number">${e.task_count}</td>
+                  <td class="number">${S(e.vram_bytes)}</td>
+                  <td class="number">${f(e.price_per_step)}</td>
+                  <td class="number">${e.least_holders}</td>
                 </tr>`)}</tbody></table></div>
-              <p class="quiet">Holders: live nodes that hold the task that fewest hold.</p>${this.turner()}`:null}`}},we=class extends y{render(){let e=this.data;return e?i`
-      <h1>${e.name} ${e.is_retired?i`<span class="badge bad">retired</span>`:null}</h1>
+              <p class="quiet">Holders: live nodes that hold the task that fewest hold.</p>${this.turner()}`:null}`}},Zt=class extends y{render(){let t=this.data;return t?a`
+      <h1>${t.name} ${t.is_retired?a`<span class="badge bad">retired</span>`:null}</h1>
       <dl>
-        <dt>Id</dt><dd class="mono">${e.id}</dd>
-        <dt>Developer</dt><dd>${b("accounts",e.developer)}</dd>
-        <dt>Price</dt><dd>${$(e.price_per_step)} per step</dd>
-        <dt>Memory</dt><dd>${A(e.vram_bytes)} in ${g(e.task_count)} tasks</dd>
-        <dt>Executions</dt><dd>${g(e.requests)}, which cost ${$(e.revenue)}</dd>
+        <dt>Id</dt><dd class="mono">${t.id}</dd>
+        <dt>Developer</dt><dd>${b("accounts",t.developer)}</dd>
+        <dt>Price</dt><dd>${f(t.price_per_step)} per step</dd>
+        <dt>Memory</dt><dd>${S(t.vram_bytes)} in ${g(t.task_count)} tasks</dd>
+        <dt>Executions</dt><dd>${g(t.requests)}, which cost ${f(t.revenue)}</dd>
       </dl>
       <h2>Tasks</h2>
-      ${ot(e.tasks,e.edges)}
+      ${Pe(t.tasks,t.edges)}
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Id</th><th class="number">Memory</th><th class="number">Operations</th>
           <th class="number">Price per step</th><th class="number">Holders</th></tr></thead>
-        <tbody>${e.tasks.map(t=>i`<tr>
-            <td>${t.label}</td><td class="mono" title=${t.id}>${E(t.id)}</td>
-            <td class="number">${A(t.vram_bytes)}</td><td class="number">${g(t.flops)}</td>
-            <td class="number">${$(t.price)}</td>
-            <td class="number">${t.holders||i`<span class="badge bad">0</span>`}</td>
+        <tbody>${t.tasks.map(e=>a`<tr>
+            <td>${e.label}</td><td class="mono" title=${e.id}>${w(e.id)}</td>
+            <td class="number">${S(e.vram_bytes)}</td><td class="number">${g(e.flops)}</td>
+            <td class="number">${f(e.price)}</td>
+            <td class="number">${e.holders||a`<span class="badge bad">0</span>`}</td>
           </tr>`)}</tbody></table></div>
       <h2>Executions</h2>
-      <executions-view embedded .base=${`/explorer/v1/executions?of=${e.id}`}></executions-view>`:_(this.error,!0)}},Ee=class extends H{static{this.properties={...H.properties,embedded:{type:Boolean}}}render(){let e=this.data;return i`${this.embedded?null:i`<h1>Executions</h1>`}
-      ${_(this.error,!e)}
-      ${e&&!e.executions.length?i`<p class="quiet">None yet.</p>`:null}
-      ${e?.executions.length?i`<div class="scroll"><table>
+      <executions-view embedded .base=${`/explorer/v1/executions?of=${t.id}`}></executions-view>`:_(this.error,!0)}},Vt=class extends q{static{this.properties={...q.properties,embedded:{type:Boolean}}}render(){let t=this.data;return a`${this.embedded?null:a`<h1>Executions</h1>`}
+      ${_(this.error,!t)}
+      ${t&&!t.executions.length?a`<p class="quiet">None yet.</p>`:null}
+      ${t?.executions.length?a`<div class="scroll"><table>
               <thead><tr><th>Execution</th><th>Requested</th><th>Model</th><th>Client</th><th>State</th>
                 <th class="number">Steps</th><th class="number">Locked</th><th class="number">Cost</th></tr></thead>
-              <tbody>${e.executions.map(t=>i`<tr>
-                  <td>${b("executions",t.id)}</td>
-                  <td title="block ${t.block}">${I(t.time)}</td>
-                  <td>${b("models",t.model_id,t.model)}</td>
-                  <td>${b("accounts",t.client)}</td>
-                  <td><span class="badge ${ve(t.state)}">${t.state}</span></td>
-                  <td class="number">${g(t.steps)}</td>
-                  <td class="number">${$(t.max_price)}</td>
-                  <td class="number">${$(t.cost)}</td>
-                </tr>`)}</tbody></table></div>${this.turner()}`:null}`}},St={payout:"Earned by work",reward:"Rewards out of slashes",slashed:"Slashed",refund:"Refunded",executor:"Executions computed",client:"Requests, deposits and withdrawals",developer:"Models registered",member:"Committees",operator:"Nodes operated"},Se=class extends H{render(){let e=this.data;if(!e)return _(this.error,!0);let t=e.node;return i`
-      <h1>Account <span class="mono">${E(e.address)}</span></h1>
+              <tbody>${t.executions.map(e=>a`<tr>
+                  <td>${b("executions",e.id)}</td>
+                  <td title="block ${e.block}">${G(e.time)}</td>
+                  <td>${b("models",e.model_id,e.model)}</td>
+                  <td>${b("accounts",e.client)}</td>
+                  <td><span class="badge ${Xt(e.state)}">${e.state}</span></td>
+                  <td class="number">${g(e.steps)}</td>
+                  <td class="number">${f(e.max_price)}</td>
+                  <td class="number">${f(e.cost)}</td>
+                </tr>`)}</tbody></table></div>${this.turner()}`:null}`}},Vs={payout:"Earned by work",reward:"Rewards out of slashes",slashed:"Slashed",refund:"Refunded",executor:"Executions computed",client:"Requests, deposits and withdrawals",developer:"Models registered",member:"Committees",operator:"Nodes operated"},te=class extends q{render(){let t=this.data;if(!t)return _(this.error,!0);let e=t.node;return a`
+      <h1>Account <span class="mono">${w(t.address)}</span></h1>
       <dl>
-        <dt>Address</dt><dd class="mono">${e.address}</dd>
-        ${Object.entries(St).filter(([s])=>s in e.totals).map(([s,n])=>{let o=e.totals[s],l=["payout","reward","slashed","refund"].includes(s);return i`<dt>${n}</dt><dd>${l?i`${$(o.amount)} <span class="quiet">in ${g(o.count)}</span>`:g(o.count)}</dd>`})}
+        <dt>Address</dt><dd class="mono">${t.address}</dd>
+        ${Object.entries(Vs).filter(([r])=>r in t.totals).map(([r,n])=>{let o=t.totals[r],i=["payout","reward","slashed","refund"].includes(r);return a`<dt>${n}</dt><dd>${i?a`${f(o.amount)} <span class="quiet">in ${g(o.count)}</span>`:g(o.count)}</dd>`})}
       </dl>
-      ${t?i`<h2>Node <span class="badge ${t.live?"good":"bad"}">${t.live?"live":"not live"}</span></h2>
+      ${e?a`<h2>Node <span class="badge ${e.live?"good":"bad"}">${e.live?"live":"not live"}</span></h2>
             <dl>
-              <dt>Stake</dt><dd>${$(t.stake)}${t.locked?i`, ${$(t.locked)} locked`:null}</dd>
-              <dt>Memory</dt><dd>${t.vram_gb} GB offered${t.live?i`, ${A(t.vram_free_bytes)} free`:null}</dd>
-              ${t.live?i`<dt>Class</dt><dd>${t.class}</dd>
-                    <dt>Operator</dt><dd>${b("accounts",t.operator)}</dd>
-                    <dt>Endpoint</dt><dd class="mono">${t.endpoint}</dd>`:null}
+              <dt>Stake</dt><dd>${f(e.stake)}${e.locked?a`, ${f(e.locked)} locked`:null}</dd>
+              <dt>Memory</dt><dd>${e.vram_gb} GB offered${e.live?a`, ${S(e.vram_free_bytes)} free`:null}</dd>
+              ${e.live?a`<dt>Uptime</dt><dd>${Lt(e.uptime)} <span class="quiet">of the last 24 hours, as far as
+                      this server was running</span></dd>
+                    <dt>Class</dt><dd>${e.class}</dd>
+                    <dt>Operator</dt><dd>${b("accounts",e.operator)}</dd>
+                    <dt>Endpoint</dt><dd class="mono">${e.endpoint}</dd>`:null}
             </dl>
-            ${t.tasks.length?i`<h2>Tasks in memory</h2><ul class="tasks">${t.tasks.map(s=>i`<li title=${s.id}>${s.model_id?i`${b("models",s.model_id,s.model)} ${s.task}`:i`<span class="mono">${E(s.id)}</span>`}</li>`)}</ul>`:null}`:null}
+            ${e.tasks.length?a`<h2>Tasks in memory</h2><ul class="tasks">${e.tasks.map(r=>a`<li title=${r.id}>${r.model_id?a`${b("models",r.model_id,r.model)} ${r.task}`:a`<span class="mono">${w(r.id)}</span>`}</li>`)}</ul>`:null}`:null}
+      ${e||t.totals.payout?a`<h2>Earned by day</h2>
+            <earnings-view .path=${`/explorer/v1/accounts/${t.address}/earnings`}></earnings-view>`:null}
       <h2>Requests</h2>
-      <executions-view embedded .base=${`/explorer/v1/executions?of=${e.address}`}></executions-view>
+      <executions-view embedded .base=${`/explorer/v1/executions?of=${t.address}`}></executions-view>
       <h2>On chain</h2>
-      ${ee(e.events)}${this.turner()}`}},Ae=class extends y{render(){let e=this.data;return e?i`<h1>Committee</h1>
+      ${gt(t.events)}${this.turner()}`}},ee=class extends y{constructor(){super(...arguments);this.period=6e4}render(){return this.data?Be(this.data.days):_(this.error,!0)}},se=class extends y{render(){let t=this.data;return t?a`<h1>Committee</h1>
       <dl>
-        <dt>Configuration</dt><dd>${e.configuration}</dd>
-        <dt>Quorum</dt><dd>${e.quorum} of ${e.members.length} members</dd>
-        <dt>Epoch</dt><dd>${g(e.epoch)}</dd>
-        <dt>List of nodes</dt><dd>number ${g(e.snapshot)}</dd>
-        <dt>Latest seed</dt><dd class="mono">${e.seed??"–"}</dd>
-        <dt>Group key</dt><dd class="mono">${e.group_key||"none yet"}</dd>
+        <dt>Configuration</dt><dd>${t.configuration}</dd>
+        <dt>Quorum</dt><dd>${t.quorum} of ${t.members.length} members</dd>
+        <dt>Epoch</dt><dd>${g(t.epoch)}</dd>
+        <dt>List of nodes</dt><dd>number ${g(t.snapshot)}</dd>
+        <dt>Group key</dt><dd class="mono">${t.group_key||"none yet"}</dd>
       </dl>
       <div class="scroll"><table>
         <thead><tr><th>Member</th><th>Endpoint</th><th class="number">Bond</th></tr></thead>
-        <tbody>${e.members.map(t=>i`<tr><td>${b("accounts",t.address)}</td><td class="mono">${t.endpoint}</td>
-            <td class="number">${$(t.bond)}</td></tr>`)}</tbody></table></div>
+        <tbody>${t.members.map(e=>a`<tr><td>${b("accounts",e.address)}</td><td class="mono">${e.endpoint}</td>
+            <td class="number">${f(e.bond)}</td></tr>`)}</tbody></table></div>
+      <h2>Randomness</h2>
+      ${t.randomness.length?a`<p class="quiet">Each seed is the hash of a threshold signature, which no member could choose.</p>
+            <div class="scroll"><table>
+              <thead><tr><th>Seed</th><th>Execution</th><th class="number">Block</th></tr></thead>
+              <tbody>${t.randomness.map(e=>a`<tr><td class="mono" title=${e.seed}>${w(e.seed)}</td><td>${b("executions",e.execution)}</td>
+                  <td class="number">${g(e.block)}</td></tr>`)}</tbody></table></div>`:a`<p class="quiet">None yet.</p>`}
       <h2>On chain</h2>
-      ${ee(e.events)}`:_(this.error,!0)}},ke=class extends y{constructor(){super(...arguments);this.period=0}render(){return i`<h1>Search</h1>
+      ${gt(t.events)}`:_(this.error,!0)}},re=class extends y{constructor(){super(...arguments);this.period=0}render(){return a`<h1>Search</h1>
       ${_(this.error,!this.data)}
-      ${this.data&&!this.data.results.length?i`<p class="quiet">Nothing begins like this.</p>`:null}
-      <ul class="results">${this.data?.results.map(t=>i`<li><span class="badge">${t.kind}</span>
-          <a href="#/${t.kind}s/${t.id}">${t.name||i`<span class="mono">${t.id}</span>`}</a></li>`)}</ul>`}};customElements.define("nodes-view",_e);customElements.define("models-view",xe);customElements.define("model-view",we);customElements.define("executions-view",Ee);customElements.define("account-view",Se);customElements.define("committee-view",Ae);customElements.define("search-view",ke);var At=[["chat","Chat"],["nodes","Nodes"],["models","Models"],["executions","Executions"],["committee","Committee"]],Te=class extends R{constructor(){super();this.chat=new V;this.route=lt(),this.needsKey=!1,addEventListener("hashchange",()=>{this.route=lt(),this.updateComplete.then(()=>this.querySelector("main")?.focus())}),this.addEventListener("key-needed",()=>this.needsKey=!0)}static{this.properties={route:{state:!0},needsKey:{state:!0}}}view(){let[t,s=""]=this.route,n="/explorer/v1";switch(t){case"nodes":return i`<nodes-view .base=${`${n}/nodes`}></nodes-view>`;case"models":return s?i`<model-view .path=${`${n}/models/${encodeURIComponent(s)}`}></model-view>`:i`<models-view .base=${`${n}/models`}></models-view>`;case"executions":return s?i`<execution-view .execution=${encodeURIComponent(s)}></execution-view>`:i`<executions-view .base=${`${n}/executions`}></executions-view>`;case"accounts":return i`<account-view .base=${`${n}/accounts/${encodeURIComponent(s)}`}></account-view>`;case"committee":return i`<committee-view .path=${`${n}/committee`}></committee-view>`;case"search":return i`<search-view .path=${`${n}/search?q=${encodeURIComponent(s)}`}></search-view>`;default:return i`${this.chat}`}}search(t){t.preventDefault();let s=t.target.querySelector("input").value.trim();s&&(location.hash=`#/search/${encodeURIComponent(s)}`)}saveKey(t){t.preventDefault();let s=t.target,[n,o]=s.querySelectorAll("input");Xe(n.value.trim(),o.checked),this.needsKey=!1,this.route[0]==="chat"?this.chat.load():location.reload()}keyForm(){return i`<form class="key" @submit=${this.saveKey}>
-      <label>API key <input type="password" autocomplete="off" spellcheck="false" placeholder="sk-splitup-…" .value=${me()}></label>
-      <label class="check"><input type="checkbox" ?checked=${Ze()}> Remember on this device</label>
+      ${this.data&&!this.data.results.length?a`<p class="quiet">Nothing begins like this.</p>`:null}
+      <ul class="results">${this.data?.results.map(e=>a`<li><span class="badge">${e.kind}</span>
+          <a href="#/${e.kind}s/${e.id}">${e.name||a`<span class="mono">${e.id}</span>`}</a></li>`)}</ul>`}};customElements.define("nodes-view",Yt);customElements.define("models-view",Qt);customElements.define("model-view",Zt);customElements.define("executions-view",Vt);customElements.define("earnings-view",ee);customElements.define("account-view",te);customElements.define("committee-view",se);customElements.define("search-view",re);var tr=[["chat","Chat"],["nodes","Nodes"],["models","Models"],["executions","Executions"],["committee","Committee"]],ne=class extends H{constructor(){super();this.chat=new nt;this.route=cs(),this.needsKey=!1,addEventListener("hashchange",()=>{this.route=cs(),this.updateComplete.then(()=>this.querySelector("main")?.focus())}),this.addEventListener("key-needed",()=>this.needsKey=!0)}static{this.properties={route:{state:!0},needsKey:{state:!0}}}view(){let[e,r=""]=this.route,n="/explorer/v1";switch(e){case"nodes":return a`<nodes-view .base=${`${n}/nodes`}></nodes-view>`;case"models":return r?a`<model-view .path=${`${n}/models/${encodeURIComponent(r)}`}></model-view>`:a`<models-view .base=${`${n}/models`}></models-view>`;case"executions":return r?a`<execution-view .execution=${encodeURIComponent(r)}></execution-view>`:a`<executions-view .base=${`${n}/executions`}></executions-view>`;case"accounts":return a`<account-view .base=${`${n}/accounts/${encodeURIComponent(r)}`}></account-view>`;case"committee":return a`<committee-view .path=${`${n}/committee`}></committee-view>`;case"search":return a`<search-view .path=${`${n}/search?q=${encodeURIComponent(r)}`}></search-view>`;default:return a`${this.chat}`}}search(e){e.preventDefault();let r=e.target.querySelector("input").value.trim();r&&(location.hash=`#/search/${encodeURIComponent(r)}`)}saveKey(e){e.preventDefault();let r=e.target,[n,o]=r.querySelectorAll("input");Te(n.value.trim(),o.checked),this.needsKey=!1,this.route[0]==="chat"?this.chat.load():location.reload()}keyForm(){return a`<form class="key" @submit=${this.saveKey}>
+      <label>API key <input type="password" autocomplete="off" spellcheck="false" placeholder="sk-splitup-…" .value=${Ht()}></label>
+      <label class="check"><input type="checkbox" ?checked=${Ce()}> Remember on this device</label>
       <button class="primary">Use</button>
       <p class="quiet">Without this the key is forgotten with the tab. Create one with: splitup keys new NAME</p>
-    </form>`}render(){let[t]=this.route;return i`
-      <a class="skip" href="#/${this.route.join("/")}" @click=${s=>{s.preventDefault(),this.querySelector("main").focus()}}>Skip to content</a>
+    </form>`}render(){let[e]=this.route;return a`
+      <a class="skip" href="#/${this.route.join("/")}" @click=${r=>{r.preventDefault(),this.querySelector("main").focus()}}>Skip to content</a>
       <header>
         <a class="brand" href="#/chat"><img src="/icon.svg" alt="" width="22" height="22">SplitUp</a>
-        <nav aria-label="Sections">${At.map(([s,n])=>i`<a href="#/${s}" aria-current=${s===t?"page":"false"}>${n}</a>`)}</nav>
+        <nav aria-label="Sections">${tr.map(([r,n])=>a`<a href="#/${r}" aria-current=${r===e?"page":"false"}>${n}</a>`)}</nav>
         <form role="search" @submit=${this.search}>
           <input type="search" placeholder="Address, model or execution" aria-label="Search the network">
         </form>
       </header>
       ${this.needsKey?this.keyForm():null}
-      <main tabindex="-1" class=${t==="chat"?"full":""}>${this.view()}</main>`}};function lt(){let r=location.hash.replace(/^#\/?/,"").split("/").filter(Boolean);try{return r.length?r.map(decodeURIComponent):["chat"]}catch{return["chat"]}}customElements.define("splitup-app",Te);
+      <main tabindex="-1" class=${e==="chat"?"full":""}>${this.view()}</main>`}};function cs(){let s=location.hash.replace(/^#\/?/,"").split("/").filter(Boolean);try{return s.length?s.map(decodeURIComponent):["chat"]}catch{return["chat"]}}customElements.define("splitup-app",ne);
 /*! Bundled license information:
 
 @lit/reactive-element/css-tag.js:

@@ -368,6 +368,8 @@ async def look_at_page(path: Path, label: str) -> None:
         rows = list_rows(await fetch_facts(account, path), path, time.time())
         names = await page.locator("dl.status dt").all_text_contents()
         assert names == [name for name, _ in rows]
+        await page.set_viewport_size({"width": 360, "height": 740})
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not complaints
         async with (
             SignedClient() as http,
