@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,6 @@ from splitup.adapters.parameters import (
     ANSWER_BITS,
     ANSWER_SCALE,
     INPUT_SCALE,
-    PRIME_BITS,
     check_security,
     choose_parameters,
 )
@@ -38,7 +38,8 @@ def import_seal() -> Any:
         import tenseal.sealapi
     except ImportError as error:
         raise ConfigurationError(
-            f"encrypted adapters need TenSEAL ({error}); install it: pip install 'splitup[adapters]'"
+            f"encrypted adapters need TenSEAL ({error}); "
+            "install it: pip install 'splitup[adapters]'"
         ) from None
     return tenseal.sealapi
 
@@ -112,7 +113,9 @@ class _Scheme:
         chosen.set_coeff_modulus(primes)
         self.context = seal.SEALContext(chosen, True, seal.SEC_LEVEL_TYPE.TC128)
         if not self.context.parameters_set():
-            raise PeerFault(f"SEAL refuses these parameters: {self.context.parameters_error_message()}")
+            raise PeerFault(
+                f"SEAL refuses these parameters: {self.context.parameters_error_message()}"
+            )
         self.rescaling_prime = int(primes[1].value())
         self.encoder = seal.CKKSEncoder(self.context)
         self.memory = Memory(descriptor)
@@ -232,7 +235,7 @@ class Evaluation(_Scheme):
         times.append(time.perf_counter())
         answer = self.memory.write(found)
         times.append(time.perf_counter())
-        read, computed, written = (b - a for a, b in zip(times, times[1:], strict=False))
+        read, computed, written = (b - a for a, b in pairwise(times))
         return answer, (read, computed, written)
 
     def _multiply(self, cipher: Any, diagonals: Sequence[Any]) -> Any:

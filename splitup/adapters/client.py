@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from splitup.adapters.ckks import ClientKeys, compute_answer_bytes, import_seal
-from splitup.adapters.host import ANSWER_HEAD, get_layout
-from splitup.adapters.layout import Floats
+from splitup.adapters.layout import Floats, get_layout
 from splitup.adapters.parameters import check_parameters
 from splitup.core.errors import InvalidInput, PeerFault, Refused
 from splitup.messages import api
-from splitup.messages.adapters import AdapterInfo, AdapterList, AdapterSession
+from splitup.messages.adapters import ANSWER_HEAD, AdapterInfo, AdapterList, AdapterSession
 from splitup.net.http import SignedClient
 
 # The error of an answer, as a part of the largest change that the adapter makes to a hidden state
@@ -91,7 +90,7 @@ class EncryptedAdapter:
     async def open(
         cls, http: SignedClient, options: AdapterOptions, width: int
     ) -> EncryptedAdapter:
-        """Find the adapter for hidden states of ``width`` elements at its host, or at both.
+        """Find the adapter for hidden states of ``width`` elements, and give its host the keys.
 
         Raises ConfigurationError without TenSEAL, InvalidInput for an adapter that does not exist
         or has another width, PeerFault for parameters that are not safe or not the expected ones
@@ -117,7 +116,9 @@ class EncryptedAdapter:
                 f"and the model has {width}"
             )
         check_parameters(info.parameters, width)
-        return cls(http, options, info)
+        opened = cls(http, options, info)
+        await opened._get_keys()
+        return opened
 
     async def apply(self, hidden: npt.NDArray[Any]) -> Floats:
         """Return what the adapter adds to a hidden state [width], float64.
@@ -145,6 +146,24 @@ class EncryptedAdapter:
         async with self._turn:
             await self._give_up_keys()
 
+    def describe(self) -> str:
+        """Return a line with the adapter's digest and the medians of all reports."""
+        start = f"adapter {self.info.name} ({self.info.adapter}), under encryption: "
+        if not self.reports:
+            return start + "not used"
+        medians = {
+            name: float(np.median([getattr(report, name) for report in self.reports]))
+            for name in AdapterReport.__slots__
+        }
+        sent, received = medians["sent_bytes"], medians["received_bytes"]
+        return (
+            f"{start}{len(self.reports)} hidden states, each (medians) encrypt "
+            f"{medians['encrypt_ms']:.1f} ms, host {medians['read_ms']:.1f} + "
+            f"{medians['compute_ms']:.1f} + {medians['write_ms']:.1f} ms of "
+            f"{medians['waited_ms']:.1f} ms waited, decrypt {medians['decrypt_ms']:.1f} ms, "
+            f"{sent / 1e3:.0f} kB sent, {received / 1e3:.0f} kB received"
+        )
+
     async def _ask(self, slots: Floats) -> Floats:
         for attempt in (0, 1):
             keyed = await self._get_keys()
@@ -169,7 +188,7 @@ class EncryptedAdapter:
             )
         found = await asyncio.to_thread(self._read, keyed.keys, bodies[0])
         times.append(time.perf_counter())
-        encrypt, waited, decrypt = (1e3 * (b - a) for a, b in zip(times, times[1:], strict=False))
+        encrypt, waited, decrypt = (1e3 * (b - a) for a, b in pairwise(times))
         read, compute, write = (us / 1e3 for us in ANSWER_HEAD.unpack_from(answers[0]))
         self.reports.append(
             AdapterReport(
@@ -235,21 +254,3 @@ def _find(listed: AdapterList, expert: str, url: str) -> AdapterInfo:
             return info
     names = ", ".join(info.name for info in listed.adapters) or "none"
     raise InvalidInput(f"{url} has no adapter '{expert}'; it has: {names}")
-
-
-def summarise(reports: Sequence[AdapterReport]) -> str:
-    """Return a line with the medians of reports."""
-    if not reports:
-        return "the adapter was not used"
-    columns = {
-        name: float(np.median([getattr(report, name) for report in reports]))
-        for name in AdapterReport.__slots__
-    }
-    return (
-        f"{len(reports)} hidden states through the encrypted adapter: encrypt "
-        f"{columns['encrypt_ms']:.1f} ms, host {columns['read_ms']:.1f} + "
-        f"{columns['compute_ms']:.1f} + {columns['write_ms']:.1f} ms, decrypt "
-        f"{columns['decrypt_ms']:.1f} ms, wait {columns['waited_ms']:.1f} ms, "
-        f"{columns['sent_bytes'] / 1e3:.0f} kB sent and {columns['received_bytes'] / 1e3:.0f} kB "
-        "received each (medians)"
-    )

@@ -10,10 +10,8 @@ The host has no secret key, takes none, and no route takes a hidden state or a t
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,11 +25,11 @@ from splitup.adapters.ckks import (
     compute_key_bytes,
     get_library,
 )
-from splitup.adapters.layout import Layout
+from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter, get_total_bits
 from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable
 from splitup.messages import api
-from splitup.messages.adapters import AdapterInfo, AdapterList, AdapterSession
+from splitup.messages.adapters import ANSWER_HEAD, AdapterInfo, AdapterList, AdapterSession
 from splitup.messages.base import Message
 from splitup.net.http import add_routes, make_app, read_body
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
@@ -39,7 +37,6 @@ from splitup.sandbox.child import Child, ChildDied, ChildFailed
 _PROCESS: Final = "splitup.adapters.host_process"
 _START_TIMEOUT_S: Final = 30.0  # to import SEAL and encode the weights: 1 s on an idle machine
 _APPLY_TIMEOUT_S: Final = 10.0  # 15 ms on an idle machine
-ANSWER_HEAD: Final = struct.Struct("<III")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,6 @@ class _Session:
     running: int = 0  # questions
 
 
-def get_layout(info: AdapterInfo) -> Layout:
-    """Return where hidden states lie in the slots for an adapter; raise InvalidInput."""
-    return Layout(info.width, info.rank, info.parameters.degree // 2)
-
-
 class AdapterHost:
     """The adapters of one host and the sessions of its clients."""
 
@@ -84,10 +76,14 @@ class AdapterHost:
         self._sessions: dict[str, _Session] = {}
         self._starting: list[str] = []  # addresses
 
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """The adapters."""
+        return tuple(adapter.info for adapter in self._adapters.values())
+
     def make_app(self) -> web.Application:
         """Return the application that serves this host."""
-        infos = [adapter.info for adapter in self._adapters.values()]
-        most = max(compute_key_bytes(info.parameters, get_layout(info)) for info in infos)
+        most = max(compute_key_bytes(info.parameters, get_layout(info)) for info in self.infos)
         app = make_app(max_body_bytes=most)
         handlers = {
             api.PING: _answer_ping,
@@ -105,8 +101,7 @@ class AdapterHost:
             self._close(name)
 
     async def _list(self, request: web.Request) -> web.Response:
-        infos = tuple(adapter.info for adapter in self._adapters.values())
-        return _reply(AdapterList(library=self._library, adapters=infos))
+        return _reply(AdapterList(library=self._library, adapters=self.infos))
 
     async def _start(self, request: web.Request) -> web.Response:
         adapter = self._adapters.get(request.match_info["adapter"])
@@ -141,7 +136,9 @@ class AdapterHost:
             raise PeerFault(str(error)) from None
         except ChildDied as error:
             self._close(name)
-            raise Refused(f"the session has ended ({error}); open another one", status=410) from None
+            raise Refused(
+                f"the session has ended ({error}); open another one", status=410
+            ) from None
         finally:
             session.running -= 1
             session.used_s = time.monotonic()

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from splitup.adapters.parameters import MAX_RANK
 from splitup.core.errors import InvalidInput
+from splitup.messages.adapters import AdapterInfo
 
 Floats = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex128]
@@ -74,7 +75,9 @@ class Layout:
     @property
     def sums(self) -> tuple[int, ...]:
         """Return the rotations that add up all slots of a row."""
-        return tuple(self.rows << place for place in range((self.slots // self.rows).bit_length() - 1))
+        return tuple(
+            self.rows << place for place in range((self.slots // self.rows).bit_length() - 1)
+        )
 
     @property
     def early_sums(self) -> int:
@@ -156,14 +159,15 @@ class Layout:
         columns[: self.width, : self.rank] = b
         table = columns[:, : self.rows] - 1j * columns[:, self.rows :]
         slot = np.arange(self.slots)
-        return [
-            table[self._answered, (slot + step) % self.rows] for step in range(self.diagonals)
-        ]
+        return [table[self._answered, (slot + step) % self.rows] for step in range(self.diagonals)]
 
     def _move(self, diagonals: list[Complexes]) -> list[Complexes]:
-        return [
-            np.roll(values, step - step % self.babies) for step, values in enumerate(diagonals)
-        ]
+        return [np.roll(values, step - step % self.babies) for step, values in enumerate(diagonals)]
+
+
+def get_layout(info: AdapterInfo) -> Layout:
+    """Return where hidden states lie in the slots for an adapter; raise InvalidInput."""
+    return Layout(info.width, info.rank, info.parameters.degree // 2)
 
 
 def compute_coefficients(slots: Complexes) -> Floats:

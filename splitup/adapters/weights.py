@@ -50,9 +50,7 @@ def load_adapter(folder: Path, name: str = "") -> Adapter:
     config = _read_config(folder / "adapter_config.json")
     file = folder / "adapter_model.safetensors"
     tensors = validate_safetensors(file)
-    pairs = [
-        [key for key in tensors if key.endswith(f".lora_{letter}.weight")] for letter in "AB"
-    ]
+    pairs = [[key for key in tensors if key.endswith(f".lora_{letter}.weight")] for letter in "AB"]
     if [len(keys) for keys in pairs] != [1, 1] or len(tensors) != 2:
         raise InvalidModel(
             f"{file} has no single pair of lora_A.weight and lora_B.weight: an adapter for "

@@ -200,7 +200,7 @@ async def _serve(
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
-            with _catch_signals(stopped):
+            with catch_signals(stopped):
                 await stopped.wait()
             output.say("stopping: running executions end, and what they did not use comes back")
             await server.close()
@@ -209,7 +209,8 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+def catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Set ``stopped`` at SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

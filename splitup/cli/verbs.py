@@ -20,6 +20,7 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
     "generate": "Continue a text and print its tokens as they come.",
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
+    "adapter-host": "Apply adapters to hidden states that clients encrypt.",
     "keys": "Create, list and revoke the API keys of serve.",
     "deposit": "Move USDC into the market for later executions.",
     "receipt": "Show what an execution cost; wait until it is settled.",
@@ -43,7 +44,7 @@ class _Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
-        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name}").command)
+        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name.replace('-', '_')}").command)
         return typer.main.get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import struct
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from splitup.core import limits
 from splitup.messages.base import Count, DigestField, Message
+
+# Before the ciphertext of an answer: the microseconds to read, to compute and to write it.
+ANSWER_HEAD: Final = struct.Struct("<III")
 
 
 class CkksParameters(Message):
@@ -23,7 +27,7 @@ class AdapterInfo(Message):
     """One adapter: the matrix W = alpha / r · B A, [width, width], of rank at most ``rank``.
 
     ``adapter`` is the SHA-256 of its weights (``splitup.adapters.weights``). No row of W is longer
-    than 2^``gain_bits``. An answer to the hidden state h / |h| holds 2^-``answer_bits`` · W h / |h|.
+    than 2^``gain_bits``. An answer to a hidden state h holds 2^-``answer_bits`` · W h, |h| = 1.
     """
 
     adapter: DigestField
