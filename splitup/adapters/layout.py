@@ -118,7 +118,9 @@ class Layout:
 
     def unpack(self, slots: Floats) -> Floats:
         """Return the answer [width] in decrypted slots."""
-        return np.bincount(self._answered, slots, self.width + 1)[: self.width]
+        sums = np.zeros(self.width + 1)
+        np.add.at(sums, self._answered, slots)
+        return sums[: self.width]
 
     def make_diagonals_a(self, a: Floats) -> list[Complexes]:
         """Return the plaintexts for A [rank, width], by diagonal, moved for their giant steps."""

@@ -87,7 +87,7 @@ def make_adapter(a: npt.NDArray[Any], b: npt.NDArray[Any], scale: float, name: s
     b = sum((np.outer(b[:, row], mixed[row]) for row in range(rank)), np.zeros_like(b))
     longest = max(math.sqrt(math.fsum(row)) for row in (b * b).tolist())
     gain_bits = math.frexp(longest)[1]  # 2^gain_bits is above the longest row
-    if abs(gain_bits) > 64:
+    if not longest or abs(gain_bits) > 64:
         raise InvalidModel(f"the adapter '{name}' changes nothing, or too much: |W| ≈ {longest:g}")
     b = b * 2.0**-gain_bits
     parameters = choose_parameters(width)
