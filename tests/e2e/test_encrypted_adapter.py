@@ -89,7 +89,9 @@ async def test_no_token_comes_without_the_host(private: Network) -> None:
         async with run_host() as (url, process):
             options = AdapterOptions(url, FOLDER.name)
             with pytest.raises(ExecutionFailed, match="cannot be reached"):
-                async for token in net.generate(NAME, PROMPT, max_tokens=TOKENS, adapter=options):
+                async for token in net.generate(
+                    NAME, PROMPT, max_tokens=TOKENS, adapter=options, deadline_s=15.0
+                ):
                     tokens.append(token.id)
                     process.kill()
                     await process.wait()
