@@ -126,7 +126,7 @@ def measure_gain(adapter: Adapter, text: str, most: int = 10**9) -> Gain:
         added = np.stack([encrypt(row) for row in hidden])
         changed = (hidden, hidden + adapter.compute(hidden), hidden + added)
         sums += [compute_loss(states, window) for states in changed]
-    return Gain(len(tokens), *(sums / len(tokens)))
+    return Gain(len(tokens), *(sums / len(tokens)).tolist())
 
 
 def make_encrypted(adapter: Adapter) -> Any:
