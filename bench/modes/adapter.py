@@ -67,9 +67,7 @@ def run(quick: bool) -> Report:
     parts["fastest ms"] = round(min(row[-1] for row in stages), 2)
     return Report(
         [
-            Bar(
-                "CPU time of one hidden state", medians[-1], "ms", CPU_BAR_MS, beside=parts | least
-            ),
+            Bar("CPU time of one hidden state", medians[-1], "ms", CPU_BAR_MS, beside=parts),
             Bar("bytes both ways", float(max(map(sum, sizes))), "B", at_most=BYTES_BAR),
             Bar("largest error", max(errors), "", at_most=ERROR_BAR),
             Bar(
