@@ -64,8 +64,9 @@ def compute_answer_bytes(parameters: CkksParameters) -> int:
 
 def compute_key_bytes(parameters: CkksParameters, layout: Layout) -> int:
     """Return the most bytes of the keys for rotations: one polynomial per prime and rotation."""
-    primes = len(parameters.prime_bits)
-    return len(layout.steps) * (primes - 1) * (primes * 8 * parameters.degree + _HEADER_BYTES)
+    primes, table_bytes = len(parameters.prime_bits), 8 * parameters.degree
+    polynomial_bytes = primes * 8 * parameters.degree + _HEADER_BYTES
+    return len(layout.steps) * (primes - 1) * polynomial_bytes + table_bytes
 
 
 class Memory:

@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -136,6 +136,8 @@ async def test_a_host_that_is_down_gives_an_error_and_no_value() -> None:
 class Liar(AdapterHost):
     """Answers as ``answer`` makes it of an honest answer."""
 
+    answer: Callable[[bytes], bytes]
+
     async def _apply(self, request: object) -> object:
         response = await super()._apply(request)
         response.body = self.answer(bytes(response.body))
@@ -157,6 +159,7 @@ async def test_a_host_that_answers_something_else_gives_an_error(
     answer: object, words: str
 ) -> None:
     async with run_host(kind=Liar) as (host, server), SignedClient() as http:
+        assert isinstance(host, Liar)
         adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
         host.answer = answer
         with pytest.raises(PeerFault, match=words):

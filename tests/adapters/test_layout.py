@@ -15,7 +15,9 @@ SIZES = [
 ]
 
 
-def multiply(layout: Layout, slots: npt.NDArray[np.complex128], diagonals: list) -> np.ndarray:
+def multiply(
+    layout: Layout, slots: npt.NDArray[np.complex128], diagonals: list[npt.NDArray[np.complex128]]
+) -> np.ndarray:
     """Do what ``Evaluation`` does to ciphertexts."""
     total = np.zeros(layout.slots, np.complex128)
     for start in reversed(range(0, len(diagonals), layout.babies)):
