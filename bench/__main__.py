@@ -16,6 +16,7 @@
     selection   the tables and the plot of docs/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
     device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
+    adapter     encrypted adapters: CPU time, bytes and error of one hidden state
     cards       kernels compiled for cards that are not here: the tables of docs/gpus.md
 
 Progress goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
@@ -58,6 +59,7 @@ LIMITS_S: Final = {
     "selection": 90,
     "kernels": 300,
     "device": 300,
+    "adapter": 180,
     "cards": 900,
 }
 _STOP_S: Final = 40.0  # a network has twenty processes to stop

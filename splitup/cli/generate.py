@@ -22,6 +22,7 @@ from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_optio
 from splitup.client import defaults
 
 if TYPE_CHECKING:
+    from splitup.adapters.client import AdapterOptions, EncryptedAdapter
     from splitup.client.connection import SplitUp
     from splitup.client.execution.session import Session
     from splitup.client.generation import Token
@@ -124,6 +125,45 @@ class DecoderOptions:
         return options
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFlags:
+    """An adapter that is applied to encrypted hidden states."""
+
+    adapter_host: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-host",
+            metavar="URL",
+            help="Apply an adapter under encryption; for models registered with --private 0.",
+        ),
+    ] = None
+    expert: Annotated[
+        str | None,
+        typer.Option(
+            "--expert", metavar="NAME", help="The adapter: its name there, or its SHA-256."
+        ),
+    ] = None
+    check_host: Annotated[
+        str | None,
+        typer.Option(
+            "--check-host",
+            metavar="URL",
+            help="Another host of the adapter, which has to give the same answers.",
+        ),
+    ] = None
+
+    def read(self) -> AdapterOptions | None:
+        """Return the options that were typed, None without any; raise InvalidInput."""
+        from splitup.adapters.client import AdapterOptions
+        from splitup.core.errors import InvalidInput
+
+        if self.adapter_host is None or self.expert is None:
+            if (self.adapter_host, self.expert, self.check_host) == (None, None, None):
+                return None
+            raise InvalidInput("an adapter needs both --adapter-host URL and --expert NAME")
+        return AdapterOptions(self.adapter_host, self.expert, self.check_host or "")
+
+
 @with_options
 def command(
     model: Annotated[
@@ -132,6 +172,7 @@ def command(
     text: TextOptions,
     sampling: SamplingOptions,
     decoder: DecoderOptions,
+    adapter: AdapterFlags,
     payment: PaymentOptions,
     config: ConfigFlag = None,
     as_json: JsonFlag = False,
@@ -152,6 +193,7 @@ def command(
             "decoder": decoder.decoder,
             "lookahead": decoder.read_lookahead(),
             "draft": decoder.draft,
+            "adapter": adapter.read(),
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,
         }
@@ -179,6 +221,7 @@ class Generated:
     last_s: float = 0.0
     is_interrupted: bool = False
     cost: str = ""
+    adapter: str = ""  # its digest, and what it took
 
     @property
     def tokens_per_s(self) -> float:
@@ -203,7 +246,7 @@ class Generated:
             "first_token_s": round(self.first_s, 3),
             "tokens_per_s": round(self.tokens_per_s, 1),
             "interrupted": self.is_interrupted,
-        }
+        } | ({"adapter": self.adapter} if self.adapter else {})
 
     def describe(self) -> str:
         """Return how many tokens came, and how fast."""
@@ -230,6 +273,7 @@ async def generate(
     from splitup.client.privacy import describe_privacy
 
     done = Generated()
+    adapters: list[EncryptedAdapter] = []
     interrupted = asyncio.Event()
 
     def write(text: str) -> None:
@@ -240,6 +284,8 @@ async def generate(
         done.execution_id = session.execution_id
         done.locked_micro_usdc = session.plan.request.max_price_micro_usdc
         done.opened_s = time.monotonic()
+        if (adapter := getattr(session, "adapter", None)) is not None:
+            adapters.append(adapter)
         write(prompt)
 
     with _catch_interrupts(interrupted):
@@ -255,6 +301,7 @@ async def generate(
             done.is_interrupted = interrupted.is_set()
             interrupted.set()  # only waiting is left: the next Ctrl-C leaves
             await tokens.aclose()
+            done.adapter = " ".join(adapter.describe() for adapter in adapters)
             await _finish(output, net, done)
     return done
 
@@ -263,6 +310,8 @@ async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
     """Say how fast the text came, and find out what it cost."""
     output.end_text()
     output.say(done.describe())
+    if done.adapter:
+        output.say(done.adapter)
     if not done.execution_id or (output.as_json and not done.is_interrupted):
         return
     patience_s = PATIENCE_S

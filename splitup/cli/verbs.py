@@ -21,6 +21,7 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "generate": "Continue a text and print its tokens as they come.",
     "embed": "Print the vector of every text, one JSON line each.",
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
+    "adapter-host": "Apply adapters to hidden states that clients encrypt.",
     "keys": "Create, list and revoke the API keys of serve.",
     "relay": "Let a phone on the local network reach serve on this machine.",
     "join": "Make a key and a configuration for the network behind a URL.",
@@ -46,7 +47,7 @@ class _Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
-        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name}").command)
+        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name.replace('-', '_')}").command)
         return typer.main.get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

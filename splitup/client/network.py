@@ -28,6 +28,7 @@ from typing import Self
 
 import numpy as np
 
+from splitup.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
@@ -35,6 +36,7 @@ from splitup.chain.market import fetch_economics
 from splitup.client import defaults
 from splitup.client.drafting import LocalModel, Speculation, bring_home, check_vocabulary
 from splitup.client.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
+from splitup.client.execution.final_states import find_final_state
 from splitup.client.execution.private_session import PrivateSession
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
@@ -248,16 +250,21 @@ class Network:
         deadline_s: float = defaults.DEADLINE_S,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
+        adapter: AdapterOptions | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
-        outputs are those of the nodes. When it fails, leaving the block waits for the refund and
+        outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
+        model, encrypted at its host. When it fails, leaving the block waits for the refund and
         raises ExecutionFailed. When the block raises or is cancelled, the steps submitted so far
         are paid.
         """
+        limit = (
+            None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
+        )
         session = await self._open(
-            model, steps, max_price_usdc, deadline_s, inputs_digest, nodes_only
+            model, steps, limit, deadline_s, inputs_digest, nodes_only, adapter
         )
         try:
             yield session
@@ -291,6 +298,7 @@ class Network:
         draft: str | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        adapter: AdapterOptions | None = None,
         on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
@@ -299,10 +307,11 @@ class Network:
         ends before the first string of ``stop``. ``decoder`` changes the number of steps, not the
         text; ``lookahead`` are options of the lookahead decoder. ``draft`` is a registered model
         with the same vocabulary, small enough for this machine, which drafts for the speculative
-        decoder. Raises InvalidInput, before any payment, for options without room in the model's
-        steps and for more tokens than the model has positions, and otherwise like ``execute``.
-        ``on_session`` is called with the session before the first token. Close the iterator (or
-        exhaust it) to end and pay the execution.
+        decoder. ``adapter`` is applied under encryption to the final hidden states of a private
+        model; without its host there is no token. Raises InvalidInput, before any payment, for
+        options without room in the model's steps and for more tokens than the model has positions,
+        and otherwise like ``execute``. ``on_session`` is called with the session before the first
+        token. Close the iterator (or exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
@@ -321,6 +330,7 @@ class Network:
             steps=machine.max_steps,
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            adapter=adapter,
         ) as session:
             if on_session is not None:
                 on_session(session)
@@ -505,16 +515,16 @@ class Network:
         self,
         name: str,
         steps: int,
-        max_price_usdc: Usdc | None,
+        limit: int | None,
         deadline_s: float,
         inputs_digest: str | None,
         nodes_only: bool,
+        adapter: AdapterOptions | None,
     ) -> Session:
         if not 1 <= steps <= limits.MAX_STEPS:
             raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
-        limit = (
-            None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
-        )
+        if nodes_only and adapter is not None:
+            raise InvalidInput("an adapter is applied where the client's tasks run")
         model = await self.fetch_model(name)
         programs = None
         if not nodes_only:
@@ -535,10 +545,25 @@ class Network:
             deadline_s=deadline_s,
             inputs_digest=inputs_digest,
         )
-        certificate, ends = await self._account.request(order)
-        session = self._make_session(certificate, model, programs, ends)
+        opened = await self._open_adapter(model, adapter)
+        try:
+            certificate, ends = await self._account.request(order)
+        except BaseException:
+            if opened is not None:
+                await opened.close()
+            raise
+        session = self._make_session(certificate, model, programs, ends, opened)
         session.open()
         return session
+
+    async def _open_adapter(
+        self, model: Model, options: AdapterOptions | None
+    ) -> EncryptedAdapter | None:
+        """Return an adapter whose host has the keys; raise before anything is paid."""
+        if options is None:
+            return None
+        width = find_final_state(model.manifest, model.name).shape[1]
+        return await EncryptedAdapter.open(self._http, options, width)
 
     def _make_session(
         self,
@@ -546,6 +571,7 @@ class Network:
         model: Model,
         programs: ClientPrograms | None,
         deadline: float,
+        adapter: EncryptedAdapter | None,
     ) -> Session:
         parties = self._identity, self._http, self._gateway
         if programs is None:
@@ -563,6 +589,7 @@ class Network:
             deadline=deadline,
             allow_loopback=self.config.allow_loopback,
             programs=programs,
+            adapter=adapter,
         )
 
     def _check_open(self) -> None:

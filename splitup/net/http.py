@@ -8,6 +8,7 @@ status of 400 or more with ``{"error": "<sentence>"}``. Redirects are faults and
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import ssl
@@ -392,11 +393,28 @@ class SignedClient:
         """GET a body of at most ``max_bytes``; the caller checks its digest."""
         return await self._request("GET", url, data=None, timeout_s=timeout_s, max_bytes=max_bytes)
 
+    async def post_bytes(self, url: str, data: bytes, *, timeout_s: float, max_bytes: int) -> bytes:
+        """POST bytes that are no JSON; return a reply of at most ``max_bytes``."""
+        return await self._request(
+            *("POST", url),
+            data=io.BytesIO(data),  # aiohttp warns of bytes as large as this
+            timeout_s=timeout_s,
+            max_bytes=max_bytes,
+            content_type="application/octet-stream",
+        )
+
     async def _request(
-        self, method: str, url: str, *, data: bytes | None, timeout_s: float, max_bytes: int
+        self,
+        method: str,
+        url: str,
+        *,
+        data: bytes | io.BytesIO | None,
+        timeout_s: float,
+        max_bytes: int,
+        content_type: str = "application/json",
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=tuning.HTTP_CONNECT_S)
-        headers = {} if data is None else {"Content-Type": "application/json"}
+        headers = {} if data is None else {"Content-Type": content_type}
         try:
             async with self.session.request(
                 method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False

@@ -18,6 +18,7 @@ FORKS = {  # these compile, in forks that are confined as they are
     "splitup_oracle.member.recompute_process",
 }
 CHILDREN = {
+    "splitup.adapters.host_process": "Applying.answer",
     "splitup.backend.compile_server": "answer",
     "splitup.client.execution.private_process": "Tasks.answer",
     "splitup.client.tokenizer": "_Library.answer",

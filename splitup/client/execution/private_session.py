@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from splitup.adapters.client import EncryptedAdapter
+from splitup.client.execution.final_states import adapt_states
 from splitup.client.execution.private_tasks import Begun, ClientPrograms, Tensors
 from splitup.client.execution.session import Failure, Session
 from splitup.client.outcome import Array
@@ -27,6 +29,7 @@ class _Flying:
     """A step that the nodes are computing."""
 
     begun: Begun
+    rows: list[int]  # whose outputs are wanted, for an adapter
     network: _Future
     result: _Future
 
@@ -45,7 +48,9 @@ class PrivateSession(Session):
         deadline: float,
         allow_loopback: bool,
         programs: ClientPrograms,
+        adapter: EncryptedAdapter | None = None,
     ) -> None:
+        """Take what ``Session`` takes; ``adapter``, of this session alone, is closed with it."""
         super().__init__(
             certificate,
             manifest,
@@ -55,6 +60,7 @@ class PrivateSession(Session):
             deadline=deadline,
             allow_loopback=allow_loopback,
         )
+        self.adapter = adapter
         self._run = programs.new_run()
         self._given_specs = tuple(port.spec for port in manifest.user_inputs)
         self._result_specs = tuple(port.spec for port in manifest.user_outputs)
@@ -94,6 +100,8 @@ class PrivateSession(Session):
     async def close(self) -> None:
         """Close the session and free the states of the client's tasks."""
         await super().close()
+        if self.adapter is not None:
+            await self.adapter.close()
         with contextlib.suppress(SplitUpError):  # the process has died
             await self._run.end()
 
@@ -108,7 +116,7 @@ class PrivateSession(Session):
             except Exception as error:  # tinygrad raises anything
                 self._give_up(error)
                 continue
-            self._flying.put_nowait(_Flying(begun, network, result))
+            self._flying.put_nowait(_Flying(begun, self._read_rows(tensors), network, result))
 
     async def _complete(self) -> None:
         """Run the last tasks of every step on the outputs of the nodes."""
@@ -117,6 +125,9 @@ class PrivateSession(Session):
             try:
                 arrays = await step.network
                 tensors = [array_to_bytes(spec, arrays[spec.name]) for spec in self._output_specs]
+                if self.adapter is not None:
+                    spec = self._output_specs[0]
+                    tensors = [await adapt_states(self.adapter, spec, tensors[0], step.rows)]
                 results = await self._run.complete(step.begun, tensors)
             except Exception as error:
                 self._give_up(error)
@@ -125,9 +136,16 @@ class PrivateSession(Session):
                 pairs = zip(self._result_specs, results, strict=True)
                 step.result.set_result({s.name: bytes_to_array(s, data) for s, data in pairs})
 
+    def _read_rows(self, tensors: Tensors) -> list[int]:
+        """Return the rows of a step whose logits are wanted; none for models without rows."""
+        for spec, data in zip(self._given_specs, tensors, strict=True):
+            if spec.name == "outputs":
+                return [int(row) for row in bytes_to_array(spec, data)]
+        return []
+
     def _give_up(self, error: Exception) -> None:
         text = str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"
-        self._fail(Failure(f"a task that runs on the client failed: {text}"))
+        self._fail(Failure(f"what runs on the client failed: {text}"))
 
     def _fail(self, failure: Failure) -> None:
         super()._fail(failure)

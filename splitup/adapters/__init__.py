@@ -1,0 +1,1 @@
+"""LoRA adapters that are applied to encrypted hidden states (docs/guides/encrypted-adapters.md)."""

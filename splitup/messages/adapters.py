@@ -1,0 +1,52 @@
+"""What an adapter host tells its clients. Keys and ciphertexts are bytes in SEAL's own form."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from splitup.core import limits
+from splitup.messages.base import Count, DigestField, Message
+
+# Before the ciphertext of an answer: the microseconds to read, to compute and to write it.
+ANSWER_HEAD: Final = struct.Struct("<III")
+
+
+class CkksParameters(Message):
+    """Degree of the polynomials and bits of the primes, the last one for rotations alone."""
+
+    degree: Annotated[int, Field(ge=1, le=2**16)]
+    prime_bits: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=60)], ...], Field(min_length=1, max_length=16)
+    ]
+
+
+class AdapterInfo(Message):
+    """One adapter: the matrix W = alpha / r · B A, [width, width], of rank at most ``rank``.
+
+    ``adapter`` is the SHA-256 of its weights (``splitup.adapters.weights``). No row of W is longer
+    than 2^``gain_bits``. An answer to a hidden state h holds 2^-``answer_bits`` · W h, |h| = 1.
+    """
+
+    adapter: DigestField
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+    width: Count
+    rank: Count
+    gain_bits: Annotated[int, Field(ge=-64, le=64)]
+    answer_bits: Annotated[int, Field(ge=-128, le=128)]
+    parameters: CkksParameters
+
+
+class AdapterList(Message):
+    """All adapters of a host; ``library`` computes, such as "tenseal 0.3.18"."""
+
+    library: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
+    adapters: Annotated[tuple[AdapterInfo, ...], Field(max_length=1_024)]
+
+
+class AdapterSession(Message):
+    """The session that holds a client's keys for rotations; who knows its name may ask in it."""
+
+    session: DigestField
