@@ -33,6 +33,7 @@ TOGETHER: Final = {
     "tests/e2e/test_private.py": "market",
     "tests/e2e/test_serve.py": "market",
     "tests/e2e/test_serve_formats.py": "market",
+    "tests/e2e/test_split.py": "market",
 }
 # What takes longest, longest first: begun last, it would run when the others have nothing left.
 FIRST: Final = ("e2e", "fuzz", "protocol", "oracle", "node", "deploy")

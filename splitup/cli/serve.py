@@ -112,6 +112,32 @@ class LeaseFlags:
     ] = 1_200.0
 
 
+@dataclass(frozen=True, slots=True)
+class PrivateFlags:
+    """Whether private models are served to devices that keep their first and last layers."""
+
+    enabled: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Serve models registered with --private K to browsers and devices that keep "
+            "text and tokens to themselves.",
+        ),
+    ] = False
+    sessions: Annotated[
+        int,
+        typer.Option(
+            "--split-sessions", metavar="N", min=1, help="Texts of devices under way at once."
+        ),
+    ] = 32
+    ttl_s: Annotated[
+        float,
+        typer.Option(
+            "--split-ttl", metavar="S", min=1.0, help="Seconds until an unused one is forgotten."
+        ),
+    ] = 300.0
+
+
 @with_options
 def command(
     models: Annotated[
@@ -119,6 +145,7 @@ def command(
     ],
     listen: ListenOptions,
     leases: LeaseFlags,
+    private: PrivateFlags,
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -147,7 +174,9 @@ def command(
                 )
             access = Access(table if needs_keys else None)
             index_url = find_database_url(index, config, "explorer.sqlite")
-            event_loop.run(_serve(output, config, models, listen, tls, leases, access, index_url))
+            event_loop.run(
+                _serve(output, config, models, listen, tls, leases, private, access, index_url)
+            )
         finally:
             table.close()
 
@@ -168,6 +197,7 @@ async def _serve(
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     leases: LeaseFlags,
+    private: PrivateFlags,
     access: Access,
     index_url: str,
 ) -> None:
@@ -178,6 +208,7 @@ async def _serve(
     from splitup.serve.http_server import ApiServer
     from splitup.serve.leases import LeaseOptions
     from splitup.serve.page_files import add_page
+    from splitup.serve.split.sessions import SessionOptions
     from splitup.serve.timelines import Timelines
 
     options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
@@ -186,7 +217,8 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
-        api = ApiServer(net, options, access, timelines)
+        sessions = SessionOptions(private.sessions, private.ttl_s) if private.enabled else None
+        api = ApiServer(net, options, access, timelines, sessions)
         try:
             for model in dict.fromkeys(models):
                 await api.add_model(model)

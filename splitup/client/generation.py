@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Protocol, get_args
 
 from splitup.client.drafting import Drafting, Speculation
-from splitup.client.execution.session import Session
 from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
@@ -28,6 +27,15 @@ from splitup.graph.manifest import Manifest, TextInfo
 DecoderName = Literal["sequential", "lookahead", "speculative"]
 DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
+
+
+class StepRunner(Protocol):
+    """What takes the steps of a text: a session, on a network or behind a server."""
+
+    manifest: Manifest
+
+    def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
+        """Take one step; the future gives its outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ def make_cache_contents(manifest: Manifest) -> CacheContents:
 
 
 async def generate_tokens(
-    session: Session,
+    session: StepRunner,
     decoder: Decoder,
     tokenizer: ModelTokenizer,
     *,
@@ -174,7 +182,7 @@ async def generate_tokens(
 
 
 async def _decode(
-    session: Session,
+    session: StepRunner,
     decoder: Decoder,
     contents: CacheContents,
     on_step: OnStep | None,

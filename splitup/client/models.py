@@ -113,12 +113,7 @@ class Models:
         async with self._loading:
             known = self._programs.get(model.model_id)
             if known is None or not known.is_running:
-                cache = Cache(
-                    self._cache_directory,
-                    self._gateway,
-                    self._http.session,
-                    self._recorded.check,
-                )
+                cache = self._open_cache()
                 files = [
                     await cache.fetch_program(model.model_id, task)
                     for task in manifest.client.tasks
@@ -126,6 +121,28 @@ class Models:
                 known = await ClientPrograms.load(manifest, files)
                 self._programs[model.model_id] = known
             return known
+
+    async def fetch_client_files(self, model: Model) -> dict[str, Path]:
+        """Return the files that a device needs of a private text model, by digest."""
+        info, part = get_text_info(model.manifest, model.name), model.manifest.client
+        if part is None:
+            raise InvalidInput(
+                f"model {model.name} leaves no task to the client; register it with "
+                "splitup-deploy register --private K"
+            )
+        async with self._loading:
+            cache = self._open_cache()
+            files = {model.model_id[2:]: await cache.fetch_manifest_file(model.model_id)}
+            files[info.tokenizer_digest] = await cache.fetch_tokenizer(model.model_id, info)
+            for task in part.tasks:
+                graph, weights = await cache.fetch_program(model.model_id, task)
+                files[task.task_id] = graph
+                if weights is not None:
+                    files[task.weights_digest] = weights
+        return files
+
+    def _open_cache(self) -> Cache:
+        return Cache(self._cache_directory, self._gateway, self._http.session, self._recorded.check)
 
     def close(self) -> None:
         """End the processes of tokenizers, of grammars and of the client's tasks."""

@@ -21,6 +21,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -244,13 +245,18 @@ class Network:
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
         inputs_digest: str | None = None,
+        nodes_only: bool = False,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
-        When it fails, leaving the block waits for the refund and raises ExecutionFailed. When the
-        block raises or is cancelled, the steps submitted so far are paid.
+        ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
+        outputs are those of the nodes. When it fails, leaving the block waits for the refund and
+        raises ExecutionFailed. When the block raises or is cancelled, the steps submitted so far
+        are paid.
         """
-        session = await self._open(model, steps, max_price_usdc, deadline_s, inputs_digest)
+        session = await self._open(
+            model, steps, max_price_usdc, deadline_s, inputs_digest, nodes_only
+        )
         try:
             yield session
             await session.finish()
@@ -371,6 +377,14 @@ class Network:
             model, found.manifest, info, tokenizer, grammars, get_chunk(found.manifest)
         )
 
+    async def fetch_client_files(self, model: Model) -> dict[str, Path]:
+        """Return the files that a device needs of a private model, by digest; fetch missing ones.
+
+        They are the manifest, the tokenizer, and the client's graphs and weights.
+        """
+        self._check_open()
+        return await self._models.fetch_client_files(model)
+
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""
         self._check_open()
@@ -444,6 +458,7 @@ class Network:
         max_price_usdc: Usdc | None,
         deadline_s: float,
         inputs_digest: str | None,
+        nodes_only: bool,
     ) -> Session:
         if not 1 <= steps <= limits.MAX_STEPS:
             raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
@@ -451,7 +466,9 @@ class Network:
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
         model = await self.fetch_model(name)
-        programs = await self._models.load_programs(model)  # may fail, so before the payment
+        programs = None
+        if not nodes_only:
+            programs = await self._models.load_programs(model)  # may fail, so before the payment
         price, _ = await asyncio.gather(
             fetch_price(self.chain, model.model_id, steps), self._committees.fetch_current()
         )

@@ -401,7 +401,7 @@ class SignedClient:
             async with self.session.request(
                 method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                body = await _read_bounded(response, max_bytes)
+                body = await read_bounded(response, max_bytes)
         except TimeoutError:
             raise Unavailable(f"{url} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -417,7 +417,8 @@ class SignedClient:
         raise PeerFault(f"{url} answered {response.status} instead of a reply", peer=url)
 
 
-async def _read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return an answer's body; raise PeerFault for one of more than ``max_bytes``."""
     announced = response.content_length
     if announced is not None and announced > max_bytes:
         raise PeerFault(f"{response.url} announces {announced} bytes; the limit is {max_bytes}")

@@ -60,10 +60,11 @@ class Access:
                 code="invalid_api_key",
             )
         if is_counted:
-            self._check_rate(found)
+            self.check_rate(found)
         return found
 
-    def _check_rate(self, key: ApiKey) -> None:
+    def check_rate(self, key: ApiKey) -> None:
+        """Count a request of a key; raise ApiError (429) for too many."""
         if key.requests_per_minute is None:
             return
         now, most = self.clock(), float(key.requests_per_minute)

@@ -46,6 +46,8 @@ from splitup.serve.quotes import Quotes
 from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
 from splitup.serve.response_requests import ResponseRequest
 from splitup.serve.responses import ResponseForm
+from splitup.serve.split.server import SplitServer
+from splitup.serve.split.sessions import SessionOptions
 from splitup.serve.timelines import Timelines
 from splitup.serve.tools import CallParser
 
@@ -69,17 +71,29 @@ class ApiServer:
     """Serves registered text models of one network."""
 
     def __init__(
-        self, net: Network, options: LeaseOptions, access: Access, timelines: Timelines
+        self,
+        net: Network,
+        options: LeaseOptions,
+        access: Access,
+        timelines: Timelines,
+        sessions: SessionOptions | None = None,
     ) -> None:
+        """``sessions``: private models are served to devices that keep the client's part."""
         self._net = net
         self._timelines = timelines
         self._options = options
         self._access = access
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
+        self._split: SplitServer | None = None
+        if sessions is not None:
+            self._split = SplitServer(net, options, sessions, access, timelines, self._quotes)
 
     async def add_model(self, name: str) -> None:
         """Serve a model; raise InvalidInput when there is no such text model."""
+        if self._split is not None and (await self._net.fetch_model(name)).manifest.client:
+            await self._split.add_model(name)
+            return
         model = await self._net.fetch_text_model(name)
         pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
@@ -88,10 +102,17 @@ class ApiServer:
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
         await asyncio.gather(*(served.pool.close() for served in self._models.values()))
+        if self._split is not None:
+            await self._split.close()
 
     def list_readings(self) -> Iterator[Reading]:
         """Yield the figures that Prometheus reads."""
-        return list_readings({name: served.pool for name, served in self._models.items()})
+        return list_readings(self._pools)
+
+    @property
+    def _pools(self) -> dict[str, LeasePool]:
+        pools = {name: served.pool for name, served in self._models.items()}
+        return pools if self._split is None else pools | self._split.pools
 
     def make_app(self) -> web.Application:
         """Return the application to serve."""
@@ -111,6 +132,8 @@ class ApiServer:
         app.router.add_post("/api/show", self._ollama_show)
         app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
+        if self._split is not None:
+            self._split.add_to(app)
         return app
 
     # ---- models --------------------------------------------------------------------------------
@@ -234,7 +257,7 @@ class ApiServer:
         """Answer how an execution of this server was closed; "open" while it is not."""
         await self._authorise(request)
         execution = request.match_info["execution"]
-        if not any(execution in served.pool.opened for served in self._models.values()):
+        if not any(execution in pool.opened for pool in self._pools.values()):
             raise ApiError(
                 "this server opened no such execution lately; ask the chain: splitup receipt ID",
                 status=404,

@@ -12,13 +12,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
 from splitup.client.generation import make_cache_contents
-from splitup.client.network import Network
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, SplitUpError, Throttled
 from splitup.decode.cache_contents import CacheContents
@@ -28,6 +27,15 @@ _log = logging.getLogger("splitup.serve")
 RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
 KNOWN_EXECUTIONS: Final = 10_000  # whose receipts clients may ask for
 CLOSE_S: Final = 30.0  # that a server which stops waits for its executions
+
+
+class Sessions(Protocol):
+    """What opens the executions of a pool: a network, or a view of one."""
+
+    def session(
+        self, model: str, *, steps: int, deadline_s: float
+    ) -> AbstractAsyncContextManager[Session]:
+        """Open an execution; see ``Network.session``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ class Lease:
     contents: CacheContents
     stack: AsyncExitStack
     lend_until: float  # on the event loop's clock
+    use_until: float
     used_at: float
 
     @property
@@ -74,7 +83,11 @@ class Lease:
 
     def can_serve(self, steps: int, now: float) -> bool:
         """Return whether a request of so many steps may begin now."""
-        return self.session.failure is None and now < self.lend_until and self.steps_left >= steps
+        return now < self.lend_until and self.can_go_on(steps, now)
+
+    def can_go_on(self, steps: int, now: float) -> bool:
+        """Return whether a request that has the lease may run so many more steps."""
+        return self.session.failure is None and now < self.use_until and self.steps_left >= steps
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +113,7 @@ class LeasePool:
 
     def __init__(
         self,
-        net: Network,
+        net: Sessions,
         model: str,
         options: LeaseOptions,
         on_end: Callable[[Session], Awaitable[None]] | None = None,
@@ -301,8 +314,8 @@ class LeasePool:
         self.opened.append(session.execution_id)
         now = _now()
         contents = make_cache_contents(session.manifest)
-        lend_until = now + self._options.seconds / 2
-        self._idle.append(Lease(session, contents, stack, lend_until, now))
+        lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
+        self._idle.append(Lease(session, contents, stack, lend_until, use_until, now))
         self._adjust()
 
     def _retire(self, lease: Lease) -> None:

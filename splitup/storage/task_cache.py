@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from splitup.graph.manifest import (
     ClientTask,
     Manifest,
     Task,
+    TextInfo,
     get_blob_key,
     get_task_key,
     get_weights_key,
@@ -29,9 +30,18 @@ from splitup.graph.manifest import (
 from splitup.graph.self_test_vectors import SelfTestVectors, load_vectors
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.download import download_object, write_file
-from splitup.storage.gateway_client import GatewayClient
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
+
+
+class ModelStore(Protocol):
+    """Where the objects of a model come from: a storage gateway, or a server that has some."""
+
+    async def fetch_manifest(self, model_id: str) -> bytes:
+        """Return a manifest whose SHA-256 is the model's id."""
+
+    async def model_grants(self, model_id: str) -> Grants:
+        """Return GET grants for a model's objects."""
 
 
 class Cache:
@@ -40,7 +50,7 @@ class Cache:
     def __init__(
         self,
         directory: Path,
-        gateway: GatewayClient,
+        gateway: ModelStore,
         session: aiohttp.ClientSession,
         check_manifest: Callable[[Manifest], Awaitable[None]],
     ) -> None:
@@ -92,6 +102,19 @@ class Cache:
             wanted.append((weights, key, task.weights_digest, task.weights_bytes))
         await self._fetch_missing(model_id, wanted)
         return graph, weights if task.weights_digest else None
+
+    async def fetch_manifest_file(self, model_id: str) -> Path:
+        """Return the file of a model's manifest, fetched if missing."""
+        await self.fetch_manifest(model_id)
+        return self._directory / f"{model_id[2:]}.json"
+
+    async def fetch_tokenizer(self, model_id: str, info: TextInfo) -> Path:
+        """Return the file of a model's tokenizer.json, fetched if missing."""
+        digest = info.tokenizer_digest
+        path = self._directory / f"{digest}.tokenizer.json"
+        wanted = [(path, get_blob_key(digest), digest, info.tokenizer_bytes)]
+        await self._fetch_missing(model_id, wanted)
+        return path
 
     async def fetch_vectors(self, model_id: str, index: int) -> SelfTestVectors | None:
         """Return a task's reference vectors, None when its model has none."""

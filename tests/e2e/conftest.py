@@ -32,6 +32,7 @@ from tests.texts import read_account
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
 MODEL = "packages-4m"
+PRIVATE = "packages-private"
 TARGET_VRAM = "1.9MB"
 CHUNK = 8
 NODES = 5
@@ -246,3 +247,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         if network.process is not None and network.process.poll() is None:
             network.stop()
+
+
+@pytest.fixture(scope="package")
+def private(network: Network) -> Network:
+    """The network, with the model registered a second time: its ends stay with its users."""
+    network.register_model(EXAMPLE, PRIVATE, "--target-vram", TARGET_VRAM, "--private", "1")
+    network.wait_for_holders(3, PRIVATE)
+    return network

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from splitup.client.connection import SplitUp
 from splitup.client.generation import generate_tokens
 from splitup.client.outcome import Array
 from splitup.config import NetworkConfig
 from splitup.decode.sampler import Sampler
-from tests.e2e.conftest import EXAMPLE, MODEL, TARGET_VRAM, Network
+from tests.e2e.conftest import MODEL, PRIVATE, Network
 
-NAME = "packages-private"
 PROMPT = "library for"
 OTHER_PROMPT = "a fast parser of"
 TOKENS = 6
-
-
-@pytest.fixture(scope="module")
-def private(network: Network) -> Network:
-    """The network, with the model registered a second time."""
-    network.register_model(EXAMPLE, NAME, "--target-vram", TARGET_VRAM, "--private", "1")
-    network.wait_for_holders(3, NAME)
-    return network
 
 
 async def test_the_text_is_the_same_and_stays_here(private: Network, tmp_path: Path) -> None:
@@ -39,12 +28,12 @@ async def test_the_text_is_the_same_and_stays_here(private: Network, tmp_path: P
     async with SplitUp.connect(config) as net:
         options = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 5}
         wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
-        given = [token.id async for token in net.generate(NAME, PROMPT, **options)]
+        given = [token.id async for token in net.generate(PRIVATE, PROMPT, **options)]
         assert given == wanted
         machine, tokenizer = await net.make_decoder(  # a text that nobody else has computed
-            NAME, OTHER_PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 5)
+            PRIVATE, OTHER_PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 5)
         )
-        async with net.session(NAME, steps=machine.max_steps) as session:
+        async with net.session(PRIVATE, steps=machine.max_steps) as session:
             async for _ in generate_tokens(session, machine, tokenizer, on_step=keep):
                 pass
         receipt = await net.receipt(session.execution_id)

@@ -1,0 +1,438 @@
+"""A device's side of split inference: text, tokens and sampling here, the layers on nodes.
+
+The device needs neither an account nor a chain: a server (``splitup serve --private``) pays. It
+fetches the model's files from that server and checks them by their digests, down from the model id.
+Requests carry hidden states; ``splitup.messages.split`` has their form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import aiohttp
+import numpy as np
+
+from splitup.client import defaults
+from splitup.client.execution.private_tasks import Begun, ClientPrograms, ClientRun
+from splitup.client.generation import Token, encode_prompt, generate_tokens, get_text_info
+from splitup.client.outcome import Array
+from splitup.client.tokenizer import ModelTokenizer
+from splitup.config import find_cache_directory
+from splitup.core import limits
+from splitup.core.codec import compute_digest, parse_json
+from splitup.core.errors import InvalidInput, InvalidModel, PeerFault, SplitUpError, Unavailable
+from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sampler import Sampler
+from splitup.decode.sequential import SequentialDecoder
+from splitup.graph.manifest import (
+    Manifest,
+    get_blob_key,
+    get_task_key,
+    get_weights_key,
+    load_manifest,
+)
+from splitup.messages import split
+from splitup.messages.base import Message
+from splitup.messages.split import (
+    ErrorAnswer,
+    Forward,
+    Forwarded,
+    PrivateModel,
+    SplitError,
+    parse_answer,
+)
+from splitup.messages.storage import Grant, Grants
+from splitup.net.http import read_bounded
+from splitup.storage.task_cache import Cache
+
+ATTEMPTS: Final = 3  # a session that the server forgot is fed again from position 0
+FORWARD_S: Final = 120.0  # the server may have to wait for an execution
+END_S: Final = 5.0
+_LOST: Final = {"session_evicted", "session_unknown", "execution_failed"}
+_BINARY: Final = {"Content-Type": "application/octet-stream"}
+T = TypeVar("T", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A private model on this device: its tokenizer, and the client's tasks, compiled."""
+
+    info: PrivateModel
+    manifest: Manifest
+    tokenizer: ModelTokenizer
+    programs: ClientPrograms
+
+
+class SplitClient:
+    """A device. Use ``async with SplitClient(url) as device``; one event loop at a time.
+
+    ``url`` is the server's, ``api_key`` one of its keys if it has any.
+    """
+
+    def __init__(self, url: str, *, api_key: str = "", cache: Path | None = None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1") + split.PATH
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._cache = cache or find_cache_directory()
+        self._models: dict[str, DeviceModel] = {}
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(headers=self._headers, auto_decompress=False)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for model in self._models.values():
+            model.programs.close()
+            model.tokenizer.close()
+        await self._http.close()
+
+    async def list_models(self) -> list[PrivateModel]:
+        """Return the models that the server offers. Raises SplitError, Unavailable."""
+        async with _explaining(self._url), self._http.get(f"{self._url}/models") as response:
+            data = await read_bounded(response, limits.MAX_MANIFEST_BYTES)
+        if response.status != 200:
+            raise _make_error(data)
+        return list(split.decode_models(data))
+
+    async def open(self, model: str) -> DeviceModel:
+        """Return a model, by name or id; fetch and compile what is missing.
+
+        Raises InvalidInput for an unknown model, InvalidModel for files that are not the model's.
+        """
+        if model not in self._models:
+            found = [one for one in await self.list_models() if model in (one.name, one.model_id)]
+            if not found:
+                raise InvalidInput(f"{self._url} offers no private model '{model}'")
+            self._models[model] = await self._load(found[0])
+        return self._models[model]
+
+    async def _load(self, info: PrivateModel) -> DeviceModel:
+        cache = Cache(
+            self._cache, _ServerFiles(self._url, self._headers, self._http), self._http, _trust
+        )
+        manifest = await cache.fetch_manifest(info.model_id)
+        text, part = get_text_info(manifest, info.name), manifest.client
+        if part is None:
+            raise InvalidModel(f"model {info.name} leaves no task to the client")
+        files = [await cache.fetch_program(info.model_id, task) for task in part.tasks]
+        path = await cache.fetch_tokenizer(info.model_id, text)
+        data = await asyncio.to_thread(path.read_bytes)
+        tokenizer = await asyncio.to_thread(ModelTokenizer, data, f"model {info.name}")
+        try:
+            programs = await ClientPrograms.load(manifest, files)
+        except BaseException:
+            tokenizer.close()
+            raise
+        return DeviceModel(info, manifest, tokenizer, programs)
+
+    async def generate(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = defaults.MAX_TOKENS,
+        sampler: Sampler | None = None,
+    ) -> AsyncGenerator[Token, None]:
+        """Yield the tokens that continue a prompt: the same as ``Network.generate``.
+
+        Raises InvalidInput, SplitError and Unavailable.
+        """
+        found = await self.open(model)
+        info = found.info
+        tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
+        request = TextRequest(
+            prompt=tuple(tokens),
+            sampler=sampler or Sampler(),
+            max_tokens=max_tokens,
+            eos_ids=frozenset(info.eos_ids),
+            vocab=info.vocab,
+            context=info.context,
+            chunk=info.chunk,
+        )
+        async with self.session(model) as session:
+            async for token in generate_tokens(
+                session, SequentialDecoder(request), found.tokenizer
+            ):
+                yield token
+
+    @contextlib.asynccontextmanager
+    async def session(self, model: str) -> AsyncGenerator[DeviceSession, None]:
+        """Open a session, which takes steps like one of a network; only causal ones."""
+        found = await self.open(model)
+        transport = Transport(self._url, self._http)
+        session = DeviceSession(found, transport)
+        try:
+            yield session
+        finally:
+            await session.close()
+            await transport.close()
+
+
+class Transport:
+    """Sends requests over a WebSocket, or over HTTP where none passes."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._http = http
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._uses_http = False
+
+    async def ask(self, request: Message, tensor: bytes, kind: type[T]) -> tuple[T, bytes]:
+        """Return the answer and its tensor. Raises SplitError, Unavailable."""
+        message = split.encode_binary(request, tensor)
+        try:
+            async with _explaining(self._url), asyncio.timeout(FORWARD_S):
+                socket = await self._connect()
+                data = await (
+                    self._post(message) if socket is None else self._tell(socket, message)
+                )
+        except BaseException:
+            await self.close()  # an answer that comes later must not be taken for the next one
+            raise
+        header, rest = split.split_binary(data)
+        return parse_answer(kind, header), rest
+
+    async def close(self) -> None:
+        """Close the WebSocket."""
+        if self._socket is not None:
+            await self._socket.close()
+            self._socket = None
+
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse | None:
+        if (self._socket is None or self._socket.closed) and not self._uses_http:
+            try:
+                self._socket = await self._http.ws_connect(
+                    f"{self._url}/stream",
+                    protocols=(split.PROTOCOL,),
+                    max_msg_size=2 * split.MAX_MESSAGE_BYTES,
+                )
+            except aiohttp.WSServerHandshakeError:
+                self._uses_http = True  # a proxy that knows no upgrades, or a refusal with a reason
+        return None if self._uses_http else self._socket
+
+    async def _tell(self, socket: aiohttp.ClientWebSocketResponse, message: bytes) -> bytes:
+        await socket.send_bytes(message)
+        received = await socket.receive()
+        if received.type != aiohttp.WSMsgType.BINARY:
+            raise Unavailable(f"{self._url} closed the connection; try again")
+        return bytes(received.data)
+
+    async def _post(self, message: bytes) -> bytes:
+        url = f"{self._url}/forward"
+        async with self._http.post(url, data=message, headers=_BINARY) as response:
+            data = await read_bounded(response, 2 * split.MAX_MESSAGE_BYTES)
+        if response.status != 200:
+            raise _make_error(data)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    tensors: Sequence[bytes]
+    rows: int
+    result: asyncio.Future[dict[str, Array]]
+
+
+class DeviceSession:
+    """A text under way. Steps that wait are sent together; rows that were sent are kept here.
+
+    So the whole session can be fed again when the server has forgotten it.
+    """
+
+    def __init__(self, model: DeviceModel, transport: Transport) -> None:
+        self.manifest = model.manifest
+        self.answers: list[Forwarded] = []
+        self._model = model
+        self._transport = transport
+        self._run: ClientRun = model.programs.new_run()
+        self._given = tuple(port.spec for port in self.manifest.user_inputs)
+        self._results = tuple(port.spec for port in self.manifest.user_outputs)
+        [self._sent] = [
+            place
+            for place, port in enumerate(self.manifest.inputs)
+            if port.name == model.info.input
+        ]
+        self._fed: list[Array] = []  # rows that the nodes hold
+        self._rows = 0  # of all steps that were submitted
+        self._id: str | None = None
+        self._queue: asyncio.Queue[_Step] = asyncio.Queue()
+        self._error: Exception | None = None
+        self._task = asyncio.create_task(self._work())
+
+    def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
+        """Take one step of the model; the future gives its outputs by name."""
+        if self._error is not None:
+            raise self._error
+        layout = inputs["layout"]
+        count = len(layout)
+        wanted = np.arange(self._rows, self._rows + count)
+        causal = np.tril(np.broadcast_to(np.arange(1, count + 1), (count, count)))
+        if (
+            layout[0, 1] != self._rows
+            or not np.array_equal(layout[:, 0], wanted)
+            or not np.array_equal(layout[:, 2 : 2 + count], causal)
+        ):
+            raise InvalidInput(
+                f"split inference feeds a text in order, and position {self._rows} is next; "
+                "decode sequentially"
+            )
+        tensors = check_inputs(self._given, inputs)
+        self._rows += count
+        result: asyncio.Future[dict[str, Array]] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(_Step(tensors, count, result))
+        return result
+
+    async def close(self) -> None:
+        """End the session at the server and free its states here."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(SplitUpError, TimeoutError):
+            if self._id is not None:
+                end = split.EndSession(type="end", session_id=self._id)
+                async with asyncio.timeout(END_S):
+                    await self._transport.ask(end, b"", split.Ended)
+        with contextlib.suppress(SplitUpError):  # the process has died
+            await self._run.end()
+
+    async def _work(self) -> None:
+        while True:
+            steps = [await self._queue.get()]
+            try:
+                while not self._queue.empty():
+                    steps.append(self._queue.get_nowait())
+                await self._compute(steps)
+            except Exception as error:  # tinygrad raises anything
+                self._error = error if isinstance(error, SplitUpError) else SplitUpError(str(error))
+                for step in steps:
+                    if not step.result.done():
+                        step.result.set_exception(self._error)
+
+    async def _compute(self, steps: Sequence[_Step]) -> None:
+        width = self._model.info.hidden_dim
+        begun: list[Begun] = [await self._run.begin(step.tensors) for step in steps]
+        rows = [np.frombuffer(one.sends[self._sent], "<f4").reshape(-1, width) for one in begun]
+        computed = await self._forward(np.concatenate(rows))
+        place = 0
+        for step, started in zip(steps, begun, strict=True):
+            part = computed[place : place + step.rows]
+            place += step.rows
+            [spec] = [port.spec for port in self.manifest.outputs]
+            results = await self._run.complete(started, [array_to_bytes(spec, part)])
+            pairs = zip(self._results, results, strict=True)
+            if not step.result.done():
+                step.result.set_result({s.name: bytes_to_array(s, data) for s, data in pairs})
+
+    async def _forward(self, rows: Array) -> Array:
+        """Return what the nodes make of the next rows."""
+        self._fed.append(rows)
+        for attempt in range(1, ATTEMPTS + 1):
+            is_again = attempt > 1 or self._id is None
+            feed = np.concatenate(self._fed) if is_again else rows
+            start = sum(map(len, self._fed)) - len(feed)
+            try:
+                return (await self._send(feed, start))[-len(rows) :]
+            except (SplitError, Unavailable) as error:
+                is_lost = isinstance(error, Unavailable) or error.code in _LOST
+                if not is_lost or attempt == ATTEMPTS:
+                    raise
+                self._id = None
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send(self, rows: Array, position: int) -> Array:
+        info, parts = self._model.info, []
+        for first in range(0, len(rows), info.max_rows):
+            part = np.ascontiguousarray(rows[first : first + info.max_rows], "<f4")
+            request = Forward(
+                type="forward",
+                model=info.name,
+                seq_len=len(part),
+                hidden_dim=info.hidden_dim,
+                session_id=self._id,
+                incremental=position + first > 0,
+                position=position + first,
+            )
+            answer, data = await self._transport.ask(request, part.tobytes(), Forwarded)
+            if len(data) != part.nbytes or answer.cached_seq_len != position + first + len(part):
+                raise SplitError("bad_message", "the server answered other rows than it was sent")
+            self._id = answer.session_id
+            self.answers.append(answer)
+            parts.append(np.frombuffer(data, "<f4").reshape(part.shape))
+        return np.concatenate(parts)
+
+
+class _ServerFiles:
+    """The server's files as an object store; the cache checks every digest."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], http: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._headers = dict(headers)
+        self._http = http
+
+    async def fetch_manifest(self, model_id: str) -> bytes:
+        """Return a model's manifest, after checking that its SHA-256 is the model's id."""
+        url = f"{self._url}/files/{model_id[2:]}"
+        async with _explaining(self._url), self._http.get(url) as response:
+            data = await read_bounded(response, limits.MAX_MANIFEST_BYTES)
+        if response.status != 200:
+            raise _make_error(data)
+        if compute_digest(data) != model_id[2:]:
+            raise PeerFault(f"{self._url} sent a manifest that is not {model_id}", peer=self._url)
+        return data
+
+    async def model_grants(self, model_id: str) -> Grants:
+        """Return where the files are that the model's manifest leaves to the client."""
+        manifest = load_manifest(await self.fetch_manifest(model_id))
+        files: dict[str, str] = {}
+        if manifest.text is not None:
+            files[get_blob_key(manifest.text.tokenizer_digest)] = manifest.text.tokenizer_digest
+        for task in () if manifest.client is None else manifest.client.tasks:
+            files[get_task_key(task.task_id)] = task.task_id
+            if task.weights_digest:
+                files[get_weights_key(task.weights_digest)] = task.weights_digest
+        return Grants(grants=tuple(self._grant(key, digest) for key, digest in files.items()))
+
+    def _grant(self, key: str, digest: str) -> Grant:
+        return Grant(
+            method="GET",
+            key=key,
+            url=f"{self._url}/files/{digest}",
+            headers=self._headers,
+            length_bytes=None,
+            expires_at_s=2**53 - 1,
+        )
+
+
+async def _trust(_: Manifest) -> None:
+    """Accept a manifest whose SHA-256 is the model's id: this device reads no chain."""
+
+
+@contextlib.asynccontextmanager
+async def _explaining(url: str) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    except TimeoutError:
+        raise Unavailable(f"{url} did not answer in time") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
+
+
+def _make_error(data: bytes) -> SplitError:
+    """Return the error in a server's answer."""
+    try:
+        fields = parse_json(data)
+        error = ErrorAnswer.from_value(fields)
+    except (ValueError, SplitUpError):
+        return SplitError("bad_message", f"the server answered: {data[:200]!r}")
+    return SplitError(error.code, error.message)

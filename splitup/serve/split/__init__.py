@@ -1,0 +1,1 @@
+"""Split inference: the server side of models whose ends stay on a device."""

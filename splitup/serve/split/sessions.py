@@ -1,0 +1,282 @@
+"""Sessions of devices: who may continue which, at which position, and until when.
+
+A session holds a lease, in whose execution the nodes keep the rows that were fed. There are at most
+``most`` sessions; the one that was used least recently makes room for a new one. One that nobody
+uses for ``ttl_s`` ends. A device whose session was evicted feeds its rows again from position 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from splitup.client.outcome import Array
+from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.messages.split import Forward, SplitError
+from splitup.serve.leases import Lease
+from splitup.serve.split.models import SplitModel
+
+KNOWN_GONE: Final = 4_096  # sessions that ended, whose ids are remembered
+_ID_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How many sessions there may be at once, and how long one is kept that nobody uses."""
+
+    most: int = 32
+    ttl_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or self.ttl_s <= 0:
+            raise InvalidInput("there must be room for one session, for longer than 0 s")
+
+
+@dataclass(eq=False, slots=True)
+class DeviceSession:
+    """Rows that nodes hold for one device. ``owner`` is the API key's name, None without keys."""
+
+    id: str
+    owner: str | None
+    model: SplitModel
+    expires_at: float
+    rows: int = 0
+    submitted: int = 0  # steps of the latest forward, which are paid for
+    lease: Lease | None = None
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    is_busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a forward gave, and what it took."""
+
+    rows: Array
+    execution_id: str
+    wait_s: float
+    nodes_s: float
+
+
+class DeviceSessions:
+    """All sessions of one server."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self.options = options
+        self._sessions: OrderedDict[str, DeviceSession] = OrderedDict()  # least recent first
+        self._gone: OrderedDict[str, tuple[str | None, Literal["evicted", "ended"]]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def close(self) -> None:
+        """End all sessions and give their leases back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for session in tuple(self._sessions.values()):
+            self._drop(session, "evicted")
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    # ---- who may use which ---------------------------------------------------------------------
+
+    @contextmanager
+    def use(
+        self, request: Forward, owner: str | None, model: SplitModel
+    ) -> Iterator[DeviceSession]:
+        """Give the session of a request, locked; raise SplitError when it has none."""
+        session = self._find(request, owner, model)
+        _check_idle(session)
+        self._check_position(request, session)
+        session.is_busy = True
+        try:
+            yield session
+        finally:
+            session.is_busy = False
+            if self._sessions.get(session.id) is session:
+                session.expires_at = _now() + self.options.ttl_s
+                self._sessions.move_to_end(session.id)
+                self._set_timer()
+
+    def _find(self, request: Forward, owner: str | None, model: SplitModel) -> DeviceSession:
+        wanted = request.session_id
+        known = None if wanted is None else self._sessions.get(wanted)
+        if known is not None:
+            if known.owner != owner or known.model is not model:
+                raise _refuse_foreign(known.id)
+            return known
+        gone = None if wanted is None else self._gone.get(wanted)
+        if gone is not None and gone[0] != owner:
+            raise _refuse_foreign(str(wanted))
+        if gone is not None and gone[1] == "ended":
+            raise SplitError(
+                "session_ended", f"session {wanted} was ended; begin another one", status=409
+            )
+        if request.incremental:
+            raise _refuse_unknown(wanted, is_evicted=gone is not None)
+        return self._add(wanted or secrets.token_urlsafe(_ID_BYTES), owner, model)
+
+    def _check_position(self, request: Forward, session: DeviceSession) -> None:
+        wanted = session.rows if request.incremental else 0
+        if request.position != wanted:
+            raise SplitError(
+                "bad_position",
+                f"the next position of session {session.id} is {wanted}, not {request.position}: "
+                + (
+                    "it holds so many rows; to go back, feed again from 0 without 'incremental'"
+                    if request.incremental
+                    else "a forward that is not incremental begins at 0"
+                ),
+                status=409,
+            )
+        context = session.model.info.context
+        if request.position + request.seq_len > context:
+            raise SplitError(
+                "beyond_context",
+                f"positions {request.position} to {request.position + request.seq_len - 1} are not "
+                f"all within the context of model {session.model.name}, {context}",
+            )
+
+    def _add(self, name: str, owner: str | None, model: SplitModel) -> DeviceSession:
+        while len(self._sessions) >= self.options.most:
+            idle = next((one for one in self._sessions.values() if not one.is_busy), None)
+            if idle is None:
+                raise SplitError(
+                    "too_many_sessions",
+                    f"all {self.options.most} sessions compute; try again in a few seconds",
+                    status=429,
+                )
+            self._drop(idle, "evicted")
+        self._gone.pop(name, None)
+        session = DeviceSession(name, owner, model, _now() + self.options.ttl_s)
+        self._sessions[name] = session
+        self._set_timer()
+        return session
+
+    def end(self, name: str, owner: str | None) -> None:
+        """Forget a session at its device's wish; raise SplitError for one that it has not."""
+        session = self._sessions.get(name)
+        if session is None:
+            gone = self._gone.get(name)
+            if gone is None or gone[0] != owner:
+                raise _refuse_unknown(name, is_evicted=False)
+            self._remember(name, owner, "ended")
+        elif session.owner != owner:
+            raise _refuse_foreign(name)
+        else:
+            _check_idle(session)
+            self._drop(session, "ended")
+
+    def _drop(self, session: DeviceSession, reason: Literal["evicted", "ended"]) -> None:
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+            self._remember(session.id, session.owner, reason)
+        task = asyncio.create_task(session.stack.aclose(), name=f"the end of {session.id}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _remember(self, name: str, owner: str | None, reason: Literal["evicted", "ended"]) -> None:
+        self._gone[name] = owner, reason
+        self._gone.move_to_end(name)
+        while len(self._gone) > KNOWN_GONE:
+            self._gone.popitem(last=False)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        times = [one.expires_at for one in self._sessions.values() if not one.is_busy]
+        if times:
+            self._timer = asyncio.get_running_loop().call_at(min(times), self._expire)
+
+    def _expire(self) -> None:
+        for session in tuple(self._sessions.values()):
+            if not session.is_busy and session.expires_at <= _now():
+                self._drop(session, "evicted")
+        self._set_timer()
+
+    # ---- computing -----------------------------------------------------------------------------
+
+    async def compute(self, session: DeviceSession, request: Forward, rows: Array) -> Computed:
+        """Feed rows to the nodes at the session's position; the session holds them afterwards.
+
+        Raises SplitError when the execution that holds the earlier rows has no room or has failed.
+        """
+        began = time.monotonic()
+        session.submitted = 0
+        cut = session.model.cut
+        steps = cut.split(rows, request.position)
+        lease = await self._get_lease(session, request, len(steps))
+        sent = time.monotonic()
+        session.rows = request.position  # rows behind it are lost with the first step
+        try:
+            futures = []
+            for step in steps:
+                futures.append(lease.session.submit(step))
+                session.submitted += 1
+            outputs = [(await future)[cut.output] for future in futures]
+        except BaseException as error:
+            if isinstance(error, ExecutionFailed) or session.model.info.is_recurrent:
+                self._drop(session, "evicted")  # recurrent layers cannot go back to this position
+            raise
+        session.rows = request.position + request.seq_len
+        return Computed(
+            np.concatenate(outputs),
+            lease.session.execution_id,
+            sent - began,
+            time.monotonic() - sent,
+        )
+
+    async def _get_lease(self, session: DeviceSession, request: Forward, steps: int) -> Lease:
+        lease = session.lease
+        if lease is not None:
+            if lease.can_go_on(steps, _now()):
+                return lease
+            if request.incremental:
+                self._drop(session, "evicted")
+                raise _refuse_unknown(session.id, is_evicted=True)
+            session.lease = None
+            await session.stack.aclose()
+            session.stack = AsyncExitStack()
+        session.rows = 0
+        wanted = max(steps, session.model.session_steps)
+        session.lease = await session.stack.enter_async_context(
+            session.model.pool.borrow((), wanted)
+        )
+        return session.lease
+
+
+def _check_idle(session: DeviceSession) -> None:
+    if session.is_busy:
+        raise SplitError(
+            "session_busy",
+            f"session {session.id} runs a forward already; wait for its answer",
+            status=409,
+        )
+
+
+def _refuse_foreign(name: str) -> SplitError:
+    return SplitError(
+        "session_foreign", f"session {name} belongs to another key or model", status=403
+    )
+
+
+def _refuse_unknown(name: str | None, *, is_evicted: bool) -> SplitError:
+    if name is None:
+        return SplitError("session_unknown", "an incremental forward needs a session_id")
+    again = "feed its rows again from position 0, without 'incremental'"
+    if is_evicted:
+        return SplitError("session_evicted", f"session {name} made room; {again}", status=410)
+    return SplitError("session_unknown", f"there is no session {name}; {again}", status=404)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
