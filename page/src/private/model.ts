@@ -5,7 +5,7 @@
 import { type Value, wrap } from "./arrays";
 import type { ModelInfo } from "./connection";
 import { type Graph, parseGraph, type Weight } from "./graph";
-import { decode, isTableKind, type Kernels, type Table } from "./kernels";
+import { decode, isTableKind, type Kernels, type Table, type TableKind } from "./kernels";
 import { Program, type Stored } from "./program";
 import { computeDigest, type FetchRange, Refusal, type Source, type TensorStore } from "./tensor_store";
 import { ModelTokenizer } from "./tokenizer";
@@ -71,7 +71,7 @@ export async function loadModel(
   for (const graph of graphs) {
     const tables = Program.findTables(graph);
     const stored: Stored[] = [];
-    for (const [place, weight] of graph.weights.entries()) stored.push(await loader.load(weight, tables.has(place)));
+    for (const [place, weight] of graph.weights.entries()) stored.push(await loader.load(weight, tables.get(place) ?? null));
     programs.push(new Program(graph, stored, kernels));
   }
   return new DeviceModel(info, { inputs: manifest.inputs, client }, programs, new ModelTokenizer(tokenizer), kernels);
@@ -159,20 +159,20 @@ class Loader {
 
   constructor(private store: TensorStore, private kernels: Kernels, private sources: Map<string, Source>) {}
 
-  async load(weight: Weight, isTable: boolean): Promise<Stored> {
-    const key = `${weight.digest} ${weight.dtype} ${weight.shape} ${isTable}`;
+  /** `kind` says how a table's bytes are numbers; it is null for an array. */
+  async load(weight: Weight, kind: TableKind | null): Promise<Stored> {
+    const key = `${weight.digest} ${weight.dtype} ${weight.shape} ${kind}`;
     let stored = this.loaded.get(key);
     if (!stored) {
       const source = this.sources.get(weight.digest)!;
-      stored = isTable ? { table: await this.loadTable(weight, source) } : { value: await this.loadValue(weight, source) };
+      stored = kind ? { table: await this.loadTable(weight, kind, source) } : { value: await this.loadValue(weight, source) };
       this.loaded.set(key, stored);
     }
     return stored;
   }
 
-  private async loadTable({ name, dtype, shape }: Weight, source: Source): Promise<Table> {
-    if (!isTableKind(dtype)) throw new Error(`the table '${name}' has numbers of type ${dtype}, which this page cannot multiply`);
-    const table = this.kernels.addTable(dtype, shape[0], shape[1]);
+  private async loadTable({ name, shape }: Weight, kind: TableKind, source: Source): Promise<Table> {
+    const table = this.kernels.addTable(kind, shape[0], shape[1]);
     await this.store.read(source, (bytes, start) => this.kernels.getBytes(table).set(bytes, start));
     this.kernels.checkTable(table, name);
     return table;

@@ -4,12 +4,13 @@
 // rows: rows of a table by index, and products of rows with a table. Everything else is small.
 import { computeNode, lookUp, makeStrides, makeValue, type Value, wrap } from "./arrays";
 import type { Dim, Graph, Node } from "./graph";
-import type { Kernels, Table } from "./kernels";
+import { isTableKind, type Kernels, type Table, type TableKind } from "./kernels";
 import { computeLogits, type Logits, makeKnown } from "./logits";
 
 /** A weight: a matrix in the kernels' memory, or a small array. */
 export type Stored = { table: Table } | { value: Value };
-type Whole = { form: "rows"; weight: number; index: number } | { form: "product"; weight: number; vectors: number };
+type Read = { weight: number; kind: TableKind }; // a weight, and how its bytes are numbers
+type Whole = Read & ({ form: "rows"; index: number } | { form: "product"; vectors: number });
 export type State = Value[];
 
 export class Program {
@@ -22,11 +23,11 @@ export class Program {
   ) {}
 
   /** Return which weights are read as matrices by the two forms above; these need no array. */
-  static findTables(graph: Graph): Set<number> {
-    const found = new Set<number>();
+  static findTables(graph: Graph): Map<number, TableKind> {
+    const found = new Map<number, TableKind>();
     for (let place = 0; place < graph.nodes.length; place++) {
       const whole = findWhole(graph, place);
-      if (whole) found.add(whole.weight);
+      if (whole) found.set(whole.weight, whole.kind);
     }
     return found;
   }
@@ -159,25 +160,35 @@ export class Step {
 // ---- the two forms ------------------------------------------------------------------------------
 
 /** Return the weight [rows, width] that a node is in another shape or type, or null. */
-function findTable(graph: Graph, place: number): number | null {
-  while (["RESHAPE", "CAST", "CONTIGUOUS"].includes(graph.nodes[place].op)) {
-    const [src] = graph.nodes[place].srcs;
-    const { shape } = getWeight(graph, src) ?? { shape: null };
-    if (shape && graph.nodes[place].op === "RESHAPE" && !isWideShape(graph.nodes[place].arg, shape)) return null;
-    place = src;
+function findTable(graph: Graph, place: number): Read | null {
+  let dims: Dim[] | null = null; // of a RESHAPE on the way
+  let node = graph.nodes[place];
+  while (["RESHAPE", "CAST", "CONTIGUOUS"].includes(node.op) && node.dtype === "float32") {
+    if (node.op === "RESHAPE") dims ??= node.arg as Dim[];
+    node = graph.nodes[node.srcs[0]];
   }
-  const weight = getWeight(graph, place);
-  return weight && weight.shape.length === 2 ? (graph.nodes[place].arg as number) : null;
+  const half = findHalf(graph, node);
+  const found = half ?? node;
+  if (found.op !== "WEIGHT") return null;
+  const { shape, dtype } = graph.weights[found.arg as number];
+  if (shape.length !== 2 || (dims && !isWideShape(dims, shape))) return null;
+  if (half) return { weight: found.arg as number, kind: "bfloat16" };
+  return isTableKind(dtype) ? { weight: found.arg as number, kind: dtype } : null;
 }
 
-function getWeight(graph: Graph, place: number): Graph["weights"][number] | null {
-  const node = graph.nodes[place];
-  return node.op === "WEIGHT" ? graph.weights[node.arg as number] : null;
+/** Return the weight whose numbers are upper halves of float32, as bfloat16 is traced, or null. */
+function findHalf(graph: Graph, node: Node): Node | null {
+  if (node.op !== "BITCAST" || node.dtype !== "float32") return null;
+  const shift = graph.nodes[node.srcs[0]];
+  if (shift.op !== "SHL") return null;
+  const [cast, by] = shift.srcs.map((src) => graph.nodes[src]);
+  if (cast.op !== "CAST" || cast.dtype !== "uint32" || by.op !== "CONST" || by.arg !== "16") return null;
+  const weight = graph.nodes[cast.srcs[0]];
+  return weight.op === "WEIGHT" && weight.dtype === "uint16" ? weight : null;
 }
 
 /** Say whether a shape is the table's own behind axes of length 1. */
-function isWideShape(arg: unknown, shape: number[]): boolean {
-  const dims = arg as Dim[];
+function isWideShape(dims: Dim[], shape: number[]): boolean {
   const front = dims.slice(0, -2);
   return front.every((dim) => dim === 1) && dims[dims.length - 2] === shape[0] && dims[dims.length - 1] === shape[1];
 }
@@ -191,10 +202,11 @@ function skipReshape(graph: Graph, place: number): number {
 function findWhole(graph: Graph, place: number): Whole | null {
   const node = graph.nodes[place];
   if (node.op === "LOOKUP") {
-    const weight = findTable(graph, node.srcs[0]);
-    return weight === null || !isFlat(graph, node.srcs[0], weight) ? null : { form: "rows", weight, index: node.srcs[1] };
+    const read = findTable(graph, node.srcs[0]);
+    return read && countAxes(graph, node.srcs[0]) === 2 ? { form: "rows", ...read, index: node.srcs[1] } : null;
   }
-  if (node.op !== "REDUCE" || (node.arg as [string, number])[0] !== "ADD" || (node.arg as [string, number])[1] !== 1) return null;
+  const [operation, axes] = node.op === "REDUCE" ? (node.arg as [string, number]) : [];
+  if (operation !== "ADD" || axes !== 1) return null;
   const permute = graph.nodes[node.srcs[0]];
   if (permute.op !== "PERMUTE") return null;
   const order = permute.arg as number[];
@@ -202,38 +214,31 @@ function findWhole(graph: Graph, place: number): Whole | null {
   if (inner.op === "WHERE" && order.join() === "1,0,2") return findOneHot(graph, inner);
   const last = order.length - 1;
   if (inner.op !== "MUL" || inner.dtype !== "float32" || order.some((axis, at) => axis !== (at ? at - 1 : last))) return null;
-  for (const [side, other] of [inner.srcs, [...inner.srcs].reverse()]) {
-    const weight = findTable(graph, other);
-    const vectors = graph.nodes[side];
-    if (weight === null || !isBehind(graph, other, order.length)) continue;
-    const dims = vectors.op === "RESHAPE" ? (vectors.arg as Dim[]) : null;
-    if (dims?.length === order.length && dims[last - 1] === 1 && dims[last] === graph.weights[weight].shape[1]) {
-      return { form: "product", weight, vectors: side };
+  for (const [vectors, table] of [inner.srcs, [...inner.srcs].reverse()]) {
+    const read = findTable(graph, table);
+    const { op, arg } = graph.nodes[vectors];
+    if (!read || op !== "RESHAPE" || countAxes(graph, table) > order.length) continue;
+    const dims = arg as Dim[];
+    if (dims.length === order.length && dims[last - 1] === 1 && dims[last] === graph.weights[read.weight].shape[1]) {
+      return { form: "product", ...read, vectors };
     }
   }
   return null;
 }
 
-/** Say whether a table's shape has at most this many axes. */
-function isBehind(graph: Graph, place: number, axes: number): boolean {
+/** Return how many axes a table has where it is used. */
+function countAxes(graph: Graph, place: number): number {
   const node = graph.nodes[place];
-  return node.op === "RESHAPE" ? (node.arg as Dim[]).length <= axes : node.op === "CAST" ? isBehind(graph, node.srcs[0], axes) : true;
-}
-
-/** Say whether a table is looked up in its own shape. */
-function isFlat(graph: Graph, place: number, weight: number): boolean {
-  const node = graph.nodes[place];
-  if (node.op === "WEIGHT") return true;
-  if (node.op === "RESHAPE" && String(node.arg) !== String(graph.weights[weight].shape)) return false;
-  return isFlat(graph, node.srcs[0], weight);
+  if (node.op === "RESHAPE") return (node.arg as Dim[]).length;
+  return node.op === "CAST" && node.dtype === "float32" ? countAxes(graph, node.srcs[0]) : 2;
 }
 
 /** Match sum over v of where(v == index, table[v], 0), which is how an embedding is traced. */
 function findOneHot(graph: Graph, where: Node): Whole | null {
   const [condition, chosen, otherwise] = where.srcs;
-  const weight = findTable(graph, chosen);
+  const read = findTable(graph, chosen);
   const zero = graph.nodes[skipReshape(graph, otherwise)];
-  if (weight === null || zero.op !== "CONST" || !/^8?0+$/.test(String(zero.arg))) return null;
+  if (!read || zero.op !== "CONST" || !/^8?0+$/.test(String(zero.arg))) return null;
   let equal = graph.nodes[condition];
   if (equal.op === "CMPNE") {
     const isTrue = (place: number): boolean => graph.nodes[place].op === "CONST" && graph.nodes[place].arg === "1";
@@ -244,7 +249,7 @@ function findOneHot(graph: Graph, where: Node): Whole | null {
   } else if (equal.op !== "CMPEQ") return null;
   for (const [side, other] of [equal.srcs, [...equal.srcs].reverse()]) {
     const iota = graph.nodes[skipReshape(graph, side)];
-    if (iota.op === "IOTA" && iota.arg === graph.weights[weight].shape[0]) return { form: "rows", weight, index: skipReshape(graph, other) };
+    if (iota.op === "IOTA" && iota.arg === graph.weights[read.weight].shape[0]) return { form: "rows", ...read, index: skipReshape(graph, other) };
   }
   return null;
 }

@@ -50,7 +50,7 @@ export class Sampler {
   constructor(private kernels: Kernels, private sampling: Sampling, prompt: readonly number[] = []) {
     for (const [name, least, most, isWhole] of RANGES) {
       const value = sampling[name] as number;
-      if (!(value >= least && value <= most) || (isWhole && !Number.isInteger(value))) {
+      if (typeof value !== "number" || !(value >= least && value <= most) || (isWhole && !Number.isInteger(value))) {
         throw new Error(`${name} is ${value}; give a number from ${least === Number.MIN_VALUE ? "above 0" : least} to ${most}`);
       }
     }
