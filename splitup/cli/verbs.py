@@ -21,6 +21,7 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "generate": "Continue a text and print its tokens as they come.",
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
     "keys": "Create, list and revoke the API keys of serve.",
+    "relay": "Let a phone on the local network reach serve on this machine.",
     "deposit": "Move USDC into the market for later executions.",
     "receipt": "Show what an execution cost; wait until it is settled.",
     "check": "Check that the committee planned an execution correctly.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -231,7 +232,7 @@ class Transport:
 
     async def _post(self, message: bytes) -> bytes:
         url = f"{self._url}/forward"
-        async with self._http.post(url, data=message, headers=_BINARY) as response:
+        async with self._http.post(url, data=io.BytesIO(message), headers=_BINARY) as response:
             data = await read_bounded(response, 2 * split.MAX_MESSAGE_BYTES)
         if response.status != 200:
             raise _make_error(data)

@@ -28,9 +28,9 @@ CHAT = [{"role": "user", "content": "Package: python3-yaml\nDescription: library
 
 
 @contextlib.contextmanager
-def run_server(network: Network, *flags: str) -> Iterator[str]:
+def run_server(network: Network, *flags: str, model: str = MODEL) -> Iterator[str]:
     """Run ``splitup serve``; give its base URL."""
-    command = [find_program("splitup"), "serve", MODEL, "--port", "0", *flags]
+    command = [find_program("splitup"), "serve", model, "--port", "0", *flags]
     with subprocess.Popen(
         [*command, "--config", network.directory], stderr=subprocess.PIPE, text=True
     ) as process:

@@ -28,14 +28,14 @@ from splitup.serve.api_keys import ApiKey
 from splitup.serve.errors import translate
 from splitup.serve.leases import LeaseOptions, LeasePool
 from splitup.serve.quotes import Quotes
-from splitup.serve.split.files import FileSender
+from splitup.serve.split.files import STALL_S, FileSender
 from splitup.serve.split.models import Cut, NodeSessions, SplitModel
 from splitup.serve.split.sessions import DeviceSessions, SessionOptions
 from splitup.serve.timelines import Timelines
 
 _log = logging.getLogger("splitup.serve")
 
-CONNECTIONS: Final = 256  # WebSockets at once
+CONNECTIONS: Final = 128  # WebSockets at once
 _BINARY: Final = "application/octet-stream"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -187,9 +187,10 @@ class SplitServer:
         rows = split.decode_rows(asked, tensor)
         if key is not None and not asked.incremental:
             self._access.check_rate(key)  # the rate counts texts, not tokens
-        with self._sessions.use(asked, None if key is None else key.name, served) as session:
-            most = served.manifest.price_micro_usdc(cut.count_steps(asked.seq_len))
-            async with self._access.charge(key, most) as charge:
+        owner = None if key is None else key.name
+        most = served.manifest.price_micro_usdc(cut.count_steps(asked.seq_len))
+        async with self._access.charge(key, most) as charge:
+            with self._sessions.use(asked, owner, served) as session:
                 try:
                     found = await self._sessions.compute(session, asked, rows)
                 finally:
@@ -249,11 +250,15 @@ class SplitServer:
                 answer, rows = await self._answer(asked, tensor, key)
             except Exception as error:
                 answer = _describe(error)[0]
-            if is_binary:
-                await socket.send_bytes(split.encode_binary(answer, rows))
-            else:
-                name = "pre_activations" if rows else ""
-                await socket.send_str(split.encode_text(answer, rows, name))
+            try:
+                async with asyncio.timeout(STALL_S):
+                    if is_binary:
+                        await socket.send_bytes(split.encode_binary(answer, rows))
+                    else:
+                        name = "pre_activations" if rows else ""
+                        await socket.send_str(split.encode_text(answer, rows, name))
+            except TimeoutError:
+                raise ConnectionResetError(f"the device read nothing for {STALL_S:g} s") from None
 
     async def _authorise(self, request: web.Request) -> ApiKey | None:
         header = request.headers.get("Authorization")

@@ -1,8 +1,9 @@
 """Sessions of devices: who may continue which, at which position, and until when.
 
 A session holds a lease, in whose execution the nodes keep the rows that were fed. There are at most
-``most`` sessions; the one that was used least recently makes room for a new one. One that nobody
-uses for ``ttl_s`` ends. A device whose session was evicted feeds its rows again from position 0.
+``most`` sessions; the one that was used least recently makes room for a new one (where there are
+keys, of those whose key has the most). One that nobody uses for ``ttl_s`` ends. A device whose
+session was evicted feeds its rows again from position 0.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -94,8 +95,11 @@ class DeviceSessions:
     ) -> Iterator[DeviceSession]:
         """Give the session of a request, locked; raise SplitError when it has none."""
         session = self._find(request, owner, model)
-        _check_idle(session)
-        self._check_position(request, session)
+        if session is not None:
+            _check_idle(session)
+        _check_position(request, model, 0 if session is None else session.rows)
+        if session is None:  # only now: a refused request must not evict anybody
+            session = self._add(request.session_id, owner, model)
         session.is_busy = True
         try:
             yield session
@@ -106,12 +110,12 @@ class DeviceSessions:
                 self._sessions.move_to_end(session.id)
                 self._set_timer()
 
-    def _find(self, request: Forward, owner: str | None, model: SplitModel) -> DeviceSession:
+    def _find(self, request: Forward, owner: str | None, model: SplitModel) -> DeviceSession | None:
+        """Return the session of a request, None for one that begins a new one."""
         wanted = request.session_id
-        known = None if wanted is None else self._sessions.get(wanted)
-        if known is not None:
+        if wanted is not None and (known := self._sessions.get(wanted)) is not None:
             if known.owner != owner or known.model is not model:
-                raise _refuse_foreign(known.id)
+                raise _refuse_foreign(wanted)
             return known
         gone = None if wanted is None else self._gone.get(wanted)
         if gone is not None and gone[0] != owner:
@@ -122,43 +126,24 @@ class DeviceSessions:
             )
         if request.incremental:
             raise _refuse_unknown(wanted, is_evicted=gone is not None)
-        return self._add(wanted or secrets.token_urlsafe(_ID_BYTES), owner, model)
+        return None
 
-    def _check_position(self, request: Forward, session: DeviceSession) -> None:
-        wanted = session.rows if request.incremental else 0
-        if request.position != wanted:
-            raise SplitError(
-                "bad_position",
-                f"the next position of session {session.id} is {wanted}, not {request.position}: "
-                + (
-                    "it holds so many rows; to go back, feed again from 0 without 'incremental'"
-                    if request.incremental
-                    else "a forward that is not incremental begins at 0"
-                ),
-                status=409,
-            )
-        context = session.model.info.context
-        if request.position + request.seq_len > context:
-            raise SplitError(
-                "beyond_context",
-                f"positions {request.position} to {request.position + request.seq_len - 1} are not "
-                f"all within the context of model {session.model.name}, {context}",
-            )
-
-    def _add(self, name: str, owner: str | None, model: SplitModel) -> DeviceSession:
+    def _add(self, wanted: str | None, owner: str | None, model: SplitModel) -> DeviceSession:
+        """Begin a session; the least recent one of who has the most makes room for it."""
         while len(self._sessions) >= self.options.most:
-            idle = next((one for one in self._sessions.values() if not one.is_busy), None)
-            if idle is None:
+            counts = Counter([owner, *(one.owner for one in self._sessions.values())])
+            idle = [one for one in self._sessions.values() if not one.is_busy]
+            if not idle:
                 raise SplitError(
                     "too_many_sessions",
                     f"all {self.options.most} sessions compute; try again in a few seconds",
                     status=429,
                 )
-            self._drop(idle, "evicted")
+            self._drop(max(idle, key=lambda one: counts[one.owner]), "evicted")
+        name = wanted or secrets.token_urlsafe(_ID_BYTES)
         self._gone.pop(name, None)
         session = DeviceSession(name, owner, model, _now() + self.options.ttl_s)
         self._sessions[name] = session
-        self._set_timer()
         return session
 
     def end(self, name: str, owner: str | None) -> None:
@@ -252,6 +237,25 @@ class DeviceSessions:
             session.model.pool.borrow((), wanted)
         )
         return session.lease
+
+
+def _check_position(request: Forward, model: SplitModel, rows: int) -> None:
+    wanted = rows if request.incremental else 0
+    if request.position != wanted:
+        hint = "a forward that is not incremental begins at 0"
+        if request.incremental:
+            hint = f"the session holds {rows} rows; to go back, feed again from 0"
+        raise SplitError(
+            "bad_position",
+            f"position is {request.position}, and {wanted} is next: {hint}",
+            status=409,
+        )
+    if request.position + request.seq_len > model.info.context:
+        raise SplitError(
+            "beyond_context",
+            f"positions {request.position} to {request.position + request.seq_len - 1} are not all "
+            f"within the context of model {model.name}, {model.info.context}",
+        )
 
 
 def _check_idle(session: DeviceSession) -> None:
