@@ -56,7 +56,7 @@ RUN = """
                 page.wrap(dtype, shape, ARRAYS[dtype].from(data)));
             const step = program.begin(state, values);
             state = step.update();
-            return program.graph.outputs.map((_, output) => Array.from(step.getOutput(output).data));
+            return program.graph.outputs.map((_, place) => Array.from(step.getOutput(place).data));
         });
         return { outputs, tables };
     });
