@@ -28,8 +28,8 @@ _FILES: Final = {
     "/private.js": ("private.js", "text/javascript"),
     "/private.css": ("private.css", "text/css"),
     "/private.webmanifest": ("private.webmanifest", "application/manifest+json"),
-    "/device.js": ("device.js", "text/javascript"),
-    "/kernels.wasm": ("kernels.wasm", "application/wasm"),
+    "/private/device.js": ("device.js", "text/javascript"),
+    "/private/kernels.wasm": ("kernels.wasm", "application/wasm"),
     "/offline.js": ("offline.js", "text/javascript"),
 }
 HEADERS: Final = {
@@ -50,7 +50,7 @@ _POLICY: Final = "Content-Security-Policy"
 _POLICIES: Final = {
     "/private": HEADERS[_POLICY].replace("lit-html", "lit-html splitup-scripts")
     + "; worker-src 'self'; manifest-src 'self'",
-    "/device.js": "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",
+    "/private/device.js": "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",
     "/offline.js": "default-src 'none'; connect-src 'self'",
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

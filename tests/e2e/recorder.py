@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _HEAD_END = b"\r\n\r\n"
+_CONTROL = 8  # opcodes from here on close a connection or keep it open
 
 
 @dataclass
@@ -29,19 +30,19 @@ class Recorder:
         return heads
 
     def list_frames(self) -> list[bytes]:
-        """Return the payloads of all WebSocket frames (RFC 6455, 5.2), unmasked."""
-        payloads = []
+        """Return the payloads of all WebSocket frames (RFC 6455, 5.2) with data, unmasked."""
+        frames = []
         for data in self.sent:
             if b"Upgrade: websocket" in data:
-                payloads += _read_frames(bytes(data).partition(_HEAD_END)[2])
-        return payloads
+                frames += _read_frames(bytes(data).partition(_HEAD_END)[2])
+        return [payload for opcode, payload in frames if opcode < _CONTROL]
 
     def read_all(self) -> bytes:
         """Return all that was sent, and the frames' payloads."""
         return b"\n".join([*map(bytes, self.sent), *self.list_frames()])
 
 
-def _read_frames(data: bytes) -> Iterator[bytes]:
+def _read_frames(data: bytes) -> Iterator[tuple[int, bytes]]:
     while len(data) >= 6:
         length, place = data[1] & 127, 2
         if length >= 126:
@@ -52,7 +53,7 @@ def _read_frames(data: bytes) -> Iterator[bytes]:
         payload = data[start : start + length]
         keys = (mask * (len(payload) // 4 + 1))[: len(payload)]
         whole = int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")
-        yield whole.to_bytes(len(payload), "big")
+        yield data[0] & 15, whole.to_bytes(len(payload), "big")
         data = data[start + length :]
 
 

@@ -1,5 +1,6 @@
 // The service worker: it keeps the files of the private page, so that the page opens without the
-// server. Requests of the API pass by it.
+// server. Requests of the API pass by it. It serves what is under /private, which the page's worker
+// has to be, too, to be served.
 type Work = Event & { waitUntil(work: Promise<unknown>): void };
 type Asked = Work & { request: Request; respondWith(reply: Promise<Response>): void };
 type Scope = {
@@ -9,7 +10,7 @@ type Scope = {
 };
 const scope = self as unknown as Scope; // TypeScript's own types of it exclude those of pages
 const CACHE = "splitup-private";
-const FILES = ["/private", "/private.js", "/private.css", "/app.css", "/device.js", "/kernels.wasm", "/icon.svg", "/private.webmanifest"];
+const FILES = ["/private", "/private.js", "/private.css", "/app.css", "/private/device.js", "/private/kernels.wasm", "/icon.svg", "/private.webmanifest"];
 
 scope.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)));

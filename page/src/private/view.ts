@@ -27,7 +27,7 @@ const PROMISE =
 // Trusted Types: the two scripts that this page may start are named here
 const scripts = (globalThis as any).trustedTypes?.createPolicy("splitup-scripts", {
   createScriptURL: (url: string) => {
-    if (url === "/device.js" || url === "/offline.js") return url;
+    if (url === "/private/device.js" || url === "/offline.js") return url;
     throw new TypeError(`${url} is no script of this page`);
   },
 }) ?? { createScriptURL: (url: string) => url };
@@ -45,7 +45,7 @@ class PrivateChat extends Part {
   declare error: string;
   declare needsKey: boolean;
   declare isOffline: boolean;
-  private worker = new Worker(scripts.createScriptURL("/device.js"), { type: "module" });
+  private worker = new Worker(scripts.createScriptURL("/private/device.js"), { type: "module" });
   private began = 0;
 
   constructor() {

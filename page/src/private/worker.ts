@@ -32,7 +32,7 @@ class Device {
   private connection = new Connection("");
   private model: DeviceModel | null = null;
   private running: AbortController | null = null;
-  private kernels = fetch("/kernels.wasm").then((reply) => Kernels.load(reply));
+  private kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply));
   private store = TensorStore.open((...range) => this.connection.fetchRange(...range));
 
   async follow(order: Order): Promise<void> {
@@ -68,7 +68,7 @@ class Device {
     if (!info) throw new Error(`the server offers no private model '${name}'`);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
-    this.kernels = fetch("/kernels.wasm").then((reply) => Kernels.load(reply)); // an old model's memory is freed
+    this.kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply)); // an old model's memory is freed
     const files = new Files(store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
     let shown = 0;
     const onProgress = (done: number, total: number): void => {
