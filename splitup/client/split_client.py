@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
-import aiohttp
 import numpy as np
 
 from splitup.client import defaults
@@ -27,7 +25,7 @@ from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.config import find_cache_directory
 from splitup.core import limits
-from splitup.core.codec import compute_digest, parse_json
+from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel, PeerFault, SplitUpError, Unavailable
 from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
 from splitup.decode.prompt import TextRequest
@@ -41,25 +39,19 @@ from splitup.graph.manifest import (
     load_manifest,
 )
 from splitup.messages import split
-from splitup.messages.base import Message
 from splitup.messages.split import (
-    ErrorAnswer,
     Forward,
     Forwarded,
     PrivateModel,
     SplitError,
-    parse_answer,
 )
 from splitup.messages.storage import Grant, Grants
-from splitup.net.http import read_bounded
+from splitup.net.split_connection import SplitServerConnection, SplitTransport
 from splitup.storage.task_cache import Cache
 
 ATTEMPTS: Final = 3  # a session that the server forgot is fed again from position 0
-FORWARD_S: Final = 120.0  # the server may have to wait for an execution
 END_S: Final = 5.0
 _LOST: Final = {"session_evicted", "session_unknown", "execution_failed"}
-_BINARY: Final = {"Content-Type": "application/octet-stream"}
-T = TypeVar("T", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +71,12 @@ class SplitClient:
     """
 
     def __init__(self, url: str, *, api_key: str = "", cache: Path | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1") + split.PATH
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._server = SplitServerConnection(url, api_key)
         self._cache = cache or find_cache_directory()
         self._models: dict[str, DeviceModel] = {}
 
     async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(headers=self._headers, auto_decompress=False)
+        self._server.open()
         return self
 
     async def __aexit__(
@@ -97,15 +88,11 @@ class SplitClient:
         for model in self._models.values():
             model.programs.close()
             model.tokenizer.close()
-        await self._http.close()
+        await self._server.close()
 
     async def list_models(self) -> list[PrivateModel]:
         """Return the models that the server offers. Raises SplitError, Unavailable."""
-        async with _explaining(self._url), self._http.get(f"{self._url}/models") as response:
-            data = await read_bounded(response, limits.MAX_MANIFEST_BYTES)
-        if response.status != 200:
-            raise _make_error(data)
-        return list(split.decode_models(data))
+        return list(await self._server.fetch_models())
 
     async def open(self, model: str) -> DeviceModel:
         """Return a model, by name or id; fetch and compile what is missing.
@@ -115,14 +102,12 @@ class SplitClient:
         if model not in self._models:
             found = [one for one in await self.list_models() if model in (one.name, one.model_id)]
             if not found:
-                raise InvalidInput(f"{self._url} offers no private model '{model}'")
+                raise InvalidInput(f"{self._server.url} offers no private model '{model}'")
             self._models[model] = await self._load(found[0])
         return self._models[model]
 
     async def _load(self, info: PrivateModel) -> DeviceModel:
-        cache = Cache(
-            self._cache, _ServerFiles(self._url, self._headers, self._http), self._http, _trust
-        )
+        cache = Cache(self._cache, _ServerFiles(self._server), self._server.http, _trust)
         manifest = await cache.fetch_manifest(info.model_id)
         text, part = get_text_info(manifest, info.name), manifest.client
         if part is None:
@@ -172,71 +157,13 @@ class SplitClient:
     async def session(self, model: str) -> AsyncGenerator[DeviceSession, None]:
         """Open a session, which takes steps like one of a network; only causal ones."""
         found = await self.open(model)
-        transport = Transport(self._url, self._http)
+        transport = SplitTransport(self._server)
         session = DeviceSession(found, transport)
         try:
             yield session
         finally:
             await session.close()
             await transport.close()
-
-
-class Transport:
-    """Sends requests over a WebSocket, or over HTTP where none passes."""
-
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
-        self._url = url
-        self._http = http
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._uses_http = False
-
-    async def ask(self, request: Message, tensor: bytes, kind: type[T]) -> tuple[T, bytes]:
-        """Return the answer and its tensor. Raises SplitError, Unavailable."""
-        message = split.encode_binary(request, tensor)
-        try:
-            async with _explaining(self._url), asyncio.timeout(FORWARD_S):
-                socket = await self._connect()
-                data = await (
-                    self._post(message) if socket is None else self._tell(socket, message)
-                )
-        except BaseException:
-            await self.close()  # an answer that comes later must not be taken for the next one
-            raise
-        header, rest = split.split_binary(data)
-        return parse_answer(kind, header), rest
-
-    async def close(self) -> None:
-        """Close the WebSocket."""
-        if self._socket is not None:
-            await self._socket.close()
-            self._socket = None
-
-    async def _connect(self) -> aiohttp.ClientWebSocketResponse | None:
-        if (self._socket is None or self._socket.closed) and not self._uses_http:
-            try:
-                self._socket = await self._http.ws_connect(
-                    f"{self._url}/stream",
-                    protocols=(split.PROTOCOL,),
-                    max_msg_size=2 * split.MAX_MESSAGE_BYTES,
-                )
-            except aiohttp.WSServerHandshakeError:
-                self._uses_http = True  # a proxy that knows no upgrades, or a refusal with a reason
-        return None if self._uses_http else self._socket
-
-    async def _tell(self, socket: aiohttp.ClientWebSocketResponse, message: bytes) -> bytes:
-        await socket.send_bytes(message)
-        received = await socket.receive()
-        if received.type != aiohttp.WSMsgType.BINARY:
-            raise Unavailable(f"{self._url} closed the connection; try again")
-        return bytes(received.data)
-
-    async def _post(self, message: bytes) -> bytes:
-        url = f"{self._url}/forward"
-        async with self._http.post(url, data=io.BytesIO(message), headers=_BINARY) as response:
-            data = await read_bounded(response, 2 * split.MAX_MESSAGE_BYTES)
-        if response.status != 200:
-            raise _make_error(data)
-        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +179,7 @@ class DeviceSession:
     So the whole session can be fed again when the server has forgotten it.
     """
 
-    def __init__(self, model: DeviceModel, transport: Transport) -> None:
+    def __init__(self, model: DeviceModel, transport: SplitTransport) -> None:
         self.manifest = model.manifest
         self.answers: list[Forwarded] = []
         self._model = model
@@ -376,20 +303,15 @@ class DeviceSession:
 class _ServerFiles:
     """The server's files as an object store; the cache checks every digest."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], http: aiohttp.ClientSession) -> None:
-        self._url = url
-        self._headers = dict(headers)
-        self._http = http
+    def __init__(self, server: SplitServerConnection) -> None:
+        self._server = server
 
     async def fetch_manifest(self, model_id: str) -> bytes:
         """Return a model's manifest, after checking that its SHA-256 is the model's id."""
-        url = f"{self._url}/files/{model_id[2:]}"
-        async with _explaining(self._url), self._http.get(url) as response:
-            data = await read_bounded(response, limits.MAX_MANIFEST_BYTES)
-        if response.status != 200:
-            raise _make_error(data)
+        data = await self._server.fetch_file(model_id[2:], max_bytes=limits.MAX_MANIFEST_BYTES)
         if compute_digest(data) != model_id[2:]:
-            raise PeerFault(f"{self._url} sent a manifest that is not {model_id}", peer=self._url)
+            url = self._server.url
+            raise PeerFault(f"{url} sent a manifest that is not {model_id}", peer=url)
         return data
 
     async def model_grants(self, model_id: str) -> Grants:
@@ -408,8 +330,8 @@ class _ServerFiles:
         return Grant(
             method="GET",
             key=key,
-            url=f"{self._url}/files/{digest}",
-            headers=self._headers,
+            url=self._server.get_file_url(digest),
+            headers=self._server.headers,
             length_bytes=None,
             expires_at_s=2**53 - 1,
         )
@@ -417,23 +339,3 @@ class _ServerFiles:
 
 async def _trust(_: Manifest) -> None:
     """Accept a manifest whose SHA-256 is the model's id: this device reads no chain."""
-
-
-@contextlib.asynccontextmanager
-async def _explaining(url: str) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    except TimeoutError:
-        raise Unavailable(f"{url} did not answer in time") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
-
-
-def _make_error(data: bytes) -> SplitError:
-    """Return the error in a server's answer."""
-    try:
-        fields = parse_json(data)
-        error = ErrorAnswer.from_value(fields)
-    except (ValueError, SplitUpError):
-        return SplitError("bad_message", f"the server answered: {data[:200]!r}")
-    return SplitError(error.code, error.message)

@@ -14,6 +14,7 @@ from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import make_arrays, make_tree_step
 from splitup.messages.split import PATH
+from splitup.net.split_connection import SplitServerConnection
 from tests.serve.split.local_nodes import CHUNK, NAME, LocalNodes, serve_split
 
 PROMPT = "a library for parsers of many file formats"
@@ -70,4 +71,4 @@ async def test_files_that_are_not_the_model_s_are_refused(
 
 
 def test_the_path_is_the_servers() -> None:
-    assert SplitClient("http://127.0.0.1:8000/v1")._url == "http://127.0.0.1:8000" + PATH
+    assert SplitServerConnection("http://localhost:8000/v1").url == "http://localhost:8000" + PATH
