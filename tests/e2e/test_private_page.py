@@ -75,8 +75,9 @@ def ask(page: Page, text: str, tokens: int, **settings: float | str) -> str:
     page.get_by_label("Message").fill(text)
     page.get_by_label("Message").press("Enter")
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    assert page.locator(".message .error").count() == 0, page.locator(".message").all_inner_texts()
-    return page.locator(".assistant .text").last.inner_text()
+    answer = page.locator(".assistant").last
+    assert answer.locator(".error").count() == 0, answer.inner_text()
+    return answer.locator(".text").inner_text()
 
 
 def list_encodings(text: str, tokens: list[int]) -> dict[str, bytes]:
