@@ -88,6 +88,7 @@ class PrivateChat extends Part {
       case "ready":
         this.phase = "ready";
         if (!this.model?.chat) this.settings = { ...this.settings, form: "text" };
+        if (!matchMedia("(min-width: 60rem)").matches) this.querySelector("details")!.open = false;
         void this.updateComplete.then(() => this.querySelector<HTMLElement>("#prompt")?.focus());
         break;
       case "piece":
@@ -208,7 +209,7 @@ class PrivateChat extends Part {
             if (input.reportValidity()) this.set({ numbers: { ...settings.numbers, [name]: Number(input.value) } });
           }}></label>`)}
       <p class="quiet wide">${model ? html`${usdc(model.price_micro_usdc_per_step)} per step of up to ${model.chunk} tokens;
-        ${model.private_blocks ? `the first and last ${model.private_blocks} blocks,` : ""} embedding and head run here.` : null}
+        embedding${model.private_blocks ? `, ${model.private_blocks} of the blocks at each end` : ""} and head run here.` : null}
         <button class="plain" ?disabled=${this.phase === "loading" || this.phase === "running"}
           @click=${() => this.tell({ order: "clear" })}>Delete all models from this device</button></p>`;
   }
