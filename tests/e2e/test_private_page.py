@@ -166,6 +166,8 @@ def test_after_the_first_visit_only_forward_needs_the_network(
     finally:
         context.set_offline(False)
     assert ask(page, "hello", 2)
+    page.get_by_role("button", name="Delete all models").click()
+    load(page)  # from the server again
     manifest = json.loads(page.evaluate("fetch('/private.webmanifest').then((r) => r.text())"))
     assert manifest["start_url"] == "/private" and manifest["display"] == "standalone"
 

@@ -134,7 +134,7 @@ def test_tables_that_are_no_numbers_are_refused() -> None:
             return "";
         });
     """
-    tables = [
+    tables: list[tuple[str, np.ndarray[Any, Any]]] = [
         ("float16", np.array([1, math.inf, math.nan], np.float16)),
         ("float32", np.array([-math.inf, 0, math.nan], np.float32)),
         ("float16", np.array([1, 65_504, 6e-8], np.float16)),

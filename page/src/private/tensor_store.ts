@@ -42,10 +42,13 @@ export class TensorStore {
     if ((await this.getEntry(source.digest))?.isWhole) return onBytes(source.bytes);
     const hash = sha256.create();
     const stored = await this.countPieces(source);
-    for (let piece = 0; piece < stored; piece++) hash.update(await this.getPiece(source, piece));
+    for (let piece = 0; piece < stored; piece++) await this.usePiece(source, piece, (data) => hash.update(data));
+    const buffer = new Uint8Array(Math.min(PIECE_BYTES, source.bytes)); // of all pieces, one after another
     onBytes(Math.min(source.bytes, stored * PIECE_BYTES));
     for (let piece = stored; piece * PIECE_BYTES < source.bytes; piece++) {
-      const data = await this.download(source, piece, onBytes, signal);
+      const length = Math.min(PIECE_BYTES, source.bytes - piece * PIECE_BYTES);
+      const data = length < buffer.length ? buffer.slice(0, length) : buffer; // all of its memory is stored
+      await this.download(data, source, piece, onBytes, signal);
       hash.update(data);
       await this.put("pieces", [source.digest, piece], data);
     }
@@ -57,12 +60,12 @@ export class TensorStore {
     await this.put("entries", source.digest, { bytes: source.bytes, isWhole: true } satisfies Entry);
   }
 
-  /** Give the bytes of a source piece by piece, after `fetch`. */
+  /** Give the bytes of a source piece by piece, after `fetch`. They are gone when `take` returns. */
   async read(source: Source, take: (bytes: Uint8Array, start: number) => void): Promise<void> {
     const entry = await this.getEntry(source.digest);
     if (!entry?.isWhole || entry.bytes !== source.bytes) throw new Error(`${source.name} is not on this device; load the model again`);
     for (let piece = 0; piece * PIECE_BYTES < source.bytes; piece++) {
-      take(await this.getPiece(source, piece), piece * PIECE_BYTES);
+      await this.usePiece(source, piece, (data) => take(data, piece * PIECE_BYTES));
     }
   }
 
@@ -91,10 +94,9 @@ export class TensorStore {
 
   // ---- pieces ----------------------------------------------------------------------------------
 
-  /** Download one piece, again from where it broke off. */
-  private async download(source: Source, piece: number, onBytes: OnBytes, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+  /** Fill `data` with one piece; try again from where it broke off. */
+  private async download(data: Uint8Array, source: Source, piece: number, onBytes: OnBytes, signal?: AbortSignal): Promise<void> {
     const first = piece * PIECE_BYTES;
-    const data = new Uint8Array(Math.min(PIECE_BYTES, source.bytes - first));
     let place = 0;
     for (let attempt = 1; place < data.length; attempt++) {
       try {
@@ -121,7 +123,6 @@ export class TensorStore {
         }
       }
     }
-    return data;
   }
 
   /** Return how many pieces are here from the first on; a wrong length counts as missing. */
@@ -134,7 +135,8 @@ export class TensorStore {
     return count;
   }
 
-  private async getPiece(source: Source, piece: number): Promise<Uint8Array> {
+  /** Read a piece, and give its memory back at once: a garbage collector would wait for many. */
+  private async usePiece(source: Source, piece: number, take: (data: Uint8Array) => void): Promise<void> {
     const store = this.database.transaction("pieces").objectStore("pieces");
     const data = (await settle(store.get([source.digest, piece]))) as Uint8Array | undefined;
     const wanted = Math.min(PIECE_BYTES, source.bytes - piece * PIECE_BYTES);
@@ -142,7 +144,8 @@ export class TensorStore {
       await this.forget(source.digest);
       throw new Error(`the browser lost a part of ${source.name}; load the model again`);
     }
-    return data;
+    take(data);
+    (data.buffer as ArrayBuffer & { transfer?: (bytes: number) => ArrayBuffer }).transfer?.(0);
   }
 
   private async getEntry(digest: string): Promise<Entry | undefined> {

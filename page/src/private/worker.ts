@@ -30,6 +30,7 @@ const MODELS = "models"; // as the server listed them last
 
 class Device {
   private connection = new Connection("");
+  private models: ModelInfo[] = []; // as the server listed them
   private model: DeviceModel | null = null;
   private running: AbortController | null = null;
   private kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply));
@@ -52,19 +53,20 @@ class Device {
     this.connection = new Connection(key);
     const store = await this.store;
     try {
-      const models = await this.connection.listModels();
-      await store.remember(MODELS, models);
-      report({ report: "models", models, isOffline: false });
+      this.models = await this.connection.listModels();
+      await store.remember(MODELS, this.models);
+      report({ report: "models", models: this.models, isOffline: false });
     } catch (error) {
       const known = (await store.recall(MODELS)) as ModelInfo[] | undefined;
       if (!known || !(error instanceof SplitError) || error.code !== "unavailable") throw error;
+      this.models = known;
       report({ report: "models", models: known, isOffline: true });
     }
   }
 
   private async load(name: string): Promise<void> {
     const store = await this.store;
-    const info = ((await store.recall(MODELS)) as ModelInfo[]).find((model) => model.name === name);
+    const info = this.models.find((model) => model.name === name);
     if (!info) throw new Error(`the server offers no private model '${name}'`);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
@@ -82,7 +84,9 @@ class Device {
 
   private async clear(): Promise<void> {
     this.model = null;
-    await (await this.store).clear();
+    const store = await this.store;
+    await store.clear();
+    await store.remember(MODELS, this.models);
     report({ report: "cleared" });
   }
 
@@ -91,6 +95,7 @@ class Device {
     if (!model) throw new Error("no model is loaded; load one first");
     const { signal } = (this.running = new AbortController());
     const tokens = encodePrompt(model, prompt);
+    const most = Math.min(maxTokens, model.info.context - tokens.length + 1);
     let count = 0;
     try {
       const onCosts = (costs: Costs): void => report({ report: "costs", costs });
@@ -101,7 +106,7 @@ class Device {
     } catch (error) {
       if (!signal.aborted) throw error;
     }
-    report({ report: "end", finish: signal.aborted ? "stopped" : count === maxTokens ? "length" : "stop" });
+    report({ report: "end", finish: signal.aborted ? "stopped" : count >= most ? "length" : "stop" });
   }
 }
 
