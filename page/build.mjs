@@ -1,15 +1,25 @@
 // Builds the page's files into a folder: by default the one that the package ships.
 import { copyFile, mkdir } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
+import asc from "assemblyscript/asc";
 import { build } from "esbuild";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
 const target = process.argv[2] ?? `${here}../splitup/serve/page`;
+const COPIED = ["index.html", "owner.html", "icon.svg", "private/private.html", "private/private.webmanifest"];
 
 await mkdir(target, { recursive: true });
 await build({
   absWorkingDir: here,
-  entryPoints: ["src/app.ts", "src/owner.ts", "src/app.css"],
+  entryPoints: [
+    { in: "src/app.ts", out: "app" },
+    { in: "src/app.css", out: "app" },
+    { in: "src/owner.ts", out: "owner" },
+    { in: "src/private/view.ts", out: "private" },
+    { in: "src/private/private.css", out: "private" },
+    { in: "src/private/worker.ts", out: "device" },
+    { in: "src/private/offline.ts", out: "offline" },
+  ],
   outdir: target,
   bundle: true,
   minify: true,
@@ -20,4 +30,9 @@ await build({
   conditions: ["production"],
   logLevel: "warning",
 });
-for (const name of ["index.html", "owner.html", "icon.svg"]) await copyFile(`${here}src/${name}`, `${target}/${name}`);
+for (const name of COPIED) await copyFile(`${here}src/${name}`, `${target}/${name.split("/").pop()}`);
+const options = ["--enable", "simd", "--noAssert", "--runtime", "stub", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536"];
+const { error, stderr } = await asc.main([
+  "assembly/kernels.ts", "--baseDir", here, "-O3", ...options, "--outFile", `${target}/kernels.wasm`,
+]);
+if (error) throw new Error(`${stderr}`);

@@ -31,6 +31,7 @@ TOGETHER: Final = {
     "tests/e2e/test_metrics.py": "market",
     "tests/e2e/test_page.py": "market",
     "tests/e2e/test_private.py": "market",
+    "tests/e2e/test_private_page.py": "market",
     "tests/e2e/test_serve.py": "market",
     "tests/e2e/test_serve_formats.py": "market",
     "tests/e2e/test_split.py": "market",

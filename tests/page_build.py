@@ -12,12 +12,13 @@ _MODULES: Final = PAGE / "node_modules"
 _UNPACK: Final = 'console.log(await (await import("@sparticuz/chromium")).default.executablePath())'
 
 
-def run_node(*arguments: str, **environment: str) -> str:
+def run_node(*arguments: str, stdin: str = "", **environment: str) -> str:
     """Run Node in ``page/``; return what it printed."""
     assert _MODULES.is_dir(), f"{_MODULES} is missing; run: (cd page && npm ci)"
     done = subprocess.run(
         ["node", *arguments],
         cwd=PAGE,
+        input=stdin,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

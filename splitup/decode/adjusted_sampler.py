@@ -18,16 +18,19 @@ from splitup.core.errors import InvalidInput
 from splitup.decode.sampler import Sampler, find_largest
 
 MAX_PENALTY: Final = 2.0
+MAX_REPETITION: Final = 10.0
 MAX_BIAS: Final = 100.0
 MAX_TOP_LOGPROBS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """What is added to the logits before they are sampled.
+    """What changes the logits before they are sampled, in this order.
 
-    ``frequency_penalty`` is subtracted once per earlier choice of a token, ``presence_penalty``
-    once if there was any; tokens of the prompt do not count. ``bias`` is added to single tokens.
+    ``repetition_penalty`` divides positive logits of tokens that the prompt or the text has, and
+    multiplies negative ones (CTRL, arXiv 1909.05858). ``frequency_penalty`` is subtracted once per
+    earlier choice of a token, ``presence_penalty`` once if there was any; tokens of the prompt do
+    not count for these two. ``bias`` is added to single tokens.
     ``top_logprobs``: how many of the likeliest tokens are recorded with each choice, None for no
     record. Raises InvalidInput for values out of range.
     """
@@ -36,11 +39,16 @@ class Adjustments:
     presence_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("frequency_penalty", "presence_penalty"):
             if not abs(getattr(self, name)) <= MAX_PENALTY:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; give a number from -2 to 2")
+        if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
+            raise InvalidInput(
+                f"repetition_penalty is {self.repetition_penalty}; give a number from 0.1 to 10"
+            )
         for token, value in self.bias:
             if token < 0 or not abs(value) <= MAX_BIAS:
                 raise InvalidInput(f"the bias of token {token} is {value}; give -100 to 100")
@@ -87,6 +95,7 @@ class AdjustedSampler:
         adjustments: Adjustments,
         vocab: int,
         allowed: TokenFilter | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         unknown = [token for token, _ in adjustments.bias if token >= vocab]
         if unknown:
@@ -94,6 +103,7 @@ class AdjustedSampler:
         self._sampler = sampler
         self._adjustments = adjustments
         self._allowed = allowed
+        self._prompt = frozenset(prompt)
         self._counts: dict[int, int] = {}
         self.choices: list[Choice] = []  # in order, also a token that ends the text
 
@@ -135,11 +145,17 @@ class AdjustedSampler:
     ) -> npt.NDArray[np.float32]:
         """Return the logits after penalties and biases, as if ``ahead`` were chosen already."""
         ours = self._adjustments
-        if not ours.bias and not ours.frequency_penalty and not ours.presence_penalty:
+        repetition = np.float32(ours.repetition_penalty)
+        is_plain = not ours.frequency_penalty and not ours.presence_penalty and repetition == 1
+        if is_plain and not ours.bias:
             return logits
         adjusted = logits.copy()
         counts = Counter(self._counts)
         counts.update(ahead)
+        if repetition != 1:
+            repeated = list(self._prompt.union(counts))
+            found = adjusted[repeated]
+            adjusted[repeated] = np.where(found > 0, found / repetition, found * repetition)
         for token, count in counts.items():
             adjusted[token] -= ours.frequency_penalty * count + ours.presence_penalty
         for token, value in ours.bias:

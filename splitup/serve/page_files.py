@@ -21,6 +21,14 @@ from splitup.serve.errors import ApiError
 _COMMON: Final = {
     "/app.css": ("app.css", "text/css"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+    # the page of private models: it, its worker, and what keeps both for times without a network
+    "/private": ("private.html", "text/html"),
+    "/private.js": ("private.js", "text/javascript"),
+    "/private.css": ("private.css", "text/css"),
+    "/private.webmanifest": ("private.webmanifest", "application/manifest+json"),
+    "/private/device.js": ("device.js", "text/javascript"),
+    "/private/kernels.wasm": ("kernels.wasm", "application/wasm"),
+    "/offline.js": ("offline.js", "text/javascript"),
 }
 Files = Mapping[str, tuple[str, str]]  # path -> name and content type
 MARKET_PAGE: Final[Files] = {
@@ -45,6 +53,15 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+_POLICY: Final = "Content-Security-Policy"
+# What a file needs more than HEADERS allow, and nothing else may have. A worker has the policy of
+# its own file, so that only the worker can compile WebAssembly, and the pages cannot.
+_POLICIES: Final = {
+    "/private": HEADERS[_POLICY].replace("lit-html", "lit-html splitup-scripts")
+    + "; worker-src 'self'; manifest-src 'self'",
+    "/private/device.js": "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",
+    "/offline.js": "default-src 'none'; connect-src 'self'",
+}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,17 +71,20 @@ class _File:
     data: bytes
     compressed: bytes
     etag: str
+    policy: str
 
     async def reply(self, request: web.Request) -> web.Response:
-        headers = {**HEADERS, "ETag": f'"{self.etag}"', "Vary": "Accept-Encoding"}
+        headers = {**HEADERS, _POLICY: self.policy}
+        headers |= {"ETag": f'"{self.etag}"', "Vary": "Accept-Encoding"}
         if self.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=headers)
         body = self.data
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
             body = self.compressed
+        charset = "utf-8" if self.content_type.startswith("text/") else None
         return web.Response(
-            body=body, content_type=self.content_type, charset="utf-8", headers=headers
+            body=body, content_type=self.content_type, charset=charset, headers=headers
         )
 
 
@@ -78,7 +98,8 @@ def add_page(app: web.Application, page: Files, *, has_keys: bool) -> None:
     for path, (name, content_type) in page.items():
         data = (folder / name).read_bytes()
         etag = hashlib.sha256(data).hexdigest()[:32]
-        file = _File(content_type, data, gzip.compress(data, mtime=0), etag)
+        policy = _POLICIES.get(path, HEADERS[_POLICY])
+        file = _File(content_type, data, gzip.compress(data, mtime=0), etag, policy)
         app.router.add_get(path, file.reply)
 
     @web.middleware

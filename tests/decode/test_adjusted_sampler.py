@@ -31,6 +31,15 @@ def test_a_presence_penalty_counts_once_and_a_frequency_penalty_each_time() -> N
     assert [frequent.choose(LOGITS, place) for place in range(6)] == [0, 1, 0, 1, 0, 2]
 
 
+def test_a_repetition_penalty_counts_the_prompt_too() -> None:
+    # -0.69 and -1.2, doubled where a token was seen, against -1.9
+    repeated = make(repetition_penalty=2.0)
+    assert [repeated.choose(LOGITS, place) for place in range(3)] == [0, 1, 0]
+    raised = LOGITS + np.float32(2)  # a positive logit is divided
+    again = AdjustedSampler(Sampler(), Adjustments(repetition_penalty=2.0), 4, prompt=(0, 1))
+    assert again.choose(raised, 0) == 0 and again.choose(LOGITS, 1) == 0
+
+
 def test_a_bias_moves_single_tokens() -> None:
     assert make(bias=((3, 100.0),)).choose(LOGITS, 0) == 3
     assert make(bias=((0, -100.0),)).choose(LOGITS, 0) == 1
@@ -52,6 +61,8 @@ def test_recorded_probabilities_are_the_models_own() -> None:
     [
         {"frequency_penalty": 2.5},
         {"presence_penalty": float("nan")},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("nan")},
         {"bias": ((1, 101.0),)},
         {"bias": ((-1, 1.0),)},
         {"top_logprobs": 21},

@@ -16,17 +16,21 @@ from tests.page_build import PAGE, run_node
 
 SHIPPED = Path(__file__).resolve().parents[2] / "splitup" / "serve" / "page"
 FILES = {"app.css", "app.js", "icon.svg", "index.html", "owner.html", "owner.js"}
+PRIVATE = {
+    *("device.js", "kernels.wasm", "offline.js"),
+    *("private.css", "private.html", "private.js", "private.webmanifest"),
+}
 
 
 def test_the_shipped_files_are_built_from_the_sources(tmp_path: Path) -> None:
     run_node("build.mjs", str(tmp_path))
-    assert (
-        {path.name for path in tmp_path.iterdir()} == FILES == {p.name for p in SHIPPED.iterdir()}
-    )
-    for name in FILES:
+    names = FILES | PRIVATE
+    assert {p.name for p in tmp_path.iterdir()} == names == {p.name for p in SHIPPED.iterdir()}
+    for name in names:
         same = (tmp_path / name).read_bytes() == (SHIPPED / name).read_bytes()
         assert same, f"{name} is older than its source; run: make page"
-    assert sum(len(gzip.compress((SHIPPED / name).read_bytes())) for name in FILES) < 300_000
+    for page in (FILES, PRIVATE):
+        assert sum(len(gzip.compress((SHIPPED / name).read_bytes())) for name in page) < 300_000
 
 
 def test_the_sources_pass_the_type_checker() -> None:
@@ -58,10 +62,19 @@ async def test_files_are_compressed_cached_and_bound_to_this_origin() -> None:
             async with http.get(f"{server.url}/app.js") as reply:
                 assert reply.headers["Content-Encoding"] == "gzip"
                 assert "eval(" not in await reply.text()
+            policies = {}
+            for path in ("private", "private/device.js", "offline.js", "private/kernels.wasm"):
+                async with http.get(f"{server.url}/{path}") as reply:
+                    assert reply.status == 200
+                    policies[path] = reply.headers["Content-Security-Policy"]
     finally:
         await server.close()
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    for path, policy in policies.items():
+        assert "default-src 'none'" in policy and "http" not in policy
+        assert "unsafe" not in policy.replace("'wasm-unsafe-eval'", "")
+        assert ("wasm-unsafe-eval" in policy) == (path == "private/device.js")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+// The worker of the private page: tokenizer, tasks, sampling and connection run here, so that the
+// page stays responsive. Messages to and from it are `Order` and `Report`.
+import { Template } from "@huggingface/jinja";
+import { Connection, type ModelInfo, SplitError } from "./connection";
+import { type Costs, generate } from "./generation";
+import { Kernels } from "./kernels";
+import { type DeviceModel, Files, loadModel } from "./model";
+import { GREEDY, type Sampling } from "./sampler";
+import { TensorStore } from "./tensor_store";
+
+export type ChatMessage = { role: string; content: string };
+export type Prompt = { text: string } | { messages: ChatMessage[] };
+export type Order =
+  | { order: "list"; key: string }
+  | { order: "load"; model: string }
+  | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling> }
+  | { order: "stop" }
+  | { order: "clear" };
+export type Report =
+  | { report: "models"; models: ModelInfo[]; isOffline: boolean }
+  | { report: "progress"; done: number; total: number }
+  | { report: "ready"; model: string }
+  | { report: "piece"; token: number; text: string }
+  | { report: "costs"; costs: Costs }
+  | { report: "end"; finish: "stop" | "length" | "stopped" }
+  | { report: "cleared" }
+  | { report: "error"; code: string; message: string };
+
+const MODELS = "models"; // as the server listed them last
+
+class Device {
+  private connection = new Connection("");
+  private models: ModelInfo[] = []; // as the server listed them
+  private model: DeviceModel | null = null;
+  private running: AbortController | null = null;
+  private kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply));
+  private store = TensorStore.open((...range) => this.connection.fetchRange(...range));
+
+  async follow(order: Order): Promise<void> {
+    if (order.order === "stop") return this.running?.abort();
+    try {
+      if (order.order === "list") await this.list(order.key);
+      else if (order.order === "load") await this.load(order.model);
+      else if (order.order === "clear") await this.clear();
+      else await this.generate(order.prompt, order.maxTokens, order.sampling);
+    } catch (error) {
+      report({ report: "error", code: error instanceof SplitError ? error.code : "", message: (error as Error).message });
+    }
+  }
+
+  private async list(key: string): Promise<void> {
+    this.connection.close();
+    this.connection = new Connection(key);
+    const store = await this.store;
+    try {
+      this.models = await this.connection.listModels();
+      await store.remember(MODELS, this.models);
+      report({ report: "models", models: this.models, isOffline: false });
+    } catch (error) {
+      const known = (await store.recall(MODELS)) as ModelInfo[] | undefined;
+      if (!known || !(error instanceof SplitError) || error.code !== "unavailable") throw error;
+      this.models = known;
+      report({ report: "models", models: known, isOffline: true });
+    }
+  }
+
+  private async load(name: string): Promise<void> {
+    const store = await this.store;
+    const info = this.models.find((model) => model.name === name);
+    if (!info) throw new Error(`the server offers no private model '${name}'`);
+    await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
+    this.model = null;
+    this.kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply)); // an old model's memory is freed
+    const files = new Files(store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
+    let shown = 0;
+    const onProgress = (done: number, total: number): void => {
+      if (done < total && performance.now() - shown < 100) return;
+      shown = performance.now();
+      report({ report: "progress", done, total });
+    };
+    this.model = await loadModel(info, store, await this.kernels, files, onProgress);
+    report({ report: "ready", model: name });
+  }
+
+  private async clear(): Promise<void> {
+    this.model = null;
+    const store = await this.store;
+    await store.clear();
+    await store.remember(MODELS, this.models);
+    report({ report: "cleared" });
+  }
+
+  private async generate(prompt: Prompt, maxTokens: number, given: Partial<Sampling>): Promise<void> {
+    const { model } = this;
+    if (!model) throw new Error("no model is loaded; load one first");
+    const { signal } = (this.running = new AbortController());
+    const tokens = encodePrompt(model, prompt);
+    const most = Math.min(maxTokens, model.info.context - tokens.length + 1);
+    let count = 0;
+    try {
+      const onCosts = (costs: Costs): void => report({ report: "costs", costs });
+      for await (const piece of generate(model, this.connection, tokens, maxTokens, { ...GREEDY, ...given }, signal, onCosts)) {
+        count += Number(piece.token >= 0);
+        report({ report: "piece", ...piece });
+      }
+    } catch (error) {
+      if (!signal.aborted) throw error;
+    }
+    report({ report: "end", finish: signal.aborted ? "stopped" : count >= most ? "length" : "stop" });
+  }
+}
+
+/** Return the tokens of a text, or of what the model's chat template makes of messages. */
+function encodePrompt({ info, tokenizer }: DeviceModel, prompt: Prompt): number[] {
+  if ("text" in prompt) return tokenizer.encode(prompt.text);
+  if (!info.chat) throw new Error(`the model '${info.name}' has no chat template; let it continue a text`);
+  const { template, bos_token, eos_token } = info.chat;
+  const given = { messages: prompt.messages, bos_token, eos_token, add_generation_prompt: true, tools: null, documents: null };
+  return tokenizer.encode(new Template(template).render(given), false);
+}
+
+function report(message: Report): void {
+  postMessage(message);
+}
+
+const device = new Device();
+onmessage = ({ data }: MessageEvent<Order>) => void device.follow(data);

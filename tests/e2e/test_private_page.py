@@ -1,0 +1,193 @@
+"""The private page in a real browser, before a real network: the same tokens, and nothing told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from tokenizers import Tokenizer
+
+from splitup.client.connection import SplitUp
+from splitup.messages.split import split_binary
+from tests.builders import HANG_S
+from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, Network
+from tests.e2e.recorder import Recorder, run_recorder
+from tests.e2e.test_serve import run_server
+from tests.page_build import find_browser
+
+PROMPT = "zebra7719 library for quartz"
+TOKENS = 10
+PROMISE = (
+    "Text and token ids stay on your device. Nodes that receive activations can usually "
+    "reconstruct them if they know the model."
+)
+
+
+@pytest.fixture(scope="module")
+def recorder(private: Network) -> Iterator[Recorder]:
+    flags = (PRIVATE, "--private", "--warm", "0", "--lease-steps", "600")
+    with run_server(private, *flags) as url, run_recorder(url.removesuffix("/v1")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def context(recorder: Recorder) -> Iterator[BrowserContext]:
+    expect.set_options(timeout=HANG_S * 1_000)
+    with sync_playwright() as play:
+        browser: Browser = play.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser.new_context()
+        browser.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, recorder: Recorder) -> Iterator[Page]:
+    """The page with the model on the device; what the browser complains about fails the test."""
+    page = context.new_page()
+    page.set_default_timeout(HANG_S * 1_000)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{recorder.url}/private")
+    load(page)
+    yield page
+    page.close()
+    assert not [text for text in complaints if "Failed to load resource" not in text]
+
+
+def load(page: Page) -> None:
+    page.get_by_role("button", name="Load onto this device").click()
+    expect(page.get_by_role("button", name="On this device", exact=True)).to_be_visible()
+
+
+def ask(page: Page, text: str, tokens: int, **settings: float | str) -> str:
+    """Let the model continue a text; return the continuation."""
+    page.get_by_label("Form").select_option("text")
+    page.get_by_label("Most tokens").fill(str(tokens))
+    for label, value in settings.items():
+        page.get_by_label(label.replace("_", " ").capitalize()).fill(str(value))
+    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message").press("Enter")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    answer = page.locator(".assistant").last
+    assert answer.locator(".error").count() == 0, answer.inner_text()
+    return answer.locator(".text").inner_text()
+
+
+def list_encodings(text: str, tokens: list[int]) -> dict[str, bytes]:
+    """Return what a text or its tokens would look like if they were sent."""
+    quoted = urllib.parse.quote(text).encode()
+    found = {"utf-8": text.encode(), "URL": quoted, "hex": text.encode().hex().encode()}
+    found |= {form: text.encode(form) for form in ("utf-16-le", "utf-16-be")}
+    for skipped in range(3):  # base64 at each alignment, without the ends that depend on neighbours
+        body = text.encode()[skipped:]
+        found[f"base64 {skipped}"] = base64.b64encode(body)[: len(body) // 3 * 4]
+    for separator in (",", ", ", " "):
+        found[f"numbers '{separator}'"] = separator.join(map(str, tokens)).encode()
+    for form in ("<i2", ">i2", "<i4", ">i4", "<i8", ">i8", "<f4", "<f8"):
+        found[form] = np.array(tokens, form).tobytes()
+    return found
+
+
+def test_the_tokens_are_those_of_the_uncut_model(page: Page, private: Network) -> None:
+    expect(page.get_by_role("note")).to_contain_text(PROMISE)  # before anything is sent
+    with SplitUp.connect_sync(private.config) as net:
+        for temperature, seed, top_p in ((0.0, 0, 1.0), (0.8, 5, 1.0), (1.5, 2**63, 0.9)):
+            options = {"temperature": temperature, "seed": seed, "top_p": top_p}
+            wanted = net.generate(MODEL, PROMPT, max_tokens=TOKENS, **options)
+            text = "".join(token.text for token in wanted)
+            assert ask(page, PROMPT, TOKENS, **options).strip() == text.strip(), options
+    expect(page.locator("#cost")).not_to_have_text("0 USDC")
+
+
+def test_nothing_that_leaves_the_browser_holds_text_or_tokens(
+    page: Page, recorder: Recorder
+) -> None:
+    answer = ask(page, PROMPT, TOKENS, temperature=0.8, seed=11)
+    tokenizer = Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
+    everything = recorder.read_all()
+    for text in (PROMPT, answer.strip()):
+        tokens = tokenizer.encode(text).ids
+        for part in (tokens[:4], tokens[-4:]):
+            words = tokenizer.decode(part).strip()
+            for name, canary in list_encodings(words, part).items():
+                assert len(canary) < 4 or canary not in everything, (name, words)
+    forwards = 0
+    for frame in recorder.list_frames():
+        header, tensor = split_binary(frame)
+        if header["type"] == "end":
+            assert set(header) == {"type", "session_id"} and not tensor
+            continue
+        forwards += 1
+        known = {"type", "model", "seq_len", "hidden_dim", "session_id", "incremental", "position"}
+        assert set(header) <= known and header["model"] == PRIVATE
+        assert len(tensor) == 4 * header["seq_len"] * header["hidden_dim"]
+        assert np.isfinite(np.frombuffer(tensor, "<f4")).all()
+    assert forwards >= TOKENS
+    paths = {head.split(b" ")[1] for head in recorder.list_heads()}
+    assert all(path.startswith((b"/api/v1/split/", b"/private")) or b"." in path for path in paths)
+    assert not any(head.startswith(b"POST") or b"cookie" in head for head in recorder.list_heads())
+
+
+def test_without_websockets_the_page_uses_http(
+    context: BrowserContext, page: Page, recorder: Recorder
+) -> None:
+    wanted = ask(page, PROMPT, 4, temperature=0)
+    recorder.refused = b"GET /api/v1/split/stream"
+    try:
+        page.reload()
+        load(page)
+        before = len(recorder.list_frames())
+        assert ask(page, PROMPT, 4, temperature=0) == wanted
+        assert len(recorder.list_frames()) == before
+    finally:
+        recorder.refused = None
+
+
+def test_after_the_first_visit_only_forward_needs_the_network(
+    context: BrowserContext, page: Page
+) -> None:
+    page.evaluate("navigator.serviceWorker.ready.then(() => 0)")
+    context.set_offline(True)
+    try:
+        page.reload()
+        expect(page.get_by_text("offline", exact=True)).to_be_visible()
+        load(page)
+        page.get_by_label("Message").fill("hello")
+        page.get_by_label("Message").press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("the server does not answer")
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    finally:
+        context.set_offline(False)
+    assert ask(page, "hello", 2)
+    page.get_by_role("button", name="Delete all models").click()
+    load(page)  # from the server again
+    manifest = json.loads(page.evaluate("fetch('/private.webmanifest').then((r) => r.text())"))
+    assert manifest["start_url"] == "/private" and manifest["display"] == "standalone"
+
+
+def test_on_a_phone_in_the_dark_by_keyboard(context: BrowserContext, recorder: Recorder) -> None:
+    assert context.browser is not None
+    phone = context.browser.new_context(
+        viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True, is_mobile=True
+    )
+    page = phone.new_page()
+    page.set_default_timeout(HANG_S * 1_000)
+    page.goto(f"{recorder.url}/private")
+    page.get_by_role("button", name="Load onto this device").press("Enter")
+    expect(page.get_by_label("Message")).to_be_focused()
+    page.keyboard.type("library for")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").press("Enter")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.get_by_role("note")).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, back.removeprefix("rgb(").removesuffix(")").split(","))) < 60, back
+    phone.close()

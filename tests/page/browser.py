@@ -1,0 +1,52 @@
+"""The private page's modules in a real browser, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Page, Route, sync_playwright
+
+from tests.builders import HANG_S
+from tests.page_build import PAGE, find_browser, run_node
+
+ORIGIN = "http://localhost:9"  # browsers trust this name; nothing is asked of it
+_BUNDLE = """
+    import { build } from "esbuild";
+    const { outputFiles } = await build({
+        stdin: { contents: process.argv[1], resolveDir: "src/private", loader: "ts" },
+        bundle: true, format: "iife", globalName: "page", write: false,
+    });
+    console.log(outputFiles[0].text);
+"""
+
+
+@contextlib.contextmanager
+def open_page(*modules: str) -> Iterator[Page]:
+    """Open an empty page that has these modules as ``page``, and the shipped kernels.
+
+    Their names are as in an import of one of the private page's modules.
+    """
+    exports = "\n".join(f'export * from "{name}";' for name in modules)
+    bundle = run_node("--input-type=module", "--eval", _BUNDLE, "--", exports)
+    shipped = PAGE.parent / "splitup" / "serve" / "page"
+
+    def answer(route: Route) -> None:
+        name = Path(route.request.url).name
+        if name == "kernels.wasm":
+            route.fulfill(body=(shipped / name).read_bytes(), content_type="application/wasm")
+        else:
+            route.fulfill(body="<!doctype html><title>t</title>", content_type="text/html")
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page()
+        page.set_default_timeout(HANG_S * 1_000)
+        page.route("**/*", answer)
+        page.goto(ORIGIN)
+        page.add_script_tag(content=bundle)
+        yield page
+        browser.close()
