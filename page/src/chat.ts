@@ -6,7 +6,7 @@ import { Part } from "./element";
 import "./execution";
 import { count, ms, usdc } from "./format";
 
-type Model = { id: string; context_length: number; price_micro_usdc_per_step: number };
+type Model = { id: string; kind: string; context_length: number; price_micro_usdc_per_step: number };
 type Message = {
   role: "user" | "assistant";
   text: string;
@@ -60,7 +60,7 @@ export class ChatView extends Part {
   async load(): Promise<void> {
     try {
       const list = await get<{ data: Model[] }>("/v1/models");
-      this.models = list.data;
+      this.models = list.data.filter(({ kind }) => kind === "text-generation");
       this.error = "";
       if (!list.data.some((model) => model.id === this.settings.model)) {
         this.settings = { ...this.settings, model: list.data[0]?.id ?? "" };

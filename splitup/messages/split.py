@@ -159,6 +159,7 @@ class PrivateModel(Message):
     input: str  # the nodes' input that hidden states are, and …
     output: str  # … their output
     client: dict[str, Any]
+    measured: tuple[str, ...] = ()  # what attacks recovered, in sentences for people
 
 
 class PrivateModels(Message):

@@ -23,6 +23,7 @@ export type ModelInfo = {
   chat: { template: string; bos_token: string; eos_token: string } | null;
   input: string;
   output: string;
+  measured: string[];
 };
 export type Forwarded = { session_id: string; cached_seq_len: number; cost_micro_usdc: number; execution_id: string };
 

@@ -244,7 +244,7 @@ class PrivateChat extends Part {
       <main class="full"><div class="chat">
         <details class="settings" open><summary>Model and settings</summary><div class="form">${this.form()}</div></details>
         <section class="talk">
-          <p class="promise" role="note"><strong>What stays here.</strong> ${PROMISE}</p>
+          <p class="promise" role="note"><strong>What stays here.</strong> ${PROMISE} ${this.model?.measured.join(" ")}</p>
           <div class="messages" role="log" aria-label="Conversation" tabindex="0">
             ${this.error ? html`<p class="error" role="alert">${this.error}</p>` : null}
             ${this.models && !this.models.length ? html`<p class="quiet">This server offers no private model.</p>` : null}

@@ -36,7 +36,7 @@ var N=globalThis,L=N.ShadowRoot&&(N.ShadyCSS===void 0||N.ShadyCSS.nativeShadow)&
       <main class="full"><div class="chat">
         <details class="settings" open><summary>Model and settings</summary><div class="form">${this.form()}</div></details>
         <section class="talk">
-          <p class="promise" role="note"><strong>What stays here.</strong> ${ze}</p>
+          <p class="promise" role="note"><strong>What stays here.</strong> ${ze} ${this.model?.measured.join(" ")}</p>
           <div class="messages" role="log" aria-label="Conversation" tabindex="0">
             ${this.error?p`<p class="error" role="alert">${this.error}</p>`:null}
             ${this.models&&!this.models.length?p`<p class="quiet">This server offers no private model.</p>`:null}

@@ -13,6 +13,7 @@ import numpy as np
 from splitup.client.execution.session import Session
 from splitup.client.network import Network
 from splitup.client.outcome import Array
+from splitup.client.privacy import describe_measure
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import InputSource, Manifest, Port, TextInfo
@@ -133,4 +134,5 @@ class SplitModel:
             input=self.cut.hidden,
             output=self.cut.output,
             client=client.model_dump(mode="json"),
+            measured=tuple(describe_measure(client.privacy)) if client.privacy else (),
         )
