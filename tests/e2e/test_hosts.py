@@ -168,87 +168,79 @@ def network(tmp_path: Path) -> Iterator[RealNetwork]:
 
 def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNetwork) -> None:
     page, owner = network.page, network.owner
-    began = time.monotonic()
-
-    def note(what: str) -> None:
-        print(f"{time.monotonic() - began:5.1f} s  {what}")
-
-    # 1. contracts
     network.run(owner, *page.take_commands("owner"))
     network.give(0, read_address(owner, "network"))
     network.run(owner, *page.take_commands("owner"))
-    note("contracts")
+    start_gateway(network)
+    generate = populate(network)
 
-    # 2. gateway
+    answer = json.loads(network.run(network.user, generate))
+    assert answer["text"]
+    show = f"splitup receipt {answer['execution_id']} --json"
+    receipt = json.loads(network.run(network.user, show))
+    assert receipt["status"] == "settled" and not receipt["slashes"], receipt
+
+    restore_member(network, network.members[-1])
+    assert page.blocks == []
+
+
+def start_gateway(network: RealNetwork) -> None:
     storage = network.storage
-    shutil.copy(owner.folder / "network" / "deployment.json", storage.folder)
+    shutil.copy(network.owner.folder / "network" / "deployment.json", storage.folder)
     shutil.copy(network.objects.credentials_path, storage.folder / "s3-credentials.json")
-    (storage.folder / "gateway.toml").write_text(page.take("storage: gateway.toml"))
-    for command in page.take_commands("storage"):
+    (storage.folder / "gateway.toml").write_text(network.page.take("storage: gateway.toml"))
+    for command in network.page.take_commands("storage"):
         storage.serve(command)
     wait_until(network, "gateway", lambda: fetch_json(storage, "http://127.0.0.1:8800/v1/network"))
-    note("gateway")
 
-    # 3. members, and at the same time the keys of nodes and the user
-    join, [node_join, node_stake, node_run] = (
-        page.take_commands("member-0"),
-        page.take_commands("node-0"),
-    )
-    user_join, *use = page.take_commands("user")
-    running = [node.begin(node_join) for node in network.nodes] + [network.user.begin(user_join)]
+
+def populate(network: RealNetwork) -> str:
+    """Appoint members, start nodes, register a model; return the command that uses it.
+
+    What the page does one after the other, and does not depend on each other, is done at once.
+    """
+    page, owner, user = network.page, network.owner, network.user
+    join, node_commands = page.take_commands("member-0"), page.take_commands("node-0")
+    node_join, node_stake, node_run = node_commands
+    user_join, deposit, register, generate = page.take_commands("user")
+    running = [node.begin(node_join) for node in network.nodes] + [user.begin(user_join)]
     network.run_all(network.members, join)
     wait_for_all(running)
-    for member in network.members:
-        shutil.copy(member.folder / f"{member.name}.toml", owner.folder)
     network.give(1_000, *(read_address(m, "splitup-member") for m in network.members))
     network.give(1_100, *(read_address(n, "splitup-node") for n in network.nodes))
-    network.give(100, read_address(network.user, ".splitup"))
-    note("keys")
-    # what does not depend on the committee, while it is appointed and makes its key
+    network.give(100, read_address(user, ".splitup"))
+
     staking = [node.begin(node_stake) for node in network.nodes]
-    (network.user.folder / "examples").symlink_to(ROOT / "examples")
-    deposit, register, generate = use
-    registering = network.user.begin(f"{deposit} > deposit.log && {register} --json")
+    (user.folder / "examples").symlink_to(ROOT / "examples")
+    registering = user.begin(f"{deposit} > deposit.log && {register} --json")
     bond, run = page.take_commands("member-0")
     bonding = [member.begin(bond) for member in network.members]
+    for member in network.members:
+        shutil.copy(member.folder / f"{member.name}.toml", owner.folder)
     network.run(owner, *page.take_commands("owner"))
     wait_for_all(bonding)
     for member in network.members:
         member.serve(run)
-    note("members")
-
-    # 4. nodes and a user
     wait_for_all(staking)
     for node in network.nodes:
         keep_kernels(node)
         node.serve(node_run)
-    registered = json.loads(registering.result(PATIENCE_S))
-    note("model registered")
+    tasks = len(json.loads(registering.result(PATIENCE_S))["tasks"])
     wait_until(network, "group key", lambda: is_ready(network.members))
-    tasks = len(registered["tasks"])
     wait_until(network, "tasks", lambda: all(count_tasks(node) >= tasks for node in network.nodes))
-    note("nodes hold tasks")
-    answer = json.loads(network.run(network.user, generate))
-    assert answer["text"]
-    note("text")
-    receipt = json.loads(
-        network.run(network.user, f"splitup receipt {answer['execution_id']} --json")
-    )
-    note("receipt")
-    assert receipt["status"] == "settled" and not receipt["slashes"], receipt
+    return generate
 
-    # backup and restore
-    last = network.members[-1]
-    last.stop_programs()
-    network.run(last, *page.take_commands(f"{last.name}, stopped"))
-    *restore, start = page.take_commands(f"{last.name}, restored")
-    network.run(last, *restore)
-    last.serve(start)
+
+def restore_member(network: RealNetwork, member: Host) -> None:
+    """Stop a member, and start it from its backup."""
+    member.stop_programs()
+    network.run(member, *network.page.take_commands(f"{member.name}, stopped"))
+    *restore, start = network.page.take_commands(f"{member.name}, restored")
+    network.run(member, *restore)
+    member.serve(start)
     wait_until(network, "restored member", lambda: is_ready(network.members))
     status = "splitup-oracle status --config splitup-member/oracle.toml --json"
-    assert json.loads(network.run(last, status))["answering"] == MEMBERS
-    note("restored")
-    assert page.blocks == []
+    assert json.loads(network.run(member, status))["answering"] == MEMBERS
 
 
 def keep_kernels(node: Host) -> None:
