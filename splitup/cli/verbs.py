@@ -26,6 +26,7 @@ VERBS: Final = {  # the module in this package, and its line in the help
     "relay": "Let a phone on the local network reach serve on this machine.",
     "join": "Make a key and a configuration for the network behind a URL.",
     "deposit": "Move USDC into the market for later executions.",
+    "withdraw": "Move USDC of the deposit back into your wallet.",
     "receipt": "Show what an execution cost; wait until it is settled.",
     "check": "Check that the committee planned an execution correctly.",
     "up": "Start, or resume, a network on this machine.",

@@ -60,7 +60,7 @@ def check_rpc_url(url: str, told: NetworkDescription, *, is_local: bool) -> str:
             f"the network at {url} names no RPC endpoint of its chain "
             f"{told.contracts.chain_id}; give one with --rpc-url"
         )
-    if not is_local and not told.rpc_url.startswith(("https://", "wss://")):
+    if not is_local and not told.rpc_url.startswith("https://"):
         raise ConfigurationError(
             f"the network at {url} names the RPC endpoint {told.rpc_url:.200}, whose answers "
             "anybody on the way could change; give another one with --rpc-url"

@@ -159,6 +159,15 @@ class Network:
         self._check_open()
         await self._account.deposit(amount)
 
+    async def withdraw(self, amount_usdc: Usdc | None = None) -> int:
+        """Move USDC of the deposit back into the wallet, by default all; return the micro-USDC.
+
+        Raises InvalidInput when the deposit is smaller, and ChainRejected while it is frozen.
+        """
+        amount = None if amount_usdc is None else parse_usdc(amount_usdc, name="amount_usdc")
+        self._check_open()
+        return await self._account.withdraw(amount)
+
     async def freeze(self, seconds: float) -> int:
         """Reserve the balance in the market for signed requests; return until when (Unix time).
 

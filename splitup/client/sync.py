@@ -99,6 +99,10 @@ class SyncSplitUp:
         """Like ``SplitUp.deposit``."""
         self._run(self._net.deposit(amount_usdc))
 
+    def withdraw(self, amount_usdc: Usdc | None = None) -> int:
+        """Like ``SplitUp.withdraw``."""
+        return self._run(self._net.withdraw(amount_usdc))
+
     def freeze(self, seconds: float) -> int:
         """Like ``SplitUp.freeze``."""
         return self._run(self._net.freeze(seconds))

@@ -9,7 +9,7 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField, Message
 
-RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=2048)]
+RpcUrlField = Annotated[str, Field(pattern=r"^https?://\S+$", max_length=2048)]
 
 
 class DeployedContracts(Message):

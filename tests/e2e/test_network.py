@@ -24,7 +24,7 @@ from splitup.client.outcome import Receipt, Result, compute_percentile, compute_
 from splitup.config import NetworkConfig
 from splitup.core import limits
 from splitup.core.codec import compute_digest
-from splitup.core.errors import ExecutionFailed, InvalidInput, InvalidModel
+from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, InvalidModel
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
@@ -129,8 +129,13 @@ async def test_a_frozen_balance_starts_executions_without_waiting_for_a_block(
             await rpc.request("anvil_setBalance", net.address, hex(10**18))
         await rich.chain.send("usdc", "mint", net.address, 50_000_000)
     async with net:
-        await net.deposit(40)
+        await net.deposit(42)
+        assert await net.withdraw(2) == 2_000_000
+        with pytest.raises(InvalidInput, match="the deposit is 40 USDC"):
+            await net.withdraw(41)
         until = await net.freeze(3_600)
+        with pytest.raises(ChainRejected, match="is frozen for signed requests until"):
+            await net.withdraw()
         assert await net.chain.call("market", "frozenUntil", net.address) == until
         with pytest.raises(InvalidInput, match="freeze it for longer"):
             await net.execute(MODEL, inputs, deadline_s=4_000)

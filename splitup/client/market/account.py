@@ -94,6 +94,19 @@ class MarketAccount:
             balance = await self._chain.call("market", "balanceOf", self._identity.address)
             await ensure_balance(self._chain, self._identity, balance + amount_micro_usdc)
 
+    async def withdraw(self, amount_micro_usdc: int | None) -> int:
+        """Move USDC from the market into the wallet, None for all; return how much."""
+        async with self._funding, self._lock.hold():
+            balance: int = await self._chain.call("market", "balanceOf", self._identity.address)
+            amount = balance if amount_micro_usdc is None else amount_micro_usdc
+            if not 0 < amount <= balance:
+                raise InvalidInput(
+                    f"the deposit is {format_usdc(balance)}; what open executions have locked "
+                    "comes back when they are settled"
+                )
+            await self._chain.send("market", "withdraw", amount)
+            return amount
+
     async def freeze(self, seconds: float) -> int:
         """Reserve the balance for signed requests; return until when (Unix time)."""
         until = (await self._chain.fetch_head()).timestamp + int(np.ceil(seconds))
