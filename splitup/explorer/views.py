@@ -9,24 +9,33 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from splitup.chain.event_stream import ChainEvent
-from splitup.client.market.receipts import make_receipt
 from splitup.client.network import Network
 from splitup.client.outcome import Receipt
 from splitup.core.errors import Refused, SplitUpError, Unavailable
 from splitup.crypto.quorum import unpack_word
+from splitup.explorer.descriptions import (
+    View,
+    count_holders,
+    describe_event,
+    describe_execution,
+    describe_model,
+    describe_node,
+    find_receipt,
+    get_next,
+    get_search_text,
+    open_plan,
+)
 from splitup.explorer.earnings import Day, get_begin_s, list_dates
 from splitup.explorer.event_index import PAGE, EventIndex, Place, Total
 from splitup.explorer.uptimes import Uptimes
-from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 
-View = dict[str, Any]
 SNAPSHOT_S: Final = 3.0  # that a list of live nodes is shown before the next one is asked for
 SAMPLE_S: Final = 30.0  # between two looks at who is live
 DAYS: Final = 14  # of an account's earnings
@@ -35,13 +44,6 @@ RANDOMNESS: Final = 10  # latest seeds that the committee's page shows
 KEPT: Final = 256  # plans, verdicts and block times that are kept
 MOST_LOOKUPS: Final = 4  # of plans and verdicts at once: each asks members, and computes
 MODELS_SEARCHED: Final = 50  # latest ones, for the names of a node's tasks
-_STATES: Final = {
-    "RequestNodeSelections": "requested",
-    "PlanAccepted": "running",
-    "ExecutionCommitted": "committed",
-    "Settled": "settled",
-    "Refunded": "refunded",
-}
 
 
 class NotFound(Refused):
@@ -99,12 +101,12 @@ class Explorer:
         """Return a page of live nodes; ``search`` is a part of an address, class or endpoint."""
         snapshot = await self._fetch_snapshot()
         text = search.lower()
-        entries = [entry for entry in snapshot.entries if text in _get_search_text(entry)]
+        entries = [entry for entry in snapshot.entries if text in get_search_text(entry)]
         page = entries[start : start + PAGE]
         return {
             "sequence": snapshot.sequence,
             "total": len(entries),
-            "nodes": [self._describe_node(entry) for entry in page],
+            "nodes": [self._describe_live(entry) for entry in page],
             "next": start + PAGE if len(entries) > start + PAGE else None,
         }
 
@@ -113,9 +115,9 @@ class Explorer:
         events = await asyncio.to_thread(
             self._index.list_events, names=["ModelRegistered"], before=before, limit=PAGE + 1
         )
-        holders = _count_holders(await self._fetch_snapshot_or_none())
-        rows = [_describe_model(event, holders) for event in events[:PAGE]]
-        return {"models": rows, "next": _get_next(events)}
+        holders = count_holders(await self._fetch_snapshot_or_none())
+        rows = [describe_model(event, holders) for event in events[:PAGE]]
+        return {"models": rows, "next": get_next(events)}
 
     async def list_executions(self, subject: str = "", before: Place | None = None) -> View:
         """Return a page of requests, the latest first: of all, or of one client or model."""
@@ -128,7 +130,7 @@ class Explorer:
         )
         return {
             "executions": await self._describe_executions(events[:PAGE]),
-            "next": _get_next(events),
+            "next": get_next(events),
         }
 
     async def _describe_executions(self, requests: Sequence[ChainEvent]) -> list[View]:
@@ -140,7 +142,7 @@ class Explorer:
         names = dict(zip(model_ids, found, strict=True))
         return [
             {
-                **_describe_execution(histories[event.args["executionId"]] or [event]),
+                **describe_execution(histories[event.args["executionId"]] or [event]),
                 "model": names[event.args["modelId"]],
                 "time": times.get(event.block_hash),
             }
@@ -168,7 +170,7 @@ class Explorer:
         event = await self._find_registration(model_id)
         if event is None:
             raise NotFound(f"no model {model_id:.80} is registered")
-        holders = _count_holders(await self._fetch_snapshot_or_none())
+        holders = count_holders(await self._fetch_snapshot_or_none())
         totals, revenue, retired, labels = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, model_id),
             asyncio.to_thread(self._index.sum_costs, model_id),
@@ -188,7 +190,7 @@ class Explorer:
             for place, task in enumerate(event.args["tasks"])
         ]
         return {
-            **_describe_model(event, holders),
+            **describe_model(event, holders),
             "tasks": tasks,
             "edges": [[edge >> 16, edge & 0xFFFF] for edge in event.args["edges"]],
             "requests": requests,
@@ -202,17 +204,17 @@ class Explorer:
         times, name = await asyncio.gather(
             self._fetch_times(events), self._find_model_name(events[0].args.get("modelId", ""))
         )
-        receipt = _make_receipt(execution_id, events)
+        receipt = find_receipt(execution_id, events)
         committed = [event for event in events if event.name == "ExecutionCommitted"]
         return {
-            **_describe_execution(events),
+            **describe_execution(events),
             "model": name,
             "time": times.get(events[0].block_hash),
             "receipt": None if receipt is None else asdict(receipt),
             "exposures": [
                 unpack_word(word) for event in committed for word in event.args["exposures"]
             ],
-            "events": [_describe_event(event, times) for event in events],
+            "events": [describe_event(event, times) for event in events],
         }
 
     async def show_gas(self, execution_id: str) -> View:
@@ -269,7 +271,7 @@ class Explorer:
 
         Raises Unavailable before the settlement, and when no member keeps it any more.
         """
-        receipt = _make_receipt(execution_id, await self._list_history(execution_id))
+        receipt = find_receipt(execution_id, await self._list_history(execution_id))
         if receipt is None:
             raise Unavailable(f"execution {execution_id} is not settled yet")
         return dict(
@@ -304,17 +306,17 @@ class Explorer:
                 "live": entry is not None,
                 "stake": registered["stake"],
                 "vram_gb": registered["vramGb"],
-                **({} if entry is None else self._describe_node(entry)),
+                **({} if entry is None else self._describe_live(entry)),
                 "tasks": [] if entry is None else await self._name_tasks(entry.resident),
             }
             if registered["active"] or entry is not None
             else None,
-            "events": [_describe_event(event, times) for event in events[:PAGE]],
-            "next": _get_next(events),
+            "events": [describe_event(event, times) for event in events[:PAGE]],
+            "next": get_next(events),
         }
 
-    def _describe_node(self, entry: SnapshotEntry) -> View:
-        return _describe_node(entry) | {"uptime": self._uptimes.get_share(entry.node, time.time())}
+    def _describe_live(self, entry: SnapshotEntry) -> View:
+        return describe_node(entry) | {"uptime": self._uptimes.get_share(entry.node, time.time())}
 
     async def show_earnings(self, address: str) -> View:
         """Return what an account was paid, and what it lost, on each of the last days."""
@@ -375,7 +377,7 @@ class Explorer:
                 {"address": member.account, "endpoint": member.endpoint, "bond": bond}
                 for member, bond in zip(committee.members, bonds, strict=True)
             ],
-            "events": [_describe_event(event, times) for event in events],
+            "events": [describe_event(event, times) for event in events],
         }
 
     # ---- lookups -------------------------------------------------------------------------------
@@ -457,120 +459,3 @@ class Explorer:
         while len(self._found) > KEPT:
             self._found.popitem(last=False)
         return dict(self._found[key])
-
-
-def _get_search_text(entry: SnapshotEntry) -> str:
-    return "\n".join((entry.node, entry.operator, entry.endpoint, entry.determinism)).lower()
-
-
-def _describe_node(entry: SnapshotEntry) -> View:
-    return {
-        "address": entry.node,
-        "operator": entry.operator or entry.node,
-        "endpoint": entry.endpoint,
-        "class": entry.determinism,
-        "stake": entry.stake_micro_usdc,
-        "locked": entry.locked_micro_usdc,
-        "task_count": len(entry.resident),
-        "vram_free_bytes": entry.vram_free_bytes,
-        "queue_ms": entry.queue_ms,
-        "rtt_ms": entry.rtt_ms,
-    }
-
-
-def open_plan(plan: Plan) -> View:
-    """Return all that the plan's root is computed from.
-
-    ``page/src/plan_root.ts`` computes the root of it, as ``compute_plan_root`` does.
-    """
-    return {
-        "request_hash": plan.request.hash(),
-        "execution_id": plan.request.execution_id,
-        "model_id": plan.request.model_id,
-        "snapshot_root": plan.request.snapshot_root,
-        "seed": plan.seed,
-        "nodes": [
-            {
-                "node": entry.node,
-                "signing_key": entry.signing_key,
-                "endpoint": entry.endpoint,
-                "exposure": entry.exposure_micro_usdc,
-            }
-            for entry in plan.nodes
-        ],
-        "places": list(plan.places),
-        "tasks": [
-            {
-                "candidates": list(candidates),
-                "verifiable": place not in plan.unverifiable,
-                "terms": plan.terms[place].model_dump() if plan.terms else None,
-            }
-            for place, candidates in enumerate(plan.tasks)
-        ],
-    }
-
-
-def _count_holders(snapshot: Snapshot | None) -> Counter[str]:
-    entries = snapshot.entries if snapshot else ()
-    return Counter(task for entry in entries for task in entry.resident)
-
-
-def _describe_model(event: ChainEvent, holders: Mapping[str, int]) -> View:
-    tasks = event.args["tasks"]
-    return {
-        "id": event.args["modelId"],
-        "name": event.args["name"],
-        "developer": event.args["developer"],
-        "task_count": len(tasks),
-        "price_per_step": sum(task["priceMicroUsdc"] for task in tasks),
-        "vram_bytes": sum(task["vramBytes"] for task in tasks),
-        "least_holders": min((holders.get(task["taskId"][2:], 0) for task in tasks), default=0),
-        "block": event.block_number,
-    }
-
-
-def _describe_execution(events: Sequence[ChainEvent]) -> View:
-    """Return the main figures of an execution from its events, in order."""
-    by_name = {event.name: event for event in events}
-    asked = by_name.get("RequestNodeSelections", events[0]).args
-    plan = by_name.get("PlanAccepted")
-    settled = by_name.get("Settled")
-    states = [_STATES[event.name] for event in events if event.name in _STATES]
-    return {
-        "id": events[0].args["executionId"],
-        "model_id": asked.get("modelId", ""),
-        "client": asked.get("client", ""),
-        "steps": asked.get("steps", 0),
-        "max_price": asked.get("maxPrice", 0),
-        "deadline": asked.get("deadline", 0),
-        "block": events[0].block_number,
-        "state": states[-1] if states else "requested",
-        "executors": plan.args["executors"] if plan else None,
-        "plan_root": plan.args["planRoot"] if plan else None,
-        "seed": plan.args["seed"] if plan else None,
-        "cost": settled.args["paid"] + settled.args["fee"] if settled else None,
-    }
-
-
-def _make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt | None:
-    is_closed = any(event.name in ("Settled", "Refunded") for event in events)
-    return make_receipt(execution_id, events) if is_closed else None
-
-
-def _describe_event(event: ChainEvent, times: Mapping[str, int | None]) -> View:
-    return {
-        "name": event.name,
-        "block": event.block_number,
-        "time": times.get(event.block_hash),
-        "transaction": event.transaction,
-        "execution": event.args.get("executionId"),
-        "amount": event.args.get("amount"),
-    }
-
-
-def _get_next(events: Sequence[ChainEvent]) -> str | None:
-    """Return where the next page begins, None when there is none."""
-    if len(events) <= PAGE:
-        return None
-    last = events[PAGE - 1]
-    return f"{last.block_number}.{last.log_index}"

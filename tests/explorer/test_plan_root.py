@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from splitup.explorer.views import open_plan
+from splitup.explorer.descriptions import open_plan
 from splitup.messages.plans import Plan, PlanNode, TaskTerms
 from tests.builders import address, make_request
 from tests.page_build import run_node
