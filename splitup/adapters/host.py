@@ -43,7 +43,7 @@ _APPLY_TIMEOUT_S: Final = 10.0  # 15 ms on an idle machine
 class HostOptions:
     """How many sessions a host keeps, in all and per address, and for how long when idle.
 
-    A session takes 150 MB. When there are too many, the one that was idle longest ends if it was
+    A session takes 75 MB. When there are too many, the one that was idle longest ends if it was
     idle for ``spare_s``; otherwise no new one starts.
     """
 

@@ -24,7 +24,7 @@ from splitup.sandbox.confinement import confine
 if TYPE_CHECKING:
     from splitup.adapters.ckks import Evaluation
 
-_MAX_MEMORY_BYTES: Final = 2_048 * MIB  # of addresses: libraries 500, keys and weights 100 MB
+_MAX_MEMORY_BYTES: Final = 1_024 * MIB  # of addresses: 190 MB for the largest adapter
 
 
 class Applying:

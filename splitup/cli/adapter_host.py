@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionFlags:
-    """How many clients a host serves at once; each takes 150 MB."""
+    """How many clients a host serves at once; each takes 75 MB."""
 
     sessions: Annotated[
         int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at once.")

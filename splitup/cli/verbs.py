@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from splitup.cli.console import EXIT_CODES, add_version_option
 
-VERBS: Final = {  # the module in this package, and its line in the help
+VERBS: Final = {  # each with its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
     "generate": "Continue a text and print its tokens as they come.",
     "embed": "Print the vector of every text, one JSON line each.",
@@ -38,6 +38,11 @@ VERBS: Final = {  # the module in this package, and its line in the help
 }
 
 
+def get_module(verb: str) -> str:
+    """Return the name of a verb's module."""
+    return f"splitup.cli.{verb.replace('-', '_')}"
+
+
 class _Verbs(TyperGroup):
     """A group of commands that imports a command's module on first use."""
 
@@ -48,7 +53,7 @@ class _Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
-        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name.replace('-', '_')}").command)
+        verb.command(cmd_name)(import_module(get_module(cmd_name)).command)
         return typer.main.get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

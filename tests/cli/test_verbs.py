@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from splitup.cli.verbs import VERBS, app
+from splitup.cli.verbs import VERBS, app, get_module
 
 RUNNER = CliRunner()
 # each takes a tenth of a second or more to import, and no help text needs it
@@ -21,7 +21,7 @@ SLOW = {"web3", "eth_account", "aiohttp", "boto3", "botocore", "tokenizers", "ti
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_a_command_with_help(verb: str) -> None:
-    assert callable(import_module(f"splitup.cli.{verb}").command)
+    assert callable(import_module(get_module(verb)).command)
     done = RUNNER.invoke(app, [verb, "--help"])
     assert (done.exit_code, done.output.splitlines()[0].split()[:3]) == (
         0,
@@ -32,9 +32,11 @@ def test_every_verb_has_a_command_with_help(verb: str) -> None:
 def test_every_module_of_a_verb_is_registered() -> None:
     folder = Path(import_module("splitup.cli").__path__[0])
     with_command = {
-        path.stem for path in folder.glob("*.py") if "\ndef command(" in path.read_text()
+        f"splitup.cli.{path.stem}"
+        for path in folder.glob("*.py")
+        if "\ndef command(" in path.read_text()
     }
-    assert with_command == set(VERBS)
+    assert with_command == {get_module(verb) for verb in VERBS}
     listed = RUNNER.invoke(app, ["--help"]).output
     assert all(f"  {verb} " in listed for verb in VERBS)
 
@@ -44,8 +46,8 @@ def test_help_imports_nothing_slow() -> None:
         "import sys\n"
         "from importlib import import_module\n"
         "import splitup\n"
-        "from splitup.cli.verbs import VERBS\n"
-        "for verb in VERBS: import_module(f'splitup.cli.{verb}')\n"
+        "from splitup.cli.verbs import VERBS, get_module\n"
+        "for verb in VERBS: import_module(get_module(verb))\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
