@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.console import Output, run_command
+from splitup.cli.serve import catch_signals
 
 if TYPE_CHECKING:
     import ssl
@@ -82,4 +83,6 @@ async def _serve(
         sys.stderr.write(picture.getvalue())
         output.say(f"{url} -> {target}")
         output.hint("Ctrl-C: stop")
-        await asyncio.get_running_loop().create_future()
+        stopped = asyncio.Event()
+        with catch_signals(stopped):
+            await stopped.wait()

@@ -202,6 +202,8 @@ async def _serve(
     index_url: str,
 ) -> None:
     from splitup.client.connection import SplitUp
+    from splitup.core.errors import InvalidInput
+    from splitup.messages import split
     from splitup.net.http import serve_app
     from splitup.net.metrics import serve_metrics
     from splitup.serve.explorer_routes import run_explorer
@@ -222,6 +224,11 @@ async def _serve(
         try:
             for model in dict.fromkeys(models):
                 await api.add_model(model)
+            if private.enabled and not api.private_models:
+                raise InvalidInput(
+                    "no model here is private; register one with: splitup-deploy register "
+                    "--private K, or leave out --private"
+                )
             app = api.make_app()
             explorer.add_to(app, timelines, access)
             add_page(app, has_keys=access.keys is not None)
@@ -230,9 +237,12 @@ async def _serve(
             names = ", ".join(dict.fromkeys(models))
             needs = "no key needed" if access.keys is None else "API keys needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            if api.private_models:
+                found = ", ".join(api.private_models)
+                output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
-            with _catch_signals(stopped):
+            with catch_signals(stopped):
                 await stopped.wait()
             output.say("stopping: running executions end, and what they did not use comes back")
             await server.close()
@@ -241,7 +251,8 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+def catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Set ``stopped`` when the process is asked to end."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

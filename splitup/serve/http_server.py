@@ -110,6 +110,11 @@ class ApiServer:
         return list_readings(self._pools)
 
     @property
+    def private_models(self) -> tuple[str, ...]:
+        """Names of the models that are served to devices."""
+        return () if self._split is None else tuple(self._split.pools)
+
+    @property
     def _pools(self) -> dict[str, LeasePool]:
         pools = {name: served.pool for name, served in self._models.items()}
         return pools if self._split is None else pools | self._split.pools

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from splitup.messages import split
 from splitup.messages.base import Message
@@ -98,3 +100,26 @@ def test_encryption_is_never_left_out_silently(use_he: Any) -> None:
 def test_answers_say_that_nothing_was_encrypted() -> None:
     assert split.Forwarded.model_fields["he_active"].default is False
     assert issubclass(split.Forwarded, Message)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(FIELDS["forward"])), VALUES, st.binary(max_size=40))
+def test_whatever_is_sent_is_read_or_refused(name: str, value: Any, noise: bytes) -> None:
+    fields = {**FORWARD, "hidden_states": "AAAAAAAAAAA=", name: value}
+    messages = [noise, len(noise).to_bytes(4, "little") + noise, make_binary(fields, noise)]
+    fields.pop("hidden_states")
+    messages.append(make_binary(fields, noise))
+    for message in messages:
+        for decode in (split.decode_binary, split.decode_text):
+            try:
+                request, tensor = decode(message)
+                if isinstance(request, split.Forward):
+                    split.decode_rows(request, tensor)
+            except split.SplitError:
+                pass

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import signal
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from splitup.core.errors import ConfigurationError, InvalidInput
+from splitup.devnet.processes import find_program
 from splitup.net.tcp_relay import Address, RelayLimits, TcpRelay, make_certificate
 from tests.builders import HANG_S
 
@@ -185,3 +189,29 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
         Address.parse(text)
     assert Address.parse("[::1]:80") == Address("::1", 80)
     assert str(Address("::1", 80)) == "[::1]:80"
+
+
+async def test_the_command_shows_where_phones_connect_and_which_certificate_they_see() -> None:
+    async with (
+        asyncio.timeout(HANG_S),
+        await asyncio.start_server(answer_digest, HOST, 0) as server,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        process = await asyncio.create_subprocess_exec(
+            *(find_program("splitup"), "relay", "--tls", "--listen", f"{HOST}:0"),
+            *("--to", f"{HOST}:{port}"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        said = ""
+        while " -> " not in said:
+            said += (await process.stderr.readline()).decode()
+        found = re.search(
+            r"SHA-256\): ([0-9A-F:]{95})\n(.*)https://127.0.0.1:(\d+)/ ->", said, re.S
+        )
+        assert found and found[2].count("█") > 100, "a QR code"
+        pem = await asyncio.to_thread(ssl.get_server_certificate, (HOST, int(found[3])))
+        shown = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
+        assert shown.upper() == found[1].replace(":", "")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0

@@ -48,7 +48,7 @@ class DeviceSession:
     id: str
     owner: str | None
     model: SplitModel
-    expires_at: float
+    expires_at: float = 0.0
     rows: int = 0
     submitted: int = 0  # steps of the latest forward, which are paid for
     lease: Lease | None = None
@@ -106,9 +106,16 @@ class DeviceSessions:
         finally:
             session.is_busy = False
             if self._sessions.get(session.id) is session:
-                session.expires_at = _now() + self.options.ttl_s
-                self._sessions.move_to_end(session.id)
-                self._set_timer()
+                self._keep(session)
+
+    def _keep(self, session: DeviceSession) -> None:
+        """Keep a session after its use, until it expires or its execution has to end."""
+        if session.lease is None:  # none could be opened: there is nothing to keep
+            del self._sessions[session.id]
+            return
+        session.expires_at = min(_now() + self.options.ttl_s, session.lease.use_until)
+        self._sessions.move_to_end(session.id)
+        self._set_timer()
 
     def _find(self, request: Forward, owner: str | None, model: SplitModel) -> DeviceSession | None:
         """Return the session of a request, None for one that begins a new one."""
@@ -142,7 +149,7 @@ class DeviceSessions:
             self._drop(max(idle, key=lambda one: counts[one.owner]), "evicted")
         name = wanted or secrets.token_urlsafe(_ID_BYTES)
         self._gone.pop(name, None)
-        session = DeviceSession(name, owner, model, _now() + self.options.ttl_s)
+        session = DeviceSession(name, owner, model)
         self._sessions[name] = session
         return session
 
@@ -278,7 +285,9 @@ def _refuse_unknown(name: str | None, *, is_evicted: bool) -> SplitError:
         return SplitError("session_unknown", "an incremental forward needs a session_id")
     again = "feed its rows again from position 0, without 'incremental'"
     if is_evicted:
-        return SplitError("session_evicted", f"session {name} made room; {again}", status=410)
+        return SplitError(
+            "session_evicted", f"session {name} is not kept any more; {again}", status=410
+        )
     return SplitError("session_unknown", f"there is no session {name}; {again}", status=404)
 
 

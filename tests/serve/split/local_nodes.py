@@ -13,7 +13,7 @@ import numpy as np
 from splitup_deploy.cutting.build import CompiledModel
 
 from splitup.client.models import Model
-from splitup.core.errors import ExecutionFailed
+from splitup.core.errors import ExecutionFailed, Unavailable
 from splitup.core.tensors import check_inputs
 from splitup.graph.manifest import get_blob_key, get_task_key, get_weights_key
 from splitup.net.http import serve_app
@@ -87,9 +87,11 @@ class LocalNodes:
         self.cut = cut
         self.opened: list[LocalSession] = []
         self.ended: list[LocalSession] = []
+        self.has_ended = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
         self.fails = 0  # of the next steps
+        self.refuses = False  # to open executions
         self.files = self._write(compiled, folder)
 
     def _write(self, compiled: CompiledModel, folder: Path) -> dict[str, Path]:
@@ -118,12 +120,15 @@ class LocalNodes:
         self, model: str, *, steps: int, deadline_s: float, nodes_only: bool
     ) -> AsyncIterator[LocalSession]:
         assert model == NAME and deadline_s > 0 and nodes_only
+        if self.refuses:
+            raise Unavailable("no balance")
         session = LocalSession(self, steps)
         self.opened.append(session)
         try:
             yield session
         finally:
             self.ended.append(session)
+            self.has_ended.set()
 
 
 @asynccontextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 from splitup.graph.manifest import load_manifest
 from splitup.messages.split import PATH
+from tests.builders import HANG_S
 from tests.serve.split.local_nodes import LocalNodes, serve_split
 
 
@@ -92,3 +96,27 @@ async def test_conditions_and_ranges_that_cannot_be(nodes: LocalNodes) -> None:
                 assert length is None or len(body) == length
         async with http.head(url + digest) as answer:
             assert answer.status == 200 and answer.content_length == size
+
+
+async def test_readers_that_stall_take_no_place_for_long(
+    nodes: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PARALLEL", 1), ("WAIT_S", 0.05), ("STALL_S", 0.5)):
+        monkeypatch.setattr(f"splitup.serve.split.files.{name}", value)
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(64 * 2**20)  # more than sockets hold
+    nodes.files["f" * 64] = large
+    async with fetching(nodes) as (http, url), asyncio.timeout(HANG_S):
+        parts = urlsplit(url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
+        writer.write(f"GET {parts.path}{'f' * 64} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert await reader.readexactly(12) == b"HTTP/1.1 200"  # and nothing more
+        small = url + nodes.cut.manifest.model_id[2:]
+        async with http.get(small) as answer:
+            assert answer.status == 503 and (await answer.json())["code"] == "too_many_files"
+        while True:
+            async with http.get(small) as answer:
+                if answer.status == 200:
+                    break
+        writer.transport.abort()

@@ -298,6 +298,25 @@ async def test_a_session_outlives_its_execution_s_steps_by_an_eviction(nodes: Lo
         assert nodes.opened[0].steps == 4
 
 
+async def test_a_session_ends_in_time_for_its_execution_to_be_paid(nodes: LocalNodes) -> None:
+    leases = LeaseOptions(seconds=0.8, warm=0)
+    async with run_device(nodes, leases=leases) as device:
+        name = (await device.ask(forward(ROWS[:3])))["session_id"]
+        await nodes.has_ended.wait()
+        assert (await device.ask(forward(ROWS[3:4], 3, name)))["code"] == "session_evicted"
+        assert (await device.ask(forward(ROWS[:4], 0, name)))["cached_seq_len"] == 4
+
+
+async def test_what_cannot_begin_takes_no_place(nodes: LocalNodes) -> None:
+    async with run_device(nodes, most=2, leases=LeaseOptions(warm=0)) as device:
+        name = (await device.ask(forward(ROWS[:3])))["session_id"]
+        nodes.refuses = True
+        for _ in range(3):
+            found = await device.ask(forward(ROWS[:3]))
+            assert found["code"] == "service_unavailable" and "no balance" in found["message"]
+        assert (await device.ask(forward(ROWS[3:4], 3, name)))["cached_seq_len"] == 4
+
+
 # ---- keys --------------------------------------------------------------------------------------
 
 
