@@ -112,6 +112,7 @@ export class TensorStore {
           }
           data.set(value, place);
           place += value.length;
+          release(value);
           onBytes(first + place);
           attempt = 1;
         }
@@ -135,7 +136,7 @@ export class TensorStore {
     return count;
   }
 
-  /** Read a piece, and give its memory back at once: a garbage collector would wait for many. */
+  /** Give a piece; it is gone when `take` returns. */
   private async usePiece(source: Source, piece: number, take: (data: Uint8Array) => void): Promise<void> {
     const store = this.database.transaction("pieces").objectStore("pieces");
     const data = (await settle(store.get([source.digest, piece]))) as Uint8Array | undefined;
@@ -145,7 +146,7 @@ export class TensorStore {
       throw new Error(`the browser lost a part of ${source.name}; load the model again`);
     }
     take(data);
-    (data.buffer as ArrayBuffer & { transfer?: (bytes: number) => ArrayBuffer }).transfer?.(0);
+    release(data);
   }
 
   private async getEntry(digest: string): Promise<Entry | undefined> {
@@ -169,6 +170,11 @@ export class TensorStore {
     transaction.objectStore("pieces").delete(IDBKeyRange.bound([digest, 0], [digest, Infinity]));
     await finish(transaction);
   }
+}
+
+/** Give the memory of bytes back at once, where browsers can: a garbage collector waits for many. */
+function release(bytes: Uint8Array): void {
+  (bytes.buffer as ArrayBuffer & { transfer?: (bytes: number) => ArrayBuffer }).transfer?.(0);
 }
 
 /** An error that trying again does not mend. */
