@@ -29,7 +29,7 @@ from splitup.messages.adapters import AdapterInfo
 Floats = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex128]
 
-_ROTATIONS_BEFORE_RESCALING = 2  # each costs twice as much as one after it
+_ROTATIONS_BEFORE_RESCALING = 3  # each costs twice as much as one after it, and lowers the error
 
 
 @dataclass(frozen=True)
