@@ -74,6 +74,7 @@ def run_checks(directory: Path) -> list[Check]:
     from splitup.devnet.source_tree import compose_package_install
 
     return [
+        check_system(),
         _check_python(),
         _guard("programs", compose_package_install(), _find_programs),
         _check_device(),
@@ -103,8 +104,24 @@ def _guard(name: str, fix: str, find: Callable[[], str]) -> Check:
         return Check(name, False, str(error), fix)
 
 
+def check_system() -> Check:
+    """Say what runs on this operating system."""
+    name, found = "system", f"{platform.system()} {platform.machine()}"
+    if sys.platform == "linux":
+        tested = "all programs run" if platform.machine() == "x86_64" else "not tested on this one"
+        return Check(name, True, f"{found}: {tested}")
+    if sys.platform == "darwin":
+        return Check(
+            name,
+            True,
+            f"{found}: never tested; meant for users and model developers. Serve as a node or a "
+            "member only from a machine with nothing else on it: there is no sandbox for models",
+        )
+    return Check(name, False, f"{found}: no program runs here", "use Linux in WSL 2: wsl --install")
+
+
 def _check_python() -> Check:
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    found = f"{platform.python_version()}"
     if sys.version_info >= _MIN_PYTHON:
         return Check("python", True, found)
     return Check("python", False, found, "apt install python3.11 python3.11-venv")

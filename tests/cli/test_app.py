@@ -11,7 +11,7 @@ from splitup_oracle.cli.app import app as oracle_app
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from typer.testing import CliRunner
 
-from splitup.cli.doctor import run_checks, to_dict
+from splitup.cli.doctor import check_system, run_checks, to_dict
 from splitup.cli.verbs import app
 from splitup.devnet.anvil import compose_anvil_install
 
@@ -72,6 +72,23 @@ def test_doctor_says_what_mends_a_missing_part(
     assert report["ok"] is False
     broken = {check["name"]: check["fix"] for check in report["checks"] if not check["ok"]}
     assert broken == {"chain (Anvil)": compose_anvil_install()}
+
+
+@pytest.mark.parametrize(
+    ("system", "works", "said"),
+    [
+        ("linux", True, "all programs run"),
+        ("darwin", True, "no sandbox for models"),
+        ("win32", False, "no program runs here"),
+    ],
+)
+def test_doctor_says_what_runs_on_a_system(
+    monkeypatch: pytest.MonkeyPatch, system: str, works: bool, said: str
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    found = check_system()
+    assert (found.ok, said in found.found, bool(found.fix)) == (works, True, not works)
 
 
 def test_doctor_command_reports_as_json() -> None:
