@@ -138,7 +138,9 @@ async def _generate(
     choices: list[Choice] = []
     allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
     if allowed is not None or not options.adjustments.is_empty:
-        adjusted = AdjustedSampler(options.sampler, options.adjustments, model.info.vocab, allowed)
+        adjusted = AdjustedSampler(
+            options.sampler, options.adjustments, model.info.vocab, allowed, options.prompt
+        )
         sampler, choices = adjusted, adjusted.choices
     cached = lease.contents.count_common(options.prompt)
     request = model.make_request(

@@ -134,6 +134,7 @@ class Sampling(Fields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10)] | None = None
     logit_bias: dict[str, float] | None = None
 
     @property
@@ -165,6 +166,7 @@ class Sampling(Fields):
         return Adjustments(
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
             bias=tuple(bias),
             top_logprobs=top_logprobs,
         )

@@ -151,6 +151,7 @@ def test_drafts_give_the_same_answers_in_fewer_steps(
     grammar = {"type": "grammar", "syntax": "regex", "definition": "(yes|no), [0-9]{3}"}
     asked: list[dict[str, Any]] = [
         {"temperature": 0, "max_tokens": 60},
+        {"temperature": 0, "max_tokens": 16, "extra_body": {"repetition_penalty": 1.3}},
         {"temperature": 0.8, "seed": 4, "max_tokens": 24, "frequency_penalty": 0.5},
         {"temperature": 0.8, "seed": 4, "max_tokens": 24, "logit_bias": {"300": 4.0}, "stop": "."},
         {"max_tokens": 8, "temperature": 0, "extra_body": {"response_format": grammar}},

@@ -80,6 +80,7 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (CompletionRequest, {"echo": True}, "echo"),
         (CompletionRequest, {"best_of": 2}, "best_of"),
         (CompletionRequest, {"frequency_penalty": 2.1}, "frequency_penalty"),
+        (CompletionRequest, {"repetition_penalty": 0}, "repetition_penalty"),
         (CompletionRequest, {"logit_bias": {"5": "much"}}, "logit_bias.5"),
         (CompletionRequest, {"model": 5}, "model"),
         (CompletionRequest, {"prompt": {}}, "prompt"),
