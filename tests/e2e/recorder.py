@@ -6,7 +6,7 @@ import contextlib
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 _HEAD_END = b"\r\n\r\n"
@@ -65,47 +65,50 @@ def run_recorder(target: str) -> Iterator[Recorder]:
     address = (found[1], int(found[2]))
     recorder = Recorder()
     open_sockets: set[socket.socket] = set()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        recorder.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    threads: list[threading.Thread] = []
 
-        def accept() -> None:
+    def start(function: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=function, args=arguments)
+        thread.start()
+        threads.append(thread)
+        return thread
+
+    def accept(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it was shut down
             while True:
-                try:
-                    client, _ = server.accept()
-                except OSError:
-                    return
-                threading.Thread(target=serve, args=(client,), daemon=True).start()
+                start(serve, server.accept()[0])
 
-        def serve(client: socket.socket) -> None:
+    def serve(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            open_sockets.add(client)
             first = client.recv(1 << 16)
             if recorder.refused is not None and recorder.refused in first:
-                client.close()
                 return
             kept = bytearray(first)
             recorder.sent.append(kept)
-            upstream = socket.create_connection(address)
-            open_sockets.update((client, upstream))
-            upstream.sendall(first)
-            back = threading.Thread(target=pump, args=(upstream, client, None), daemon=True)
-            back.start()
-            pump(client, upstream, kept)
-            back.join()
-            client.close()
-            upstream.close()
+            with socket.create_connection(address) as upstream:
+                open_sockets.add(upstream)
+                upstream.sendall(first)
+                back = start(pump, upstream, client, None)
+                pump(client, upstream, kept)
+                back.join()
 
-        def pump(source: socket.socket, sink: socket.socket, kept: bytearray | None) -> None:
-            with contextlib.suppress(OSError):
-                while data := source.recv(1 << 16):
-                    if kept is not None:
-                        kept += data
-                    sink.sendall(data)
-                sink.shutdown(socket.SHUT_WR)
+    def pump(source: socket.socket, sink: socket.socket, kept: bytearray | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if kept is not None:
+                    kept += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
-        threading.Thread(target=accept, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        recorder.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        start(accept, server)
         try:
             yield recorder
         finally:
-            server.shutdown(socket.SHUT_RDWR)
-            for one in open_sockets:
+            for one in (server, *open_sockets):
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()

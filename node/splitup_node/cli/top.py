@@ -30,8 +30,11 @@ def top_command(config: ConfigOption = DEFAULT_CONFIG) -> None:
     def run() -> None:
         from splitup.core.errors import InvalidInput
 
-        if not output.out.is_terminal:
-            raise InvalidInput("top needs a terminal; for a script use: splitup-node status --json")
+        if not output.out.is_terminal or output.out.is_dumb_terminal:
+            raise InvalidInput(
+                "top needs a terminal that it can redraw (TERM is not 'dumb'); elsewhere use: "
+                "splitup-node status --json"
+            )
         with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
             run_with_account(config, lambda account: _watch(account, config, output.out))
 

@@ -339,17 +339,28 @@ async def read_top(path: Path, wanted: str) -> str:
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 80, 160, 0, 0))
     program = str(Path(sys.executable).with_name("splitup-node"))
     process = await asyncio.create_subprocess_exec(
-        *(program, "top", "-c", str(path)), stdin=slave, stdout=slave, stderr=slave
+        *(program, "top", "-c", str(path)),
+        **{"stdin": slave, "stdout": slave, "stderr": slave},
+        env=make_terminal_environment("xterm-256color"),
     )
     os.close(slave)
     shown = b""
-    async with asyncio.timeout(HANG_S):
-        while wanted.encode() not in shown or b"together" not in shown:
-            shown += await asyncio.to_thread(os.read, master, 65_536)
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
+    try:
+        async with asyncio.timeout(HANG_S):
+            while wanted.encode() not in shown or b"together" not in shown:
+                shown += await asyncio.to_thread(os.read, master, 65_536)
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+    except TimeoutError:
+        pytest.fail(f"{wanted!r} is not in {shown!r}")
     os.close(master)
     return shown.decode()
+
+
+def make_terminal_environment(terminal: str) -> dict[str, str]:
+    """Return an environment in which the size of a terminal is what the terminal says."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return kept | {"TERM": terminal}
 
 
 async def look_at_page(path: Path, label: str) -> None:

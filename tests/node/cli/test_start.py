@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -121,3 +123,19 @@ async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:
         gone.set()
         await server.close()
     assert process.returncode == 130 and "Traceback" not in output, output
+
+
+def test_top_says_that_it_needs_a_terminal_that_can_be_redrawn(tmp_path: Path) -> None:
+    for terminal in ("dumb", "unknown"):
+        master, slave = pty.openpty()
+        done = subprocess.run(
+            [Path(sys.executable).with_name("splitup-node"), "top", "-c", tmp_path / "node.toml"],
+            stdin=slave,
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"TERM": terminal},
+            check=False,
+        )
+        os.close(slave)
+        os.close(master)
+        assert done.returncode == 2 and b"splitup-node status --json" in done.stderr
