@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -350,9 +351,14 @@ async def read_top(path: Path, wanted: str) -> str:
             while wanted.encode() not in shown or b"together" not in shown:
                 shown += await asyncio.to_thread(os.read, master, 65_536)
             process.send_signal(signal.SIGINT)
+            with contextlib.suppress(
+                OSError
+            ):  # until it has left the terminal: a full one stops it
+                while await asyncio.to_thread(os.read, master, 65_536):
+                    pass
             assert await process.wait() == 0
     except TimeoutError:
-        pytest.fail(f"{wanted!r} is not in {shown!r}")
+        pytest.fail(f"it shows no {wanted!r}, or does not end: {shown!r}")
     os.close(master)
     return shown.decode()
 
