@@ -351,11 +351,9 @@ async def read_top(path: Path, wanted: str) -> str:
             while wanted.encode() not in shown or b"together" not in shown:
                 shown += await asyncio.to_thread(os.read, master, 65_536)
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(
-                OSError
-            ):  # until it has left the terminal: a full one stops it
+            with contextlib.suppress(OSError):  # raised once it has left the terminal
                 while await asyncio.to_thread(os.read, master, 65_536):
-                    pass
+                    pass  # it could not end while the terminal is full
             assert await process.wait() == 0
     except TimeoutError:
         pytest.fail(f"it shows no {wanted!r}, or does not end: {shown!r}")
