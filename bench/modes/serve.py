@@ -69,7 +69,7 @@ async def run(quick: bool) -> Report:
             say("first tokens")
             first = await measure_first_tokens(http, url, requests)
             say("a conversation")
-            fed = await measure_second_turn(http, url)
+            fed, sampled = [await measure_second_turn(http, url, t) for t in (0.0, 1.0)]
             say("idle connections")
             memory = await measure_idle(url, pid, IDLE // 10 if quick else IDLE)
         say("gas")
@@ -82,7 +82,7 @@ async def run(quick: bool) -> Report:
                 await chat_over_http(http, url)  # waits for the leases
                 served = await chat_over_http(http, url)
             chats.append({"serve": served, "sdk": await chat_by_sdk(net)})
-    return make_report(first, fed, memory, gas, chats, requests)
+    return make_report(first, fed, sampled, memory, gas, chats, requests)
 
 
 def _open() -> aiohttp.ClientSession:
@@ -123,12 +123,17 @@ async def measure_first_tokens(
     return {"times_s": times, "execution": executions.pop()}
 
 
-async def measure_second_turn(http: aiohttp.ClientSession, url: str) -> dict[str, int]:
-    """Return how many tokens of a long prompt's second turn are fed again."""
+async def measure_second_turn(
+    http: aiohttp.ClientSession, url: str, temperature: float
+) -> dict[str, int]:
+    """Return how many tokens of a long prompt's second turn are fed again.
+
+    A client sends text back. Where a sampled text was made of other tokens than the tokenizer makes
+    of it, everything behind them has to be fed again.
+    """
     bias = {"0": -100}  # the token that ends a text
-    first = await _stream(
-        http, url, {"prompt": "library", "max_tokens": TURN_TOKENS, "seed": 1, "logit_bias": bias}
-    )
+    asked = {"prompt": "library", "max_tokens": TURN_TOKENS, "seed": 1, "logit_bias": bias}
+    first = await _stream(http, url, asked | {"temperature": temperature})
     again = {"prompt": f"library{first['text']} more", "max_tokens": 2}
     usage = (await _stream(http, url, again))["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -205,6 +210,7 @@ async def chat_by_sdk(net: SplitUp) -> float:
 def make_report(
     first: dict[str, Any],
     fed: dict[str, int],
+    sampled: dict[str, int],
     memory_mb: float,
     gas: float,
     chats: list[dict[str, float]],
@@ -229,6 +235,7 @@ def make_report(
     ]
     figures = {
         "requests": requests,
+        "second_turn_of_a_sampled_text": sampled,
         "first_token_ms": spread([1000 * seconds for seconds in first["times_s"]]),
         "tokens_per_s": {
             name: round(statistics.median(row[name] for row in chats), 1) for name in chats[0]
