@@ -72,6 +72,8 @@ from splitup.serve.tools import CallParser
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 4 * 2**20
+MOST_BODIES: Final = 64  # that are read at once; further requests wait
+_BODIES: Final = web.AppKey("bodies", asyncio.Semaphore)
 MOST_AHEAD: Final = 1_024  # tokens of a choice that are computed and not sent yet
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
@@ -177,6 +179,7 @@ class ApiServer:
         app = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[count_requests, _answer_errors]
         )
+        app[_BODIES] = asyncio.Semaphore(MOST_BODIES)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)
@@ -514,7 +517,8 @@ def make_headers(reports: Sequence[Report]) -> dict[str, str]:
 
 async def _read_json(request: web.Request) -> object:
     try:
-        return parse_json(await read_in_time(request))
+        async with request.app[_BODIES]:
+            return parse_json(await read_in_time(request))
     except ValueError:
         raise ApiError("the request's body is not JSON") from None
 

@@ -137,6 +137,32 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(tmp_path: Path) ->
         keys.close()
 
 
+async def test_few_bodies_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two senders that stop in the middle hold up a third, until one of them goes away."""
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    read_in_time = http_server.read_in_time
+
+    async def read(request: web.Request) -> bytes:
+        begun.put_nowait(None)
+        return await read_in_time(request)
+
+    monkeypatch.setattr(http_server, "MOST_BODIES", 2)
+    monkeypatch.setattr(http_server, "read_in_time", read)
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        port = int(url.rpartition(":")[2])
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(head)
+            await asyncio.wait_for(begun.get(), HANG_S)
+        third = asyncio.create_task(post(http, f"{url}/v1/completions", data=b"{"))
+        done, _ = await asyncio.wait({third}, timeout=0.5)
+        assert not done
+        slow[0][1].close()
+        assert (await third)[0] == 400
+        slow[1][1].close()
+
+
 async def test_a_thousand_idle_connections_take_little_memory() -> None:
     """Half of them have begun a request; both ends are in this process."""
     async with run_server() as url, aiohttp.ClientSession() as http:
