@@ -19,7 +19,7 @@ from aiohttp import web
 
 from bench.report import read_rss_bytes
 from splitup.client.generation import Token
-from splitup.net.http import serve_app
+from splitup.net.http import read_in_time, serve_app
 from splitup.serve import http_server
 from splitup.serve.access import Access
 from splitup.serve.answers import Choice, CompletionForm
@@ -140,7 +140,6 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(tmp_path: Path) ->
 async def test_few_bodies_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two senders that stop in the middle hold up a third, until one of them goes away."""
     begun: asyncio.Queue[None] = asyncio.Queue()
-    read_in_time = http_server.read_in_time
 
     async def read(request: web.Request) -> bytes:
         begun.put_nowait(None)
