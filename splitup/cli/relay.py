@@ -82,6 +82,10 @@ async def _serve(
         segno.make(url, error="m").terminal(picture, compact=True)
         sys.stderr.write(picture.getvalue())
         output.say(f"{url} -> {target}")
+        output.say(
+            "whoever reaches this address can spend the server's account, unless the server has "
+            "API keys: splitup keys new NAME"
+        )
         output.hint("Ctrl-C: stop")
         stopped = asyncio.Event()
         with catch_signals(stopped):
