@@ -92,7 +92,8 @@ class Network:
         self._http = SignedClient(identity)
         self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
         self._background: set[asyncio.Task[None]] = set()
-        self._experiences: dict[tuple[str, str], Experience] = {}  # by ids of target and draft
+        self._experiences: dict[tuple[str, str], Experience] = {}  # by names of target and draft
+        self._equal_vocabularies: set[tuple[str, str]] = set()  # pairs of tokenizers, by digest
         self._chain: Chain | None = None
         self._committees: Committees  # these three exist once the connection is open
         self._account: MarketAccount
@@ -422,9 +423,11 @@ class Network:
         target, found = await asyncio.gather(self.fetch_model(model), self.fetch_model(draft))
         infos = [get_text_info(each.manifest, each.name) for each in (target, found)]
         local = Model(found.name, found.model_id, bring_home(found.manifest, draft))
-        if infos[0].tokenizer_digest != infos[1].tokenizer_digest:
+        pair = infos[0].tokenizer_digest, infos[1].tokenizer_digest
+        if pair[0] != pair[1] and pair not in self._equal_vocabularies:
             ours, theirs = [await self._models.fetch_tokenizer(each) for each in (target, found)]
             await asyncio.to_thread(check_vocabulary, ours.data, theirs.data, draft)
+            self._equal_vocabularies.add(pair)
         programs = await self._models.load_programs(local)
         assert programs is not None
         return LocalModel(draft, local.manifest, infos[1], programs)
