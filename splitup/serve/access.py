@@ -7,10 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
+
+from aiohttp import web
 
 from splitup.client.inputs import format_usdc
+from splitup.net.http import read_in_time
 from splitup.serve.api_keys import ApiKey, ApiKeys
 from splitup.serve.errors import ApiError
+
+MOST_BODIES: Final = 64  # that are read at once; further requests wait
 
 
 @dataclass(slots=True)
@@ -39,6 +45,7 @@ class Access:
     keys: ApiKeys | None
     clock: Callable[[], float] = monotonic
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
+    _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
 
     async def authorise(
         self, authorization: str | None, *, is_counted: bool = True
@@ -81,6 +88,11 @@ class Access:
                 headers={"Retry-After": str(int(wait_s) + 1)},
             )
         bucket.left -= 1
+
+    async def read_body(self, request: web.Request) -> bytes:
+        """Return a request's body; few are read at once, so that they take little memory."""
+        async with self._bodies:
+            return await read_in_time(request)
 
     @asynccontextmanager
     async def charge(self, key: ApiKey | None, most_micro_usdc: int) -> AsyncIterator[Charge]:

@@ -17,7 +17,6 @@ from splitup.client.generation import TextModel
 from splitup.client.network import Network
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
-from splitup.net.http import read_in_time
 from splitup.net.metrics import Reading, count_requests
 from splitup.serve.access import Access
 from splitup.serve.answers import (
@@ -72,8 +71,6 @@ from splitup.serve.tools import CallParser
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 4 * 2**20
-MOST_BODIES: Final = 64  # that are read at once; further requests wait
-_BODIES: Final = web.AppKey("bodies", asyncio.Semaphore)
 MOST_AHEAD: Final = 1_024  # tokens of a choice that are computed and not sent yet
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
@@ -179,7 +176,6 @@ class ApiServer:
         app = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[count_requests, _answer_errors]
         )
-        app[_BODIES] = asyncio.Semaphore(MOST_BODIES)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)
@@ -259,7 +255,7 @@ class ApiServer:
 
     async def _serve(self, request: web.Request, kind: type[Sampling]) -> web.StreamResponse:
         key = await self._authorise(request)
-        asked = parse_request(kind, await _read_json(request))
+        asked = parse_request(kind, await self._read_json(request))
         served = await self._find(asked.model, key)
         form = _make_form(served.get_text_model(), asked)
         return await self._answer(request, served, asked, form, key)
@@ -274,7 +270,7 @@ class ApiServer:
 
     async def _encode(self, request: web.Request, kind: type[EncodingRequest]) -> web.Response:
         key = await self._authorise(request)
-        asked = parse_request(kind, await _read_json(request))
+        asked = parse_request(kind, await self._read_json(request))
         served = await self._find(asked.model, key)
         model = served.get_encoder()
         prepared = await prepare_texts(model, asked)
@@ -290,11 +286,17 @@ class ApiServer:
         answer = make_answer(model, asked, rows, report)
         return web.json_response(answer, headers=headers)
 
+    async def _read_json(self, request: web.Request) -> object:
+        try:
+            return parse_json(await self._access.read_body(request))
+        except ValueError:
+            raise ApiError("the request's body is not JSON") from None
+
     # ---- Ollama's API --------------------------------------------------------------------------
 
     async def _ollama_generate(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        wanted = parse_request(GenerateRequest, await _read_json(request))
+        wanted = parse_request(GenerateRequest, await self._read_json(request))
         served = await self._find(wanted.model.removesuffix(":latest"), key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
@@ -302,7 +304,7 @@ class ApiServer:
 
     async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        asked = parse_request(OllamaChatRequest, await _read_json(request)).convert()
+        asked = parse_request(OllamaChatRequest, await self._read_json(request)).convert()
         served = await self._find(asked.model, key)
         form = OllamaForm(served.get_text_model(), True)
         return await self._answer(request, served, asked, form, key)
@@ -314,7 +316,7 @@ class ApiServer:
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
-        wanted = parse_request(ShowRequest, await _read_json(request))
+        wanted = parse_request(ShowRequest, await self._read_json(request))
         served = await self._find(wanted.name.removesuffix(":latest"), key)
         return web.json_response(show_model(served.get_text_model()))
 
@@ -326,7 +328,7 @@ class ApiServer:
     async def _quote(self, request: web.Request) -> web.Response:
         """Answer what a request of any kind may cost."""
         key = await self._authorise(request)
-        body = await _read_json(request)
+        body = await self._read_json(request)
         fields = body if isinstance(body, dict) else {}
         named = self._models.get(str(fields.get("model")))
         if named is not None and isinstance(named.model, EncoderModel):
@@ -513,14 +515,6 @@ def make_headers(reports: Sequence[Report]) -> dict[str, str]:
         "x-splitup-execution": ",".join(executions),
         "x-splitup-receipt": ",".join(receipts),
     }
-
-
-async def _read_json(request: web.Request) -> object:
-    try:
-        async with request.app[_BODIES]:
-            return parse_json(await read_in_time(request))
-    except ValueError:
-        raise ApiError("the request's body is not JSON") from None
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from aiohttp import web
 from bench.report import read_rss_bytes
 from splitup.client.generation import Token
 from splitup.net.http import read_in_time, serve_app
-from splitup.serve import http_server
+from splitup.serve import access, http_server
 from splitup.serve.access import Access
 from splitup.serve.answers import Choice, CompletionForm
 from splitup.serve.api_keys import ApiKeys
@@ -145,8 +145,8 @@ async def test_few_bodies_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         begun.put_nowait(None)
         return await read_in_time(request)
 
-    monkeypatch.setattr(http_server, "MOST_BODIES", 2)
-    monkeypatch.setattr(http_server, "read_in_time", read)
+    monkeypatch.setattr(access, "MOST_BODIES", 2)
+    monkeypatch.setattr(access, "read_in_time", read)
     async with run_server() as url, aiohttp.ClientSession() as http:
         port = int(url.rpartition(":")[2])
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"

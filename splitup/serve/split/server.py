@@ -22,7 +22,6 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.messages import split
 from splitup.messages.base import Message
 from splitup.messages.split import SplitError
-from splitup.net.http import read_in_time
 from splitup.serve.access import Access
 from splitup.serve.api_keys import ApiKey
 from splitup.serve.errors import translate
@@ -135,7 +134,7 @@ class SplitServer:
     async def _post(self, request: web.Request) -> web.StreamResponse:
         """Answer one request over HTTP, in the form that it came in."""
         key = await self._authorise(request)
-        body = await read_in_time(request)
+        body = await self._access.read_body(request)
         is_binary = request.content_type == _BINARY
         asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
         if isinstance(asked, split.Forward):
