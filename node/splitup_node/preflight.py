@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from splitup.core.errors import ConfigurationError
+from splitup.net.endpoints import is_loopback
 from splitup_node.config import NodeConfig
 from splitup_node.worker.supervisor import parse_device
 
@@ -56,21 +56,12 @@ def _check_endpoint(config: NodeConfig, locate: _Locate) -> None:
     endpoint = urlsplit(config.endpoint)
     if endpoint.scheme != "http" or config.relay not in ("auto", "off"):
         return
-    if _is_loopback(config.host) and not _is_loopback(endpoint.hostname or ""):
+    if is_loopback(config.host) and not is_loopback(endpoint.hostname or ""):
         raise ConfigurationError(
             f'endpoint = "{config.endpoint}" is announced to other machines, but '
             f'listen = "{config.listen}" accepts connections of this machine only; '
             f'set listen to "0.0.0.0:{config.port}" {locate("listen")}'
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_memory(config: NodeConfig, locate: _Locate) -> None:

@@ -77,13 +77,13 @@ def _show(
             f"{len(checked.snapshot.entries)} live nodes, every choice as the random seed demands"
         )
     else:
-        output.out.print(f"wrong: {checked.difference}", markup=False)
+        output.out.print(f"wrong: {checked.difference}")
         if checked.challenge is None:
             output.out.print("the chain cannot verify this difference, so nobody is slashed")
         for member, answer in answers.items():
-            output.out.print(f"  {member}  {answer or 'its bond was slashed'}", markup=False)
+            output.out.print(f"  {member}  {answer or 'its bond was slashed'}")
     for passed in checked.passed_over:
-        output.out.print(_describe_passed(passed, passed in unexplained), markup=False)
+        output.out.print(_describe_passed(passed, passed in unexplained))
 
 
 def _describe_passed(passed: PassedOver, is_unexplained: bool) -> str:

@@ -36,14 +36,14 @@ class Output:
 
     @classmethod
     def open(cls, as_json: bool = False) -> Output:
-        return cls(as_json, Console(), Console(stderr=True))
+        return cls(as_json, _open_console(), _open_console(stderr=True))
 
     def say(self, text: str) -> None:
-        """Write a message as it is: no markup, no colours, no wrapping."""
+        """Write a message without wrapping it."""
         self._clear()
         if self.is_text_open and self.out.is_terminal and self.log.is_terminal:
             self.log.file.write("\n")  # not on stdout, which holds the text and nothing else
-        self.log.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.log.print(text, soft_wrap=True)
 
     def update(self, text: str) -> None:
         """Show progress: in place on a terminal, a line of its own elsewhere."""
@@ -85,6 +85,11 @@ class Output:
             self.log.file.write(_ERASE_LINE)
             self.log.file.flush()
         self._progress = ""
+
+
+def _open_console(*, stderr: bool = False) -> Console:
+    """Open a console that prints text as it is: "[b]" is no markup, and ":ab:" no emoji."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 class _Warnings(logging.Handler):

@@ -48,6 +48,6 @@ def command(
             output.print_json({"deposited_usdc": amount, "frozen_until": until})
         else:
             kept = "" if freeze is None else f"; the balance is frozen for {freeze:g} s"
-            output.out.print(f"{amount} USDC deposited in the market{kept}", highlight=False)
+            output.out.print(f"{amount} USDC deposited in the market{kept}")
 
     run_command(output, run)

@@ -52,9 +52,9 @@ def _show(output: Output, checks: list[Check]) -> None:
     output.end_text()
     for check in checks:
         mark = "ok     " if check.ok else "missing"
-        output.out.print(f"{mark}  {check.name}: {check.found}", soft_wrap=True, markup=False)
+        output.out.print(f"{mark}  {check.name}: {check.found}", soft_wrap=True)
         if check.fix:
-            output.out.print(f"         fix: {check.fix}", soft_wrap=True, markup=False)
+            output.out.print(f"         fix: {check.fix}", soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,6 @@ def command(
             f"  splitup deposit 5{option}",
             f"  splitup generate MODEL --prompt TEXT{option}",
         ):
-            output.out.print(line, markup=False, highlight=False, soft_wrap=True)
+            output.out.print(line, soft_wrap=True)
 
     run_command(output, run)

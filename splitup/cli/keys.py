@@ -90,7 +90,7 @@ def _create(
     if output.as_json:
         output.print_json({"name": name, "key": secret})
     else:
-        output.out.print(secret, highlight=False, soft_wrap=True)
+        output.out.print(secret, soft_wrap=True)
         output.say("keep it now: it is shown once")
 
 

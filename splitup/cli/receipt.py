@@ -49,14 +49,14 @@ async def _fetch(output: Output, config: ConfigFlag, execution_id: str) -> Recei
 def _show(output: Output, receipt: Receipt) -> None:
     from splitup.client.inputs import format_usdc
 
-    output.out.print(f"{receipt.status} in block {receipt.block_number}", highlight=False)
-    output.out.print(describe_cost(receipt), highlight=False)
+    output.out.print(f"{receipt.status} in block {receipt.block_number}")
+    output.out.print(describe_cost(receipt))
     for payment in receipt.payments:
         source = " out of a slashed stake" if payment.from_slash else ""
         amount = format_usdc(payment.amount_micro_usdc)
-        output.out.print(f"  {payment.account}  {amount}{source}", highlight=False)
+        output.out.print(f"  {payment.account}  {amount}{source}")
     for node, slashed in receipt.slashes:
-        output.out.print(f"  {node}  slashed {format_usdc(slashed)}", highlight=False)
+        output.out.print(f"  {node}  slashed {format_usdc(slashed)}")
 
 
 def describe_cost(receipt: Receipt) -> str:

@@ -52,7 +52,7 @@ def command(
             return
         for name, path in files.items():
             array = result.outputs[name]
-            output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}", markup=False)
+            output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}")
         nodes = len(set(result.nodes))
         output.say(
             f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import ssl
 from collections.abc import Iterator
@@ -191,13 +190,14 @@ def command(
     def run() -> None:
         from splitup.core import event_loop
         from splitup.core.errors import InvalidInput
+        from splitup.net.endpoints import is_loopback
         from splitup.serve.access import Access
         from splitup.serve.api_keys import ApiKeys
 
         table = ApiKeys.open(find_keys_url(keys, config))
         try:
             needs_keys, tls = bool(table.list()), listen.load_tls()
-            if not _is_loopback(listen.host) and not (needs_keys and tls):
+            if not is_loopback(listen.host) and not (needs_keys and tls):
                 raise InvalidInput(
                     f"--host {listen.host} is not a loopback address, and whoever reaches the "
                     "server spends this account's money; create a key (splitup keys new NAME) and "
@@ -213,13 +213,6 @@ def command(
             table.close()
 
     run_command(output, run, interrupted="stopped before the server was ready")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _serve(

@@ -236,4 +236,4 @@ def _list_commands(options: ServiceOptions) -> list[str]:
 
 def _show(said: str, result: dict[str, Any], console: Console) -> None:
     for line in (said, *(f"  {command}" for command in result["commands"])):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)

@@ -38,16 +38,16 @@ def _show(output: Output, status: NetworkStatus) -> None:
     from splitup.client.inputs import format_usdc
 
     running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
-    output.out.print(f"network in {status.directory}: {running}", highlight=False)
+    output.out.print(f"network in {status.directory}: {running}")
     if status.processes:
         table = Table("process", "pid", "state", box=None, pad_edge=False)
         for name, pid, alive in status.processes:
             table.add_row(name, str(pid), "running" if alive else "ended")
         output.out.print(table)
     if status.health is None:
-        output.out.print(status.problem, markup=False, highlight=False, soft_wrap=True)
+        output.out.print(status.problem, soft_wrap=True)
         return
-    output.out.print(status.health.describe(), highlight=False)
+    output.out.print(status.health.describe())
     table = Table("node", "endpoint", "stake", "tasks", "live", box=None, pad_edge=False)
     table.columns[0].no_wrap = True  # an address that is copied must stay on one line
     for node in status.health.nodes:

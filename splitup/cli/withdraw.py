@@ -37,6 +37,6 @@ def command(
         if output.as_json:
             output.print_json({"withdrawn_micro_usdc": taken})
         else:
-            output.out.print(f"{format_usdc(taken)} withdrawn into your wallet", highlight=False)
+            output.out.print(f"{format_usdc(taken)} withdrawn into your wallet")
 
     run_command(output, run)

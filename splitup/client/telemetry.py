@@ -137,8 +137,10 @@ def _open() -> tuple[Tracer, Callable[[int], AbstractContextManager[None]]] | No
     def name_trace(trace_id: int) -> Iterator[None]:
         with ids.lock:
             ids.trace_id = trace_id
-            yield
-            ids.trace_id = 0
+            try:
+                yield
+            finally:
+                ids.trace_id = 0
 
     own = {} if any(map(os.environ.get, _NAMES)) else {"service.name": "splitup"}
     provider = TracerProvider(resource=Resource.create(own), id_generator=ids)

@@ -31,7 +31,6 @@ def show_report(report: DemoReport, console: Console) -> None:
     console.print(
         f"\n{report.total_s:.0f} s in all, of which {report.setup_s:.0f} s to start the network "
         "and register the model",
-        highlight=False,
     )
 
 
@@ -68,7 +67,7 @@ def _show_graph(report: DemoReport, names: dict[str, str], console: Console) -> 
     console.print(table)
     console.print("weights and VRAM in MB, prices in micro-USDC per step", style="dim")
     for node in sorted(set(executors)):
-        console.print(f"{names[node]}  {node}", highlight=False)
+        console.print(f"{names[node]}  {node}")
 
 
 def _describe_sources(manifest: Manifest, index: int) -> str:
@@ -106,7 +105,6 @@ def _show_timeline(report: DemoReport, names: dict[str, str], console: Console) 
             console.print(
                 f"transition, {label}: p50 {figures['p50']:.2f} ms, p99 {figures['p99']:.2f} ms "
                 f"over {figures['count']}",
-                highlight=False,
             )
 
 
@@ -150,22 +148,17 @@ def draw_gantt(
 
 def _show_output(report: DemoReport, console: Console) -> None:
     console.rule(f"output: {report.tokens} tokens in {report.steps} steps", align="left")
-    console.print(
-        Text.assemble((report.prompt, "bold"), report.output), soft_wrap=True, highlight=False
-    )
+    console.print(Text.assemble((report.prompt, "bold"), report.output), soft_wrap=True)
     comparison = report.comparison
     if comparison.equal:
         verdict = f"equal bit for bit: all {comparison.compared_bytes:,} bytes of logits"
     else:
         verdict = f"DIFFERENT: largest difference {comparison.largest_difference:g}"
-    console.print(
-        f"compared with the whole model in one process: {verdict}", highlight=False, soft_wrap=True
-    )
+    console.print(f"compared with the whole model in one process: {verdict}", soft_wrap=True)
     console.print(
         f"submitted to last result: {report.submit_to_result_s:.2f} s, of which "
         f"{report.plan_s:.2f} s until every task had its node; the whole model takes "
         f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -178,16 +171,14 @@ def _show_verification(report: DemoReport, names: dict[str, str], console: Conso
         console.print(
             "no task of this execution was drawn"
             + (f"; short executions until one was drawn: {more}" if more else ""),
-            highlight=False,
         )
     if not report.verified:
-        console.print(f"no task was drawn in {report.executions} executions", highlight=False)
+        console.print(f"no task was drawn in {report.executions} executions")
     for entry in report.verified:
         by = ", ".join(names[validator] for validator in entry.validators) or "nobody"
         console.print(
             f"task {entry.task} ({entry.label}) of node {names.get(entry.executor, '?')}, "
             f"recomputed by {by}: {entry.verdict}",
-            highlight=False,
         )
 
 
@@ -201,9 +192,8 @@ def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> 
         for node, amount in receipt.slashes:
             console.print(f"{names.get(node, node)}  slashed {format_usdc(amount)}")
     for account, amount in sorted(totals.items()):
-        console.print(f"{names[account]:3} {account}  {amount / 1e6:.6f} USDC", highlight=False)
+        console.print(f"{names[account]:3} {account}  {amount / 1e6:.6f} USDC")
     back = sum(receipt.refunded_micro_usdc for receipt in report.receipts)
     console.print(
         f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}",
-        highlight=False,
     )

@@ -31,6 +31,14 @@ class EndpointRefused(OSError):
         super().__init__(errno.EACCES, message)
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's own, which no other machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_ip(text: str, *, allow_loopback: bool) -> None:
     """Raise EndpointRefused unless this address is allowed for peers.
 

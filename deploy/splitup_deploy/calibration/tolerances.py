@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from splitup.core import limits
 from splitup.core.codec import compute_digest
@@ -24,6 +24,7 @@ from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Task, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
 from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
+from splitup_deploy.publishing.measured_files import load_measured
 
 SEED: Final = 1  # any number does: a node that prepares for known inputs deceives only itself
 
@@ -40,19 +41,8 @@ class ToleranceFile(BaseModel):
 
 def load_tolerances(path: Path) -> Mapping[str, tuple[Tolerance, ...]]:
     """Read a tolerance file. Raises InvalidInput."""
-    try:
-        if path.stat().st_size > limits.MAX_MANIFEST_BYTES:
-            raise InvalidInput(f"'{path}' is too large for a tolerance file")
-        return ToleranceFile.model_validate_json(path.read_bytes()).tasks
-    except OSError as error:
-        raise InvalidInput(f"cannot read '{path}': {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(
-            f"'{path}' is no tolerance file ('{place}': {first['msg']}); make one with: "
-            "splitup-deploy calibrate --output"
-        ) from None
+    command = "splitup-deploy calibrate --output"
+    return load_measured(path, ToleranceFile, "tolerance file", command).tasks
 
 
 def attach_tolerances(

@@ -84,7 +84,7 @@ def init_command(
             "Next: send it ether for gas, then see what would be done:",
             f"  splitup-deploy network plan --config {made.config}",
         ):
-            output.out.print(line, markup=False, highlight=False, soft_wrap=True)
+            output.out.print(line, soft_wrap=True)
 
     run_quietly(output, run)
 
@@ -132,7 +132,7 @@ def deploy_command(
             output.print_json(asdict(deployment))
         else:
             text = f"deployed and verified; give everybody {settings.deployment}"
-            output.out.print(text, markup=False, highlight=False, soft_wrap=True)
+            output.out.print(text, soft_wrap=True)
 
     _act(config, as_json, deploy)
 
@@ -155,7 +155,7 @@ def verify_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonFlag = Fa
         if as_json:
             output.print_json({"problems": problems})
         for problem in () if as_json else problems:
-            output.out.print(f"✗ {problem}", markup=False, highlight=False, soft_wrap=True)
+            output.out.print(f"✗ {problem}", soft_wrap=True)
         if problems:
             raise typer.Exit(1)
         if not as_json:
@@ -225,7 +225,7 @@ def _make_json(plan: Plan, settings: NetworkSettings) -> dict[str, Any]:
 
 def _show_plan(plan: Plan, settings: NetworkSettings, output: Output) -> None:
     def say(text: str) -> None:
-        output.out.print(text, markup=False, highlight=False, soft_wrap=True)
+        output.out.print(text, soft_wrap=True)
 
     say(f"Chain {plan.chain_id} at {settings.rpc_url}")
     say(f"Account {plan.account} with {plan.balance_wei / _ETHER:.6f} ether")

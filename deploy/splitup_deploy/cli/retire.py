@@ -49,7 +49,5 @@ def _retire(options: RetireOptions, output: Output) -> None:
         return
     output.out.print(
         f"retired {done.model_id} ({done.name}): it takes no new executions",
-        markup=False,
-        highlight=False,
         soft_wrap=True,
     )

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
-from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.graph.manifest import Digest, PrivacyMeasure
 from splitup_deploy.cutting.build import CompiledModel, change_manifest
 from splitup_deploy.privacy.measure import Split, make_key
+from splitup_deploy.publishing.measured_files import load_measured
 
 
 class PrivacyFile(BaseModel):
@@ -41,19 +41,8 @@ def attach_privacy(compiled: CompiledModel, path: Path) -> CompiledModel:
     client = compiled.manifest.client
     if client is None:
         raise InvalidInput("--privacy is for models that are registered with --private")
-    try:
-        if path.stat().st_size > limits.MAX_MANIFEST_BYTES:
-            raise InvalidInput(f"'{path}' is too large for a privacy file")
-        splits = PrivacyFile.model_validate_json(path.read_bytes()).splits
-    except OSError as error:
-        raise InvalidInput(f"cannot read '{path}': {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(
-            f"'{path}' is no privacy file ('{place}': {first['msg']}); make one with: "
-            "splitup-deploy privacy --output"
-        ) from None
+    command = "splitup-deploy privacy --output"
+    splits = load_measured(path, PrivacyFile, "privacy file", command).splits
     found = splits.get(make_key(compiled))
     if found is None:
         raise InvalidInput(

@@ -41,13 +41,12 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         return
     output.out.print(render_model(profile, done.name), soft_wrap=True)
     if done.already_registered:
-        output.out.print(f"already registered as {done.name!r}; nothing was uploaded", markup=False)
+        output.out.print(f"already registered as {done.name!r}; nothing was uploaded")
         return
     output.out.print(
         f"registered as {done.name!r} in block {done.block_number} for "
         f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
         f"{done.uploaded_objects} objects were stored",
-        markup=False,
         soft_wrap=True,
     )
 

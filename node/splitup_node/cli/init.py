@@ -94,7 +94,7 @@ def init(options: InitOptions) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
-    console.print(f"Made node [bold]{result['address']}[/] for {result['vram_gb']} GB.")
+    console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print("Next: send USDC and ether to it; on a network that 'splitup up' runs, with:")
     console.print(f"  splitup fund {result['address']}", soft_wrap=True)
     console.print("Then put down the stake with:")

@@ -100,7 +100,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     from splitup.client.inputs import format_usdc
 
     network = result["network"]
-    console.print(f"Made node [bold]{result['address']}[/] for {result['vram_gb']} GB.")
+    console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print(
         f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}",
         soft_wrap=True,

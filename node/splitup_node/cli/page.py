@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import math
 import time
 from pathlib import Path
@@ -35,8 +34,9 @@ def page_command(
 
     def run() -> None:
         from splitup.core.errors import InvalidInput
+        from splitup.net.endpoints import is_loopback
 
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise InvalidInput(
                 f"--host {host} is not a loopback address, and the page asks for no key; look at "
                 "it from elsewhere through ssh -L"
@@ -45,13 +45,6 @@ def page_command(
             run_with_account(config, lambda account: _serve(account, config, output, host, port))
 
     run_command(output, run)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _serve(account: Account, config: Path, output: Output, host: str, port: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -14,7 +13,7 @@ from splitup.client.market.plan_check import fetch_snapshot
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.messages.base import ZERO_BYTES32
-from splitup.net.endpoints import EndpointRefused, check_ip
+from splitup.net.endpoints import EndpointRefused, check_ip, is_loopback
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup_node.config import NodeConfig
@@ -64,7 +63,8 @@ async def _check_addresses(
             len(peers),
             ", ".join(refused[:3]),
         )
-    if not peers and members and all(_is_loopback(endpoint) for endpoint in members):
+    hosts = [urlsplit(endpoint).hostname or "" for endpoint in members]
+    if not peers and hosts and all(map(is_loopback, hosts)):
         raise ConfigurationError(
             f"the network runs on this machine ({members[0]} is a committee member's endpoint), "
             f"and this node does not connect to loopback addresses; "
@@ -118,11 +118,3 @@ async def _is_refused(endpoint: str) -> bool:
             continue
         return False
     return True
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -64,7 +64,6 @@ def show_status(status: dict[str, Any], console: Console) -> None:
     console.print(
         f"{status['answering']}/{len(status['members'])} members answer, {status['quorum']} are a "
         f"quorum, {key} group key; the chain is at block {status['block']}",
-        highlight=False,
         soft_wrap=True,
     )
 
