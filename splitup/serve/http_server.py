@@ -50,7 +50,7 @@ from splitup.serve.response_requests import ResponseRequest
 from splitup.serve.responses import ResponseForm
 from splitup.serve.split.server import SplitServer
 from splitup.serve.split.sessions import SessionOptions
-from splitup.serve.streams import generate_all, make_headers, stream_answer
+from splitup.serve.streams import generate_all, limit_write, make_headers, stream_answer
 from splitup.serve.timelines import Timelines
 from splitup.serve.tools import CallParser
 
@@ -415,7 +415,12 @@ def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        response = await handler(request)
+        if not response.prepared:  # it is sent here, so that the time for it is limited
+            async with limit_write():
+                await response.prepare(request)
+                await response.write_eof()
+        return response
     except SplitUpError as error:
         return _reply_error(request, translate(error))
     except web.HTTPException as error:

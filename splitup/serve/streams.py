@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
@@ -100,11 +101,17 @@ async def _begin_stream(
 
 
 async def _send(response: web.StreamResponse, form: AnswerForm, events: Sequence[Event]) -> None:
-    """Send events; raise ConnectionError when the reader takes nothing for a while."""
+    async with limit_write():
+        for event in events:
+            await response.write(form.encode(event))
+
+
+@contextlib.asynccontextmanager
+async def limit_write() -> AsyncGenerator[None, None]:
+    """Raise ConnectionError when the reader takes nothing for ``WRITE_S``."""
     try:
         async with asyncio.timeout(WRITE_S):
-            for event in events:
-                await response.write(form.encode(event))
+            yield
     except TimeoutError:
         raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
 

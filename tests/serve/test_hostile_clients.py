@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from aiohttp import web
 from bench.report import read_rss_bytes
 from splitup.client.generation import Token
 from splitup.net.http import read_in_time, serve_app
-from splitup.serve import access, streams
+from splitup.serve import access, http_server, streams
 from splitup.serve.access import Access
 from splitup.serve.answers import Choice, CompletionForm
 from splitup.serve.api_keys import ApiKeys
@@ -206,6 +206,31 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
         async with contextlib.aclosing(pieces):
             return await streams.stream_answer(request, form, choices, pieces, 1)
 
+    await answer_nobody(answer, ended)
+    assert streams.MOST_AHEAD < made[0] < 20 * streams.MOST_AHEAD
+
+
+async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    ended = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        async def make(_: web.Request) -> web.StreamResponse:
+            return web.Response(body=bytes(HUGE))
+
+        try:
+            return await http_server._answer_errors(request, make)
+        except ConnectionError:
+            ended.set()
+            raise
+
+    await answer_nobody(answer, ended)
+
+
+async def answer_nobody(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], ended: asyncio.Event
+) -> None:
+    """Answer a client that does not read, until the server has given up."""
     app = web.Application()
     app.router.add_get("/", answer)
     server = await serve_app(app, "127.0.0.1", 0, cancels_handlers=True)
@@ -216,6 +241,5 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             async with asyncio.timeout(HANG_S):
                 await ended.wait()
-        assert streams.MOST_AHEAD < made[0] < 20 * streams.MOST_AHEAD
     finally:
         await server.close()
