@@ -59,8 +59,13 @@ class Inbox:
             execution = self._table.by_id.get(frame.execution_id)
             if execution is not None:
                 self._take_frame(execution, frame, seal)
-            elif not self._table.is_known(frame.execution_id):
+            elif self._table.is_known(frame.execution_id):
+                continue
+            elif frame.kind is not FrameKind.PROBE:
                 self._early.add(link.peer, frame, seal, time.monotonic())
+            elif (plan := self._table.parties.expected.get(frame.execution_id)) is not None:
+                verify_seal(seal, plan.plan.request.client_key)
+                self._table.clients.tell_loading(plan)
 
     def take_early(self, execution: Execution) -> None:
         """Take the frames that came before the plan of an execution."""
