@@ -220,7 +220,7 @@ def find_spans(
     mention one state lie in one span that is not shared: there a step has done with the state
     before the next one begins. A shared kernel between them is run step by step, too.
     """
-    seen = dict.fromkeys(lowered.inputs, [-1, -1])  # where each buffer is mentioned first and last
+    seen = {buffer: [-1, -1] for buffer in lowered.inputs}  # where it is mentioned first and last
     for place, buffers in enumerate(mentioned):
         for buffer in buffers:
             seen[buffer] = [seen.get(buffer, [place])[0], place]

@@ -70,35 +70,27 @@ class MergedSteps:
         get_address: Callable[[Place], int],
     ) -> None:
         self.blocks = blocks
-        self._get_address = get_address
-        self._own: dict[Place, int] = {}
-        offset = 0
-        for place in dict.fromkeys(place for block in blocks for place in (*block.read, *block.kept)):
-            if not place.rows:  # only blocks that are not shared write and read it
-                self._own[place] = offset
-                offset += _round_up(most_steps * place.nbytes)
+        own: dict[Place, int] = {}
+        end = 0
+        for place in (place for block in blocks for place in (*block.read, *block.kept)):
+            if not place.rows and place not in own:  # no shared block mentions it
+                own[place] = end
+                end += _round_up(most_steps * place.nbytes)
         self._values: list[list[_Value]] = []
-        self._saved_bytes = offset
+        self._saved_bytes = first = end
         for block in blocks:
-            values, end = [], offset
+            values, end = [], first
             for place in dict.fromkeys((*block.read, *block.kept)):
-                saved = end if place.rows else self._own[place]
+                is_read, is_kept = place in block.read, place in block.kept
+                address, row_bytes, saved = get_address(place), place.row_bytes, end
                 if place.rows:
-                    end += _round_up(most_rows[place.rows] * place.row_bytes)
-                values.append(self._make_value(block, place, saved))
+                    end += _round_up(most_rows[place.rows] * row_bytes)
+                else:
+                    row_bytes, saved = place.nbytes, own[place]
+                values.append(_Value(address, saved, place.rows, row_bytes, is_read, is_kept))
             self._values.append(values)
             self._saved_bytes = max(self._saved_bytes, end)
         self._memory: ctypes.Array[ctypes.c_char] | None = None
-
-    def _make_value(self, block: Block, place: Place, saved: int) -> _Value:
-        return _Value(
-            self._get_address(place),
-            saved,
-            place.rows,
-            place.row_bytes if place.rows else place.nbytes,
-            place in block.read,
-            place in block.kept,
-        )
 
     @property
     def is_small(self) -> bool:
@@ -131,11 +123,11 @@ class MergedSteps:
                     nbytes = total[value.rows] * value.row_bytes
                     ctypes.memmove(memory + value.saved, value.address, nbytes)
             for step, (rows, first) in enumerate(steps):
-                shares = [
-                    (value, memory + value.saved + place * value.row_bytes, count * value.row_bytes)
-                    for value in values
-                    for place, count in [(first.get(value.rows, step), rows.get(value.rows, 1))]
-                ]
+                shares = []
+                for value in values:
+                    place, count = first.get(value.rows, step), rows.get(value.rows, 1)
+                    saved = memory + value.saved + place * value.row_bytes
+                    shares.append((value, saved, count * value.row_bytes))
                 for value, saved, nbytes in shares:
                     if value.is_read:
                         ctypes.memmove(value.address, saved, nbytes)

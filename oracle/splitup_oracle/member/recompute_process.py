@@ -33,6 +33,7 @@ from splitup.graph import gates
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
 from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
+from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
@@ -69,8 +70,7 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
     claims = [_ClaimComparison(job, program.outputs, claimed) for claimed in job["claims"]]
-    for tensors in _iter_steps(job, job["steps"]):
-        read, results = _run(program, state, job, tensors)
+    for read, results in _iter_results(program, state, job):
         for digest, tensor in zip((*inputs, *outputs), (*read, *results), strict=True):
             digest.add_tensor(tensor)
         for claim in claims:
@@ -143,6 +143,22 @@ def _iter_steps(job: Mapping[str, Any], steps: int) -> Iterator[list[bytes]]:
         file.seek(0)  # a copy of a descriptor shares its place in the file
     for _ in range(steps):
         yield [read_tensor(file) for file in files]
+
+
+def _iter_results(
+    program: runtime.TaskProgram, state: Any, job: Mapping[str, Any]
+) -> Iterator[tuple[Tensors, Tensors]]:
+    """Yield what counts as the inputs of each step, and its outputs; several take one pass."""
+
+    def run() -> list[tuple[Tensors, Tensors]]:
+        return group.pop(program.run_in_order(state, group.to_run))
+
+    group = StepGroup(program.inputs, program.outputs, job["gate"], program.merges)
+    for tensors in _iter_steps(job, job["steps"]):
+        if not group.add(tensors):
+            yield from run()
+            group.add(tensors)
+    yield from run()
 
 
 def _run(
