@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from splitup.core import tuning
 from splitup.core.tensors import TensorSpec
 from splitup.graph.gates import shut
 from splitup.graph.ir import count_rows
@@ -19,15 +18,12 @@ Tensors = Sequence[bytes | memoryview]  # of one step, by port
 
 @dataclass(slots=True)
 class StepGroup:
-    """Consecutive steps, in order. A step whose gate is zero is known without a run.
-
-    Without ``merges`` a group has one step.
-    """
+    """At most ``most`` consecutive steps. One whose gate is zero is known without a run."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     gate: int | None
-    merges: bool
+    most: int = 1
     _steps: list[tuple[Tensors, Tensors | None]] = field(default_factory=list)
     _rows: dict[str, int] = field(default_factory=dict)
 
@@ -36,7 +32,7 @@ class StepGroup:
 
         Raises InvalidInput for inputs of a wrong length, or that disagree on their rows.
         """
-        if len(self._steps) >= (tuning.MERGE_STEPS if self.merges else 1):
+        if len(self._steps) >= self.most:
             return False
         if (zeros := shut(self.inputs, self.outputs, self.gate, tensors)) is not None:
             self._steps.append(zeros)

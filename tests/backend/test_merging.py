@@ -168,7 +168,7 @@ def forget_kept(found: Sequence[Span], lowered: Any) -> list[Span]:
 def test_values_that_cross_a_border_have_to_be_saved(
     forget: Callable[[Sequence[Span], Any], list[Span]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_spans = schedule.find_spans
+    find_spans = batching.find_spans
     monkeypatch.setattr(schedule, "find_spans", lambda *of: forget(find_spans(*of), of[-1]))
     program = load(add_column_sums)
     with pytest.raises(AssertionError):
@@ -176,7 +176,7 @@ def test_values_that_cross_a_border_have_to_be_saved(
 
 
 def test_all_that_touches_a_state_has_to_run_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spans = schedule.find_spans
+    find_spans = batching.find_spans
 
     def split(mentioned: Any, shared: Any, kinds: Any, lowered: Any) -> list[Span]:
         held = {*lowered.states, *lowered.updates}

@@ -70,11 +70,11 @@ def check_merged(program: TaskProgram, plan: Sequence[StepInput], passes: int = 
     assert program.merges
     for seed in range(passes):
         chance, state, given = np.random.default_rng(seed), program.new_state(), []
-        group = StepGroup(program.inputs, program.outputs, None, merges=True)
+        group = StepGroup(program.inputs, program.outputs, None, len(inputs))
         for one in inputs:
             if chance.random() < 0.1 * seed or not group.add(one):
                 given += program.run_in_order(state, group.to_run)
-                group = StepGroup(program.inputs, program.outputs, None, merges=True)
+                group = StepGroup(program.inputs, program.outputs, None, len(inputs))
                 assert group.add(one)
         given += program.run_in_order(state, group.to_run)
         assert given == wanted

@@ -232,6 +232,10 @@ class StepLoop:
 
     # ---- how busy the node is ------------------------------------------------------------------
 
+    def has_executions(self) -> bool:
+        """Return whether a token may have to wait for a background run."""
+        return self._queue.executions > 0
+
     @property
     def queue_ms(self) -> int:
         """Return the estimated duration of the runs that wait, in milliseconds."""

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.graph.manifest import Manifest
 from splitup.graph.step_groups import StepGroup
 from splitup.messages.plans import Request
@@ -81,14 +81,20 @@ async def recompute(
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
     specs = [port.spec for port in entry.inputs], [port.spec for port in entry.outputs]
-    group = StepGroup(*specs, entry.gate, workers.merges(program))
+    merges, has_executions = workers.merges(program), engine.step_loop.has_executions
+
+    def make_group() -> StepGroup:
+        most = tuning.MERGE_STEPS_BUSY if has_executions() else tuning.MERGE_STEPS
+        return StepGroup(*specs, entry.gate, most if merges else 1)
+
+    group = make_group()
     passes = _Passes(engine, workers, program, Digests(*map(len, specs)), on_outputs)
     try:
         for _ in range(steps):
             inputs = [await anext(stream) for stream in streams]
             if not group.add(inputs):
                 await passes.start(group)
-                group = StepGroup(*specs, entry.gate, group.merges)
+                group = make_group()
                 group.add(inputs)
         await passes.start(group)
         await passes.finish()

@@ -132,7 +132,7 @@ class Worker:
         """Run one step of one program in each session, as many of them at once as fit.
 
         The failure of one step does not affect the others. Several requests of one session alone
-        are consecutive steps, and fail together.
+        are consecutive steps: behind one that fails none is run.
         """
         if len({request.session for request in requests}) == 1:
             return self._run_in_order(requests)
@@ -155,7 +155,14 @@ class Worker:
     def _run_in_order(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
         program, state = self._get_state(requests[0])
         started_ns = time.time_ns()
-        results = program.run_in_order(state, [request.inputs for request in requests])
+        try:
+            results = program.run_in_order(state, [request.inputs for request in requests])
+        except InvalidInput:  # nothing has run; the steps before the wrong one are good
+            answers: list[RunAnswer | Exception] = []
+            for request in requests:
+                failed = answers and isinstance(answers[-1], Exception)
+                answers.append(answers[-1] if failed else self._try_run(request))
+            return answers
         ended_ns = time.time_ns()
         return [RunAnswer(started_ns, ended_ns, outputs) for outputs in results]
 

@@ -27,6 +27,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph import gates
@@ -153,7 +154,8 @@ def _iter_results(
     def run() -> list[tuple[Tensors, Tensors]]:
         return group.pop(program.run_in_order(state, group.to_run))
 
-    group = StepGroup(program.inputs, program.outputs, job["gate"], program.merges)
+    most = tuning.MERGE_STEPS if program.merges else 1
+    group = StepGroup(program.inputs, program.outputs, job["gate"], most)
     for tensors in _iter_steps(job, job["steps"]):
         if not group.add(tensors):
             yield from run()
