@@ -17,19 +17,20 @@ need of it is collected, and put in place when the block has ended.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from splitup.backend.buffers import Rows
 from splitup.backend.launching import Bound, join_launches
 from splitup.backend.schedule import Block, Place
 from splitup.core import tuning
-from splitup.cpu.kernel_sequence import LaunchFunction
 
 _ALIGNMENT: Final = 64
 
 Words = Mapping[str, ctypes.c_uint64]
+LaunchFunction = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,23 @@ class _Value:
     is_kept: bool
 
 
+class _Memory:
+    """The memory for saved values, one for all tasks of a process: one pass runs at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._buffer = ctypes.create_string_buffer(1)
+
+    def get_address(self, nbytes: int) -> int:
+        """Return the address of at least so many bytes; the caller holds the lock."""
+        if len(self._buffer) < nbytes:
+            self._buffer = ctypes.create_string_buffer(nbytes)
+        return ctypes.addressof(self._buffer)
+
+
+_memory: Final = _Memory()
+
+
 class StepLaunches:
     """What launches a state's kernels, block by block, with either copy of the state as old one."""
 
@@ -60,7 +78,7 @@ class StepLaunches:
 
 
 class MergedSteps:
-    """The blocks of a task, and the memory in which values are saved meanwhile."""
+    """The blocks of a task, and where its values are saved meanwhile."""
 
     def __init__(
         self,
@@ -90,7 +108,6 @@ class MergedSteps:
                 values.append(_Value(address, saved, place.rows, row_bytes, is_read, is_kept))
             self._values.append(values)
             self._saved_bytes = max(self._saved_bytes, end)
-        self._memory: ctypes.Array[ctypes.c_char] | None = None
 
     @property
     def is_small(self) -> bool:
@@ -109,9 +126,17 @@ class MergedSteps:
         ``launches`` are those of each step by block. ``words`` are the numbers of rows that kernels
         read, those of a step and those of a batch.
         """
-        if self._memory is None:
-            self._memory = ctypes.create_string_buffer(max(self._saved_bytes, 1))
-        memory = ctypes.addressof(self._memory)
+        with _memory.lock:
+            self._run(launches, steps, total, words, _memory.get_address(self._saved_bytes))
+
+    def _run(
+        self,
+        launches: Sequence[Sequence[Sequence[LaunchFunction]]],
+        steps: Sequence[tuple[Rows, Mapping[str, int]]],
+        total: Rows,
+        words: tuple[Words, Words],
+        memory: int,
+    ) -> None:
         for number, (block, values) in enumerate(zip(self.blocks, self._values, strict=True)):
             if block.is_shared:
                 _set_words(words, total)

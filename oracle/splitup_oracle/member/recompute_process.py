@@ -7,6 +7,7 @@ and whether the results are defined well enough to refuse any. A job:
     task, weights    descriptors of open files; weights null for a task without any
     inputs           per input port the tensors of all steps, each preceded by its length
     steps            the number of steps
+    merges           whether consecutive steps may take one pass
     gate             the input that shuts the task when it is zero (splitup.graph.gates), or null
     determinism      the class to compute in; another class is an error
     claims           lists that hold per output port a file like an input's, to be compared
@@ -154,7 +155,7 @@ def _iter_results(
     def run() -> list[tuple[Tensors, Tensors]]:
         return group.pop(program.run_in_order(state, group.to_run))
 
-    most = tuning.MERGE_STEPS if program.merges else 1
+    most = tuning.MERGE_STEPS if program.merges and job["merges"] else 1
     group = StepGroup(program.inputs, program.outputs, job["gate"], most)
     for tensors in _iter_steps(job, job["steps"]):
         if not group.add(tensors):
