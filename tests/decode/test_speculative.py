@@ -64,13 +64,13 @@ class BlockImitation(Imitation):
         return np.stack([self._write(step, row) for row in step.outputs])
 
     def _write(self, step: StepInput, output: int) -> np.ndarray:
-        text = self.cache[: step.start]
+        text, wanted = self.cache[: step.start], step.positions[output] + self.shift
         for row in step.sees[output]:
-            logits = self.compute_logits(text)
-            if step.positions[row] == step.positions[output] + self.shift:
-                return logits
-            is_mask = step.tokens[row] == VOCAB
-            text.append(int(logits[:VOCAB].argmax()) if is_mask else step.tokens[row])
+            if step.positions[row] == wanted:
+                break
+            if (token := step.tokens[row]) == VOCAB:
+                token = int(self.compute_logits(text)[:VOCAB].argmax())
+            text.append(token)
         return self.compute_logits(text)
 
 
