@@ -25,17 +25,17 @@ from bench.economics.plot import BAD, GOOD, QUIET, TEXT, Panel
 from bench.economics.report import fill, make_table
 from bench.report import ROOT, say
 from bench.testbed.models import DRAFT, load_draft
-from splitup.client.drafting import LocalModel
+from splitup.client.drafting import LocalModel, make_blocks
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, NgramDrafts
 from splitup.decode.step import Decoder, make_block_step, make_causal_step
 from splitup.demo.run import MODEL
-from splitup.graph.manifest import DiffusionInfo, Manifest
+from splitup.graph.manifest import Manifest
 
 BLOCKS: Final = "packages-4m-blocks"
 PAGE: Final = ROOT / "docs" / "block-model.md"
@@ -43,7 +43,7 @@ PLOT: Final = ROOT / "docs" / "block-model.svg"
 CHUNK: Final = 64
 TOKENS: Final = 64
 THRESHOLDS: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-GREEDY, SAMPLED = (0.0, 0.0), (1.0, 0.5)  # temperatures of the block model and of its teacher
+GREEDY, SAMPLED = (0.0, 0.0), (1.0, 0.25)  # temperatures of the block model and of its teacher
 WORSE: Final = 1.03  # times the teacher's own nats per token
 RANKS: Final = (1, 2, 4, 8)
 DRAFTED_AT: Final = (0.0, 0.8)
@@ -74,10 +74,10 @@ class Example:
         return LocalModel(self.name, self.manifest, self.manifest.text, self.programs)
 
     @property
-    def blocks(self) -> DiffusionInfo:
-        """Return what its blocks are."""
-        assert self.manifest.text is not None and self.manifest.text.diffusion is not None
-        return self.manifest.text.diffusion
+    def blocks(self) -> Blocks | None:
+        """Return its blocks, if it writes any."""
+        assert self.manifest.text is not None
+        return make_blocks(self.manifest.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,21 @@ class Quality:
     fresh: float
 
 
-def make_request(prompt: Sequence[int], temperature: float, seed: int) -> TextRequest:
+def make_request(
+    model: Example, prompt: Sequence[int], temperature: float, seed: int
+) -> TextRequest:
     """Return a request for a text that no token ends, so that all have the same length."""
+    info = model.manifest.text
+    assert info is not None
     return TextRequest(
-        tuple(prompt), Sampler(temperature, seed), TOKENS, frozenset(), 2048, 256, CHUNK
+        tuple(prompt),
+        Sampler(temperature, seed),
+        TOKENS,
+        frozenset(),
+        info.vocab,
+        info.context,
+        CHUNK,
+        blocks=model.blocks,
     )
 
 
@@ -143,15 +154,12 @@ async def measure_quality(
             rows = []
             for seed, prompt in enumerate(prompts):
                 if threshold is None:
-                    decoder: Decoder = SequentialDecoder(make_request(prompt, teachers, seed))
+                    writer, request = teacher, make_request(teacher, prompt, teachers, seed)
+                    decoder: Decoder = SequentialDecoder(request)
                 else:
-                    decoder = BlockDiffusionDecoder(
-                        make_request(prompt, temperature, seed),
-                        block_size=blocks.blocks.block_size,
-                        mask_id=blocks.blocks.mask_id,
-                        options=DiffusionOptions(threshold=threshold),
-                    )
-                writer = teacher if threshold is None else blocks
+                    writer, request = blocks, make_request(blocks, prompt, temperature, seed)
+                    options = DiffusionOptions(threshold=threshold)
+                    decoder = BlockDiffusionDecoder(request, options)
                 text, steps = await write(decoder, writer.start())
                 nats = await judge(teacher.start(), prompt, text)
                 rows.append((len(text) / steps, nats, measure_fresh(text)))
@@ -171,19 +179,17 @@ async def count_ranks(
 ) -> dict[int, list[int]]:
     """Return the ranks of the target's tokens among the drafts, by place in a block; 99: none."""
     ranks: dict[int, list[int]] = {}
-    is_block = draft.manifest.text is not None and draft.manifest.text.diffusion is not None
+    size = 1 if draft.blocks is None else draft.blocks.size
     for request, text in texts:
         model, tokens = draft.start(), [*request.prompt, *text]
-        size = draft.blocks.block_size if is_block else 1
         start, fed = -(-len(request.prompt) // size) * size, 0
         while start + size <= len(tokens):
             certain = tokens[fed:start]
-            if is_block:
-                masks = [draft.blocks.mask_id] * size
+            step = make_causal_step(certain, fed)
+            if (blocks := draft.blocks) is not None:
                 wanted = range(len(certain), len(certain) + size)
-                step = make_block_step([*certain, *masks], fed, wanted, block_size=size)
-            else:
-                step = make_causal_step(certain, fed)
+                masked = [*certain, *(blocks.mask_id,) * size]
+                step = make_block_step(masked, fed, wanted, block_size=size)
             for place, row in enumerate(await model.compute(step)):
                 ahead = tokens[start : start + place]
                 position = start + place - 1
@@ -246,7 +252,7 @@ async def measure_drafts(
         kind = f"T = {temperature}" if temperature else "greedy"
         texts = []
         for seed, prompt in enumerate(prompts):
-            request = make_request(prompt, temperature, seed)
+            request = make_request(target, prompt, temperature, seed)
             texts.append((request, (await write(SequentialDecoder(request), target.start()))[0]))
         for draft in drafts:
             say(f"ranks of {draft.name}, {kind}")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.block_drafts import BlockDrafts
@@ -80,8 +80,7 @@ def make_drafts(
     size: dict[str, int] = {"chunk": draft.chunk, "context": context}
     if not isinstance(draft, BlockImitation):
         return ModelDrafts(request, rates, **size)
-    size |= {"block_size": BLOCK, "mask_id": VOCAB}
-    return BlockDrafts(request, rates, are_shifted=bool(draft.shift), **size)
+    return BlockDrafts(request, rates, blocks=Blocks(BLOCK, VOCAB, bool(draft.shift)), **size)
 
 
 class Run:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.rates import RANKS
 from splitup.decode.speculation.sources import ModelDrafts, ModelRates
 from splitup.decode.speculation.tree import Node, walk
@@ -40,20 +40,17 @@ class BlockDrafts(ModelDrafts):
         *,
         chunk: int,
         context: int,
-        block_size: int,
-        mask_id: int,
-        are_shifted: bool = False,
+        blocks: Blocks,
     ) -> None:
-        """Take the draft model's values; ``are_shifted``: a row's logits are of the next token.
-
-        Raises InvalidInput for a model whose steps have no room.
-        """
+        """Take the draft model's values. Raises InvalidInput for steps without room for blocks."""
         super().__init__(request, rates, chunk=chunk, context=context)
-        self._size, self._mask_id, self._are_shifted = block_size, mask_id, are_shifted
-        if chunk < block_size * (1 + are_shifted):
+        self._size, self._mask_id = blocks.size, blocks.mask_id
+        self._are_shifted = blocks.are_shifted
+        least = blocks.size * (1 + blocks.are_shifted)
+        if chunk < least:
             raise InvalidInput(
                 f"the draft model takes {chunk} rows a step, too few for its blocks of "
-                f"{block_size} tokens; cut it with --chunk {block_size * (1 + are_shifted)} or more"
+                f"{blocks.size} tokens; register one that was cut with --chunk {least} or more"
             )
         self._counts: list[int] = []  # of the masks behind each node of the step
 
@@ -115,13 +112,13 @@ class BlockDrafts(ModelDrafts):
         places: dict[Node, tuple[Node, int]] = {}  # a node behind which, or below which, are masks
         ranked: dict[Node, list[_Ranked]] = {}
         row = 0
-        for node, count in zip(self._nodes, self._counts, strict=True):
+        for base, count in zip(self._nodes, self._counts, strict=True):
             found, row = logits[row : row + count], row + count
-            path = node.list_path(root)
-            if path is not None and len(found) == count and not np.isnan(found).any():
-                ranked[node] = self._rank(found, node.position, path)
-                places[node] = node, 0
-        last = max((node.position + len(ranks) for node, ranks in ranked.items()), default=0)
+            path = base.list_path(root)
+            if path is not None and not np.isnan(found).any():
+                ranked[base] = self._rank(found, base.position, path)
+                places[base] = base, 0
+        last = max((base.position + len(ranks) for base, ranks in ranked.items()), default=0)
         ends = self._request.eos_ids
         for _, node, _ in itertools.islice(walk(root, 1.0, last), _GROWN_AT_ONCE):
             if node is None or node not in places:
@@ -134,9 +131,9 @@ class BlockDrafts(ModelDrafts):
             drafts = ranked[base][depth]
             rate = self._rates.find([score for _, score in drafts], depth)
             node.add_drafts(rate, [token for token, _ in drafts], ends)
-            if depth + 1 < len(ranked[base]):
-                below = (node.children.get(token) for token, _ in drafts)
-                places |= {child: (base, depth + 1) for child in below if child is not None}
+            for token, _ in drafts if depth + 1 < len(ranked[base]) else ():
+                if (child := node.children.get(token)) is not None:
+                    places.setdefault(child, (base, depth + 1))
         self._nodes, self._counts = [], []
 
     def _rank(
