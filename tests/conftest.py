@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ TOGETHER: Final = {
     "tests/e2e/test_failover.py": "faults",
     "tests/e2e/test_gateways.py": "faults",
     "tests/e2e/test_embeddings.py": "faults",
+    "tests/e2e/test_diffusion.py": "faults",
     "tests/e2e/test_encrypted_adapter.py": "faults",
     "tests/e2e/test_seven_members.py": "faults",
     "tests/e2e/test_network.py": "market",
@@ -46,6 +48,11 @@ BUSY: Final = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]
 settings.register_profile("same", derandomize=True, **BUSY)
 settings.register_profile("search", **BUSY)
 settings.load_profile("same")
+
+# A shell lets what it runs in the background ignore Ctrl-C, and so would every program that a test
+# starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -274,8 +274,11 @@ class Node:
             accepting = asyncio.create_task(self._accept_plan(certificate))
             self._accepting[digest] = accepting
             accepting.add_done_callback(lambda _: self._accepting.pop(digest, None))
-        await asyncio.shield(accepting)
-        return web.json_response({})
+            accepting.add_done_callback(_log_refusal)
+        await asyncio.wait({accepting}, timeout=tuning.PLAN_ANSWER_S)
+        if not self.engine.is_expected(certificate):
+            await asyncio.shield(accepting)
+        return web.json_response({})  # a client asks the engine how far loading is
 
     async def _accept_plan(self, certificate: PlanCertificate) -> None:
         """Check a plan and begin its execution. Members and clients may send it more than once."""
@@ -459,3 +462,11 @@ class Node:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _log_refusal(accepting: asyncio.Task[None]) -> None:
+    """Log why a plan was not accepted, also when its sender has its answer already."""
+    error = None if accepting.cancelled() else accepting.exception()
+    if error is not None:
+        is_known = isinstance(error, SplitUpError)
+        _log.warning("a plan is not run here: %s", error, exc_info=None if is_known else error)

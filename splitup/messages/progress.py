@@ -51,8 +51,12 @@ class TaskProgress(Message):
 
 
 class Progress(Message):
-    """A node's answer to a PROBE: the progress of every task of the execution that it runs."""
+    """A node's answer to a PROBE: the progress of every task of the execution that it runs.
+
+    ``is_loading``: it has the plan and still loads its tasks; ``tasks`` is empty then.
+    """
 
     execution_id: Bytes32Field
     node: AddressField
     tasks: tuple[TaskProgress, ...] = Field(max_length=limits.MAX_TASKS)
+    is_loading: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
@@ -19,14 +19,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.metrics import Reading, count_requests
 from splitup.serve.access import Access
-from splitup.serve.answers import (
-    RECEIPTS,
-    AnswerForm,
-    Choice,
-    CompletionForm,
-    Event,
-    list_executions,
-)
+from splitup.serve.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
 from splitup.serve.api_keys import ApiKey
 from splitup.serve.encoding import (
     EmbeddingRequest,
@@ -37,15 +30,7 @@ from splitup.serve.encoding import (
     prepare_texts,
 )
 from splitup.serve.errors import ApiError, translate
-from splitup.serve.generation import (
-    Ended,
-    Piece,
-    Report,
-    Speculate,
-    TextOptions,
-    fill_queue,
-    generate_text,
-)
+from splitup.serve.generation import Report, Speculate
 from splitup.serve.leases import LeaseOptions, LeasePool
 from splitup.serve.metrics import list_readings
 from splitup.serve.ollama import (
@@ -65,14 +50,13 @@ from splitup.serve.response_requests import ResponseRequest
 from splitup.serve.responses import ResponseForm
 from splitup.serve.split.server import SplitServer
 from splitup.serve.split.sessions import SessionOptions
+from splitup.serve.streams import generate_all, limit_write, make_headers, stream_answer
 from splitup.serve.timelines import Timelines
 from splitup.serve.tools import CallParser
 
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 4 * 2**20
-MOST_AHEAD: Final = 1_024  # tokens of a choice that are computed and not sent yet
-WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -400,11 +384,11 @@ class ApiServer:
         most = model.manifest.price_micro_usdc(prepared.count_steps(model))
         self._quotes.check(request.headers, model.name, most)
         async with self._access.charge(key, most) as charge:
-            pieces = _generate_all(served, model, prepared.texts, choices)
+            pieces = generate_all(served.pool, served.speculate, model, prepared.texts, choices)
             try:
                 async with contextlib.aclosing(pieces):
                     if asked.stream:
-                        return await _stream(request, form, choices, pieces, most)
+                        return await stream_answer(request, form, choices, pieces, most)
                     async for choice, piece in pieces:
                         if piece is None:
                             choice.finish()
@@ -425,105 +409,18 @@ def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:
     return CompletionForm(model, is_chat=is_chat, wants_usage=asked.wants_usage)
 
 
-async def _generate_all(
-    served: ServedModel,
-    model: TextModel,
-    texts: Sequence[TextOptions],
-    choices: Sequence[Choice],
-) -> AsyncGenerator[tuple[Choice, Piece | None], None]:
-    """Yield the tokens of all choices, one choice after the other; None ends a choice.
-
-    Choices of one prompt come one after the other on one lease, so that the prompt is fed once.
-    """
-    for text, choice in zip(texts, choices, strict=True):
-        queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
-        report, speculate = choice.report, served.speculate
-        pieces = generate_text(served.pool, model, text, report, speculate)
-        filling = asyncio.create_task(fill_queue(pieces, queue))
-        try:
-            while not isinstance(item := await queue.get(), Ended):
-                yield choice, item
-            if item.error is not None:
-                raise item.error
-        finally:
-            filling.cancel()
-            await asyncio.gather(filling, return_exceptions=True)
-        yield choice, None
-
-
-async def _stream(
-    request: web.Request,
-    form: AnswerForm,
-    choices: Sequence[Choice],
-    pieces: AsyncIterator[tuple[Choice, Piece | None]],
-    most_micro_usdc: int,
-) -> web.StreamResponse:
-    """Send the answer as server-sent events; an error after the first one is an event, too."""
-    response: web.StreamResponse | None = None
-    begun: set[int] = set()
-    try:
-        async for choice, piece in pieces:
-            if response is None:
-                response = await _begin_stream(request, form, choices, most_micro_usdc)
-            if choice.index not in begun:
-                begun.add(choice.index)
-                await _send(response, form, form.begin(choice))
-            if piece is None:
-                await _send(response, form, form.end(choice, choice.finish()))
-            else:
-                await _send(response, form, form.add(choice, piece, choice.append(piece)))
-    except SplitUpError as error:
-        if response is None:
-            raise
-        await _send(response, form, [form.describe_error(translate(error))])
-        await response.write_eof()
-        return response
-    assert response is not None, "every choice ends with an entry of its own"
-    await _send(response, form, form.finish(choices))
-    await response.write(form.end_of_stream)
-    await response.write_eof()
-    return response
-
-
-async def _begin_stream(
-    request: web.Request, form: AnswerForm, choices: Sequence[Choice], most_micro_usdc: int
-) -> web.StreamResponse:
-    headers = make_headers([choice.report for choice in choices])
-    headers |= {"x-splitup-max-cost": str(most_micro_usdc)}
-    response = web.StreamResponse(headers=headers)
-    response.content_type = form.content_type
-    response.headers["Cache-Control"] = "no-store"
-    await response.prepare(request)
-    return response
-
-
-async def _send(response: web.StreamResponse, form: AnswerForm, events: Sequence[Event]) -> None:
-    """Send events; raise ConnectionError when the reader takes nothing for a while."""
-    try:
-        async with asyncio.timeout(WRITE_S):
-            for event in events:
-                await response.write(form.encode(event))
-    except TimeoutError:
-        raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
-
-
-def make_headers(reports: Sequence[Report]) -> dict[str, str]:
-    """Return the headers that name the executions of an answer, and where their receipts are."""
-    executions = list_executions(reports)
-    receipts = [f"{RECEIPTS}/{execution}" for execution in executions]
-    return {
-        "x-splitup-execution": ",".join(executions),
-        "x-splitup-receipt": ",".join(receipts),
-    }
-
-
 # ---- errors ------------------------------------------------------------------------------------
 
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        response = await handler(request)
+        if not response.prepared:  # it is sent here, so that the time for it is limited
+            async with limit_write():
+                await response.prepare(request)
+                await response.write_eof()
+        return response
     except SplitUpError as error:
         return _reply_error(request, translate(error))
     except web.HTTPException as error:

@@ -31,7 +31,7 @@ from splitup.net.object_transfer import (
     get_object,
     put_object,
 )
-from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
+from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog, Segment
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
@@ -370,28 +370,45 @@ class LogWriter:
             self._task = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
+        """Store all full segments.
+
+        A gateway may hear of a takeover before this party does, and then refuses the log of the
+        task that it has lost, and with it the others: the client's word is waited for.
+        """
+        give_up_s: float | None = None
         try:
-            while batch := [
-                (log, segment)
-                for log in self._logs.values()
-                if (segment := log.get_oldest()) is not None
-            ]:
-                objects = [
-                    await make_log_object(
-                        segment.name, segment.encode(self._execution_id, log.previous)
-                    )
-                    for log, segment in batch
-                ]
-                is_behind = any(log.is_behind for log, _ in batch)
-                pause_s = 0.0 if is_behind else self._pause_s
-                await self._store.write(objects, pause_s=pause_s)
+            while batch := self._list_oldest():
+                try:
+                    await self._store_batch(batch)
+                    give_up_s = None
+                except Refused:
+                    now_s = time.monotonic()
+                    give_up_s = give_up_s or now_s + tuning.TAKEOVER_LATE_S
+                    if now_s >= give_up_s:
+                        raise
+                    await asyncio.sleep(tuning.TAKEOVER_POLL_S)
                 if self.error is not None:
                     return
-                for (log, segment), item in zip(batch, objects, strict=True):
-                    log.mark_stored(segment, item.digest.hex())
         except SplitUpError as error:
             _log.warning("the log of %s cannot be stored: %s", self._execution_id, error)
             self.error = error
+
+    def _list_oldest(self) -> list[tuple[PortLog, Segment]]:
+        return [
+            (log, segment)
+            for log in self._logs.values()
+            if (segment := log.get_oldest()) is not None
+        ]
+
+    async def _store_batch(self, batch: Sequence[tuple[PortLog, Segment]]) -> None:
+        objects = [
+            await make_log_object(segment.name, segment.encode(self._execution_id, log.previous))
+            for log, segment in batch
+        ]
+        pause_s = 0.0 if any(log.is_behind for log, _ in batch) else self._pause_s
+        await self._store.write(objects, pause_s=pause_s)
+        for (log, segment), item in zip(batch, objects, strict=True):
+            log.mark_stored(segment, item.digest.hex())
 
 
 async def iter_log(

@@ -18,6 +18,7 @@ import pytest_asyncio
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.status_file import read_status
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, Refused, Unavailable
@@ -27,6 +28,7 @@ from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Completion
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.progress import Progress
 from splitup.messages.verification import VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
 from splitup.protocol.execution.log_segments import LogEntry
@@ -423,6 +425,43 @@ async def test_f12_node_computes_without_the_chain_and_reports_when_it_is_back(
     await proxy.close()
     restarted = await market.run(node.config)
     node.stop, node.task = restarted.stop, restarted.task
+
+
+async def test_a_node_that_loads_for_a_plan_tells_its_client_so_and_then_runs_it(
+    market: NodeMarket, nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "PLAN_ANSWER_S", 0.05)
+    use, may_load = LoadedTasks.use, asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def use_late(self: LoadedTasks, model_id: str, index: int) -> AsyncIterator[int]:
+        await may_load.wait()
+        async with use(self, model_id, index) as program:
+            yield program
+
+    monkeypatch.setattr(LoadedTasks, "use", use_late)
+    await market.take_snapshot(nodes)
+    certificate = await market.order([nodes[0]] * TASKS, steps=STEPS, nonce=19)
+    await market.notify(certificate)  # is answered although nothing is loaded
+    client = TestClient(market.client_identity)
+    await client.connect(certificate)
+    x, node = np.ones(SIZE, np.float32), nodes[0].identity.address
+    client.send(certificate, 0, x, {node})
+
+    async def ask() -> Progress:
+        client.probe(certificate)
+        while (progress := await client.progress.get()).node != node:
+            pass  # from a node that may take tasks over
+        return progress
+
+    async with asyncio.timeout(HANG_S):
+        progress = await ask()
+        assert progress.is_loading and progress.tasks == ()
+        may_load.set()
+        frame = await client.outputs.get()
+        assert not (await ask()).is_loading
+    assert frame.payload == compute_reference([x], TASKS)[0].tobytes()
+    await client.pool.close()
 
 
 async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +20,12 @@ from aiohttp import web
 from bench.report import read_rss_bytes
 from splitup.client.generation import Token
 from splitup.net.http import read_in_time, serve_app
-from splitup.serve import access, http_server
+from splitup.serve import access, http_server, streams
 from splitup.serve.access import Access
 from splitup.serve.answers import Choice, CompletionForm
 from splitup.serve.api_keys import ApiKeys
 from splitup.serve.generation import Piece, Report
-from splitup.serve.http_server import ApiServer, ServedModel
+from splitup.serve.http_server import ApiServer
 from splitup.serve.leases import LeaseOptions
 from splitup.serve.timelines import Timelines
 from tests.builders import HANG_S
@@ -184,7 +184,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Text is computed as far as buffers reach, no further; then the lease is given back."""
-    monkeypatch.setattr(http_server, "WRITE_S", 1.0)
+    monkeypatch.setattr(streams, "WRITE_S", 1.0)
     made, ended = [0], asyncio.Event()
 
     async def write_without_end(*_: object) -> AsyncGenerator[Piece, None]:
@@ -196,16 +196,41 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
         finally:
             ended.set()
 
-    monkeypatch.setattr(http_server, "generate_text", write_without_end)
-    served: Any = ServedModel(SimpleNamespace(name="m"), pool=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(streams, "generate_text", write_without_end)
+    model: Any = SimpleNamespace(name="m")
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        form = CompletionForm(served.model, is_chat=False, wants_usage=False)
+        form = CompletionForm(model, is_chat=False, wants_usage=False)
         choices = [Choice(0, Report((1,)))]
-        pieces = http_server._generate_all(served, served.model, [None], choices)  # type: ignore[list-item]
+        pieces = streams.generate_all(None, None, model, [None], choices)  # type: ignore
         async with contextlib.aclosing(pieces):
-            return await http_server._stream(request, form, choices, pieces, 1)
+            return await streams.stream_answer(request, form, choices, pieces, 1)
 
+    await answer_nobody(answer, ended)
+    assert streams.MOST_AHEAD < made[0] < 20 * streams.MOST_AHEAD
+
+
+async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    ended = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        async def make(_: web.Request) -> web.StreamResponse:
+            return web.Response(body=bytes(HUGE))
+
+        try:
+            return await http_server._answer_errors(request, make)
+        except ConnectionError:
+            ended.set()
+            raise
+
+    await answer_nobody(answer, ended)
+
+
+async def answer_nobody(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], ended: asyncio.Event
+) -> None:
+    """Answer a client that does not read, until the server has given up."""
     app = web.Application()
     app.router.add_get("/", answer)
     server = await serve_app(app, "127.0.0.1", 0, cancels_handlers=True)
@@ -216,6 +241,5 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             async with asyncio.timeout(HANG_S):
                 await ended.wait()
-        assert http_server.MOST_AHEAD < made[0] < 20 * http_server.MOST_AHEAD
     finally:
         await server.close()

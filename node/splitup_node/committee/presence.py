@@ -117,6 +117,8 @@ class Presence:
         while True:
             self._demand_changed.clear()
             await self._demand_changed.wait()
+            if self._loaded_tasks.is_waited_for:
+                continue  # what an execution needs comes first
             now_s = time.monotonic()
             excluded = {task for task, retry_s in self._unloadable.items() if now_s < retry_s}
             choice = choose_task(

@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from splitup.core import tuning
-from splitup.core.errors import Refused, SplitUpError
+from splitup.core.errors import SplitUpError
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
@@ -50,26 +50,18 @@ class Replay:
                 for source in sources:
                     group.create_task(self._feed(execution, part, source))
         except* SplitUpError as failures:
-            await self._fail(execution, part, failures.exceptions[0])
+
+            def find_step() -> tuple[int, int] | None:
+                is_here = self._is_current(execution, part)
+                return (part.task, self._get_step(execution, part)) if is_here else None
+
+            await self._table.fail_unless_replaced(
+                execution, find_step, "its past inputs cannot be read", failures.exceptions[0]
+            )
         finally:
             if self._ran.get(key) is ran:  # otherwise the task has left, and come back
                 del self._ran[key]
             self._schedule()
-
-    async def _fail(self, execution: Execution, part: Part, error: Exception) -> None:
-        """Fail an execution unless its task has left this node.
-
-        The gateway refuses a replaced node, and may have heard of the takeover first, from the next
-        executor: the client's frame is waited for.
-        """
-        ends_s = time.monotonic() + (tuning.TAKEOVER_LATE_S if isinstance(error, Refused) else 0.0)
-        while self._is_current(execution, part):
-            if time.monotonic() >= ends_s:
-                step = self._queue.get_progress(execution.id).get(part.task, 0)
-                reason = f"its past inputs cannot be read: {error}"
-                self._table.fail(execution.id, part.task, step, reason)
-                return
-            await asyncio.sleep(tuning.TAKEOVER_POLL_S)
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
         """Read the log of one port until the queue already has its next step."""

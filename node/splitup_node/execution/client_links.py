@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity
+from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.progress import TaskFailure
+from splitup.messages.progress import Progress, TaskFailure
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_message_frame, seal_frame
 from splitup_node.execution.executions import Execution
@@ -41,22 +42,29 @@ class ClientLinks:
 
         Returns False when the plan gives this node nothing to run.
         """
-        plan = certificate.plan
-        node = self._identity.address
-        mine = [task for task, executor in enumerate(plan.executors()) if executor == node]
-        if not mine:
+        request, node = certificate.plan.request, self._identity.address
+        executors = certificate.plan.executors()
+        if node not in executors:
             return False
-        execution_id = plan.request.execution_id
-        failure = TaskFailure(task=mine[0], step=0, node=node, reason=reason[:500])
-        frame = make_message_frame(FrameKind.ERROR, execution_id, mine[0], 0, failure)
+        task = executors.index(node)
+        failure = TaskFailure(task=task, step=0, node=node, reason=reason[:500])
+        frame = make_message_frame(FrameKind.ERROR, request.execution_id, task, 0, failure)
         sealed = seal_frame(self._identity, frame)
-        self._refused[execution_id] = (plan.request.client_key, sealed)
+        self._refused[request.execution_id] = (request.client_key, sealed)
         while len(self._refused) > tuning.MAX_FINISHED:
             self._refused.popitem(last=False)
-        for link in self._links.get(plan.request.client_key, ()):
-            if link.execution_id in ("", execution_id):
-                link.send(sealed)
+        for link in self._iter_links(request.client_key, request.execution_id):
+            link.send(sealed)
         return True
+
+    def tell_loading(self, certificate: PlanCertificate) -> None:
+        """Tell a client that asks for progress that the tasks of its plan are being loaded."""
+        request, node = certificate.plan.request, self._identity.address
+        progress = Progress(execution_id=request.execution_id, node=node, tasks=(), is_loading=True)
+        frame = make_message_frame(FrameKind.PROGRESS, request.execution_id, CLIENT, 0, progress)
+        sealed = seal_frame(self._identity, frame)
+        for link in self._iter_links(request.client_key, request.execution_id):
+            link.send(sealed)
 
     def tell_failure(self, execution: Execution, task: int, step: int) -> None:
         """Send the execution's failure."""
@@ -73,7 +81,7 @@ class ClientLinks:
         """Send a sealed frame over the newest of the client's links."""
         if keep:
             execution.keep_for_client(sealed)
-        for link in self._iter_links(execution):
+        for link in self._iter_links(execution.client_key, execution.id):
             try:
                 link.send(sealed)
             except Unavailable as error:
@@ -83,11 +91,11 @@ class ClientLinks:
 
     def find_link(self, execution: Execution) -> Link | None:
         """Return the newest of the client's links, None when it has none."""
-        return next(self._iter_links(execution), None)
+        return next(self._iter_links(execution.client_key, execution.id), None)
 
-    def _iter_links(self, execution: Execution) -> Iterator[Link]:
-        for link in reversed(self._links.get(execution.client_key, ())):
-            if link.execution_id in ("", execution.id):
+    def _iter_links(self, client_key: str, execution_id: str) -> Iterator[Link]:
+        for link in reversed(self._links.get(client_key, ())):
+            if link.execution_id in ("", execution_id):
                 yield link
 
     def on_opened(self, link: Link) -> None:

@@ -98,6 +98,12 @@ class Engine:
         """Let the parties of a checked plan connect while this node prepares to start it."""
         return self._table.parties.expect(certificate)
 
+    def is_expected(self, certificate: PlanCertificate) -> bool:
+        """Return whether this node prepares to start a checked plan."""
+        return (
+            self._table.parties.expected.get(certificate.plan.request.execution_id) == certificate
+        )
+
     def refuse(self, certificate: PlanCertificate, reason: str) -> None:
         """Remember why this node does not run an execution; tell its client when it connects."""
         if self._table.clients.refuse(certificate, reason):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from splitup.core import limits, tuning
-from splitup.core.errors import Unavailable
+from splitup.core.errors import Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.task_queue import TaskQueue
@@ -116,6 +117,26 @@ class ExecutionTable:
         execution.writer.discard()
         self.release(execution)
         self.listener.on_failed(execution)
+
+    async def fail_unless_replaced(
+        self,
+        execution: Execution,
+        find: Callable[[], tuple[int, int] | None],
+        problem: str,
+        error: Exception,
+    ) -> None:
+        """Fail an execution at the task and step that ``find`` returns, unless it returns None.
+
+        A gateway refuses a node that was replaced, and may have heard of the takeover first, from
+        the next executor: then the client's word is waited for.
+        """
+        late_s = tuning.TAKEOVER_LATE_S if isinstance(error, Refused) else 0.0
+        ends_s = time.monotonic() + late_s
+        while not execution.is_over and (found := find()) is not None:
+            if time.monotonic() >= ends_s:
+                self.fail(execution.id, *found, f"{problem}: {error}")
+                return
+            await asyncio.sleep(tuning.TAKEOVER_POLL_S)
 
     def fail_slowest(self, execution: Execution, reason: str) -> None:
         """Fail an execution at the task that has run the fewest steps."""

@@ -59,8 +59,13 @@ class Inbox:
             execution = self._table.by_id.get(frame.execution_id)
             if execution is not None:
                 self._take_frame(execution, frame, seal)
-            elif not self._table.is_known(frame.execution_id):
+            elif self._table.is_known(frame.execution_id):
+                continue
+            elif frame.kind is not FrameKind.PROBE:
                 self._early.add(link.peer, frame, seal, time.monotonic())
+            elif (plan := self._table.parties.expected.get(frame.execution_id)) is not None:
+                verify_seal(seal, plan.plan.request.client_key)
+                self._table.clients.tell_loading(plan)
 
     def take_early(self, execution: Execution) -> None:
         """Take the frames that came before the plan of an execution."""
@@ -124,7 +129,8 @@ class Inbox:
             tensor = Tensor(frame.digest, payload, time.time_ns())
             self._offer(execution, port, frame.step, tensor)
         elif frame.stored and self._is_missing(execution, port, frame.step):
-            self._spawn(self._fetch_stored(execution, frame))
+            author = execution.executor_map.get_author(frame.task)
+            self._spawn(self._fetch_stored(execution, frame, author))
 
     def _is_missing(self, execution: Execution, port: PortId, step: int) -> bool:
         readers = [task.index for task in execution.routes.tasks if port in task.inputs]
@@ -137,10 +143,10 @@ class Inbox:
             reader = next(t.index for t in execution.routes.tasks if port in t.inputs)
             self._table.fail(execution.id, reader, step, str(error))
 
-    async def _fetch_stored(self, execution: Execution, frame: Frame) -> None:
+    async def _fetch_stored(self, execution: Execution, frame: Frame, author: str) -> None:
         """Fetch a large tensor from the object store."""
         port = (frame.task, frame.port)
-        name = LogName(*port, execution.executor_map.get_author(frame.task), 0)
+        name = LogName(*port, author, 0)
         entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
             data = await read_tensor(execution.store, name, entry)
@@ -148,9 +154,16 @@ class Inbox:
                 return
             self._offer(execution, port, frame.step, Tensor(frame.digest, data, time.time_ns()))
         except SplitUpError as error:
-            for task in [t.index for t in execution.routes.tasks if port in t.inputs]:
-                reason = f"its input cannot be fetched: {error}"
-                self._table.fail(execution.id, task, frame.step, reason)
+
+            def find_reader() -> tuple[int, int] | None:
+                """Return the task that lacks the tensor; None after a takeover on either side."""
+                is_replaced = execution.executor_map.get_author(frame.task) != author
+                tasks = () if is_replaced else execution.routes.tasks
+                return next(((t.index, frame.step) for t in tasks if port in t.inputs), None)
+
+            await self._table.fail_unless_replaced(
+                execution, find_reader, "its input cannot be fetched", error
+            )
         self._schedule()
 
     # ---- messages of clients -------------------------------------------------------------------

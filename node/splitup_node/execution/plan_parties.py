@@ -14,6 +14,7 @@ class PlanParties:
 
     def __init__(self) -> None:
         self._may_open: Counter[tuple[str, str]] = Counter()  # (key, execution, or "" for any)
+        self.expected: dict[str, PlanCertificate] = {}  # by execution: this node prepares for it
 
     def may_open(self, key: str, execution_id: str) -> bool:
         """Return whether a key may open a link, for one execution or "" for all that it is in.
@@ -36,10 +37,13 @@ class PlanParties:
     @contextmanager
     def expect(self, certificate: PlanCertificate) -> Iterator[None]:
         """Let the parties of a checked plan connect while this node prepares for it."""
+        execution_id = certificate.plan.request.execution_id
         self.add(certificate)
+        self.expected[execution_id] = certificate
         try:
             yield
         finally:
+            self.expected.pop(execution_id, None)
             self.remove(certificate)
 
 

@@ -68,6 +68,11 @@ class LoadedTasks:
         return frozenset(self._users)
 
     @property
+    def is_waited_for(self) -> bool:
+        """Return whether an execution or a verification waits for a task to be loaded."""
+        return any(task_id not in self.programs for task_id in self._users)
+
+    @property
     def free_bytes(self) -> int:
         """Return the free memory of the device that has most of it."""
         return max(self._list_free())

@@ -129,6 +129,7 @@ class Session:
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of logged takeovers
+        self._has_waited = False  # for nodes that load their tasks
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
@@ -301,6 +302,9 @@ class Session:
                 if self._told >= set(self.executors):
                     self._all_told.set()
             case Progress():
+                if fact.is_loading and not self._has_waited:
+                    self._has_waited = True
+                    _log.warning("nodes are still loading tasks of the model; waiting for them")
                 self._do(self._failover.process_progress(fact, self._loop.time()))
             case TaskFailure():
                 self._blame(fact.node, fact.reason)

@@ -72,6 +72,7 @@ class Failover:
         self._probed_at: float | None = None
         self._answers: dict[str, Progress] = {}
         self._still: dict[int, tuple[int, float]] = {}  # task -> steps, time of the last progress
+        self._loads_until = now + tuning.LOADING_S
         self._over = False
 
     @property
@@ -180,6 +181,9 @@ class Failover:
                 for node in silent
                 for command in self._replace(node, "it stopped answering", now)
             ]
+        loading = [node for node, answer in self._answers.items() if answer.is_loading]
+        if loading and now >= self._loads_until:
+            return self._replace(loading[0], "it did not load its tasks in time", now)
         tasks = {t.task: t for answer in self._answers.values() for t in answer.tasks}
         stuck = self._find_stuck(tasks, now)
         if stuck is not None:
@@ -195,6 +199,8 @@ class Failover:
         moved_at = max((since for _, since in self._still.values()), default=now)
         for task, node in enumerate(self.executors):
             own = tasks.get(task)
+            if self._answers[node].is_loading:
+                continue
             if own is None:  # it answers, but does not know that it runs this task
                 if now >= moved_at + tuning.HANG_LOST_S:
                     return task

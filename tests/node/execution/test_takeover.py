@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from splitup.core import tuning
 from splitup.core.errors import Refused, Unavailable
+from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
 from splitup.protocol.execution.storage_keys import LogName
@@ -211,14 +212,15 @@ async def test_f26_a_task_that_leaves_at_once_is_not_caught_up_with(scene: Scene
 
 @dataclass
 class RefusingLogs(StoredLogs):
-    """Refuses reads of task 0, as the gateway does once another node has task 1."""
+    """Refuses reads of one producer, as the gateway does once another node has its reader."""
 
+    task: int = 0
     refused: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
-        if name.task == 0:
+        if name.task == self.task:
             self.refused.set()
-            raise Refused("the key does not read port 0 of task 0", status=403)
+            raise Refused(f"the key does not read port 0 of task {self.task}", status=403)
         return await super().read(name, max_bytes, digest)
 
 
@@ -238,6 +240,23 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
     scene.client.take_over(scene.certificate, 1, 2, 4)  # c to a
     for step in range(4, STEPS):
         scene.submit(step)
+        await scene.receive(step)
+    assert sorted(execution.parts) == [2] and not execution.failure
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f26_a_refused_input_of_a_task_that_has_left_costs_no_other_task(
+    scene: Scene,
+) -> None:
+    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    execution.store = logs = RefusingLogs(scene.store, scene.execution_id, CLIENT)
+    node = scene.nodes[0].identity.address
+    scene.client.send_stored(scene.certificate, 0, scene.xs[0], {node})
+    async with asyncio.timeout(HANG_S):
+        await logs.refused.wait()
+    scene.client.take_over(scene.certificate, 0, 1, 0)  # a to c
+    for step in range(STEPS):
+        scene.submit(step, 2)
         await scene.receive(step)
     assert sorted(execution.parts) == [2] and not execution.failure
     await finish(scene, 0, 1, 2)

@@ -169,7 +169,16 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
 async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    waited: list[bool] = []
+    fetch = cache.fetch_task
+
+    async def fetch_task(model_id: str, index: int) -> tuple[Path, Path | None]:
+        waited.append(loaded_tasks.is_waited_for)
+        return await fetch(model_id, index)
+
+    cache.fetch_task = fetch_task  # type: ignore[method-assign]
     async with loaded_tasks.use(MODEL, 0) as program, loaded_tasks.use(MODEL, 0) as same:
+        assert waited == [True] and not loaded_tasks.is_waited_for
         (task,) = loaded_tasks.tasks
         assert same == program and loaded_tasks.used == {task.task_id}
         assert not await loaded_tasks.unload(task.task_id, lambda: True)

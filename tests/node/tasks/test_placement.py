@@ -129,17 +129,10 @@ async def test_a_choice_waits_for_demand_that_includes_the_last_one(
         if len(resident) == len(entries):
             done.set()
 
-    loaded_tasks = SimpleNamespace(programs=resident, free_bytes=100, ensure=ensure)
-    presence = Presence(
-        generate_identity(),
-        None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        loaded_tasks,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        get_committee=lambda: pytest.fail("nobody is asked"),
-        get_determinism=lambda: "",
+    loaded_tasks = SimpleNamespace(
+        programs=resident, free_bytes=100, ensure=ensure, is_waited_for=False
     )
+    presence = make_presence(loaded_tasks)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
     working = [
         asyncio.create_task(presence.place_tasks()),
@@ -151,6 +144,43 @@ async def test_a_choice_waits_for_demand_that_includes_the_last_one(
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)
     assert "".join(word[0] for word in happened) == "b" + "lbb" * 2 + "l"
+
+
+async def test_what_an_execution_waits_for_is_loaded_before_what_is_in_demand() -> None:
+    loaded, entry = asyncio.Event(), make_entry(0)
+
+    async def ensure(model_id: str, task: int) -> None:
+        loaded.set()
+
+    loaded_tasks = SimpleNamespace(programs={}, free_bytes=100, ensure=ensure, is_waited_for=True)
+    presence = make_presence(loaded_tasks)
+    presence._demand = (entry,)
+    placing = asyncio.create_task(presence.place_tasks())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        presence._demand_changed.set()
+        while presence._demand_changed.is_set():  # noqa: ASYNC110 - until it was looked at
+            await asyncio.sleep(0)
+    assert not loaded.is_set()
+    loaded_tasks.is_waited_for = False
+    presence._demand_changed.set()
+    async with asyncio.timeout(HANG_S):
+        await loaded.wait()
+    placing.cancel()
+    await asyncio.gather(placing, return_exceptions=True)
+
+
+def make_presence(loaded_tasks: SimpleNamespace) -> Presence:
+    return Presence(
+        generate_identity(),
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        loaded_tasks,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
 
 
 @dataclass

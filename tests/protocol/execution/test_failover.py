@@ -41,8 +41,9 @@ def run_steps(failover: Failover, count: int, *, every_s: float = 0.01) -> float
     return now
 
 
-def answer(node: int, *tasks: tuple[int, int, bool]) -> Progress:
+def answer(node: int, *tasks: tuple[int, int, bool], loading: bool = False) -> Progress:
     return Progress(
+        is_loading=loading,
         execution_id="0x" + "ee" * 32,
         node=NODES[node],
         tasks=tuple(TaskProgress(task=t, steps=steps, ready=ready) for t, steps, ready in tasks),
@@ -112,6 +113,17 @@ def test_f04_silent_node_is_found_by_asking() -> None:
     assert [(c.task, c.reason) for c in commands if isinstance(c, Replace)] == [
         (1, "it stopped answering")
     ]
+
+
+def test_a_node_that_loads_its_tasks_is_waited_for_but_not_for_ever() -> None:
+    """A cold node compiles for seconds; one that always says so has failed."""
+    failover = make_failover()
+    failover.process_submitted(0, 0.0)
+    answers = [answer(0, (0, 1, False), (2, 0, False)), answer(1, loading=True)]
+    command = answer_until_blamed(failover, answers, tuning.LOADING_S + tuning.STALL_FIRST_S)
+    assert (command.task, command.reason) == (1, "it did not load its tasks in time")
+    now = failover.next_time()
+    assert now is not None and now > tuning.LOADING_S
 
 
 def answer_until_blamed(failover: Failover, answers: list[Progress], limit_s: float) -> Replace:
