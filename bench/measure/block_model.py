@@ -1,10 +1,10 @@
 """What the block model writes and drafts: ``python -m bench.measure.block_model [--quick]``.
 
-Writes the tables of docs/block-model.md and its plot. Texts of the block model are judged by the
-autoregressive example model that it was adapted from, in nats per token, beside that model's own
-texts. As a draft model it stands beside the example's draft model: ranks of the target's tokens
-among the drafts, and speculative decoding on a clock that assumes a slow link. ``--quick`` writes a
-few texts, to see that everything runs, and no file.
+Writes tables of docs/diffusion.md and docs/speculation.md, and a plot; takes about five minutes.
+Texts of the block model are judged by the autoregressive example model that it was adapted from, in
+nats per token, beside that model's own texts. As a draft model it stands beside the example's draft
+model: ranks of the target's tokens among the drafts, and speculative decoding on a clock that
+assumes a slow link. ``--quick`` writes a few texts, to see that everything runs, and no file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from splitup.demo.run import MODEL
 from splitup.graph.manifest import Manifest
 
 BLOCKS: Final = "packages-4m-blocks"
-PAGE: Final = ROOT / "docs" / "block-model.md"
-PLOT: Final = ROOT / "docs" / "block-model.svg"
+PAGES: Final = (ROOT / "docs" / "diffusion.md", ROOT / "docs" / "speculation.md")
+PLOT: Final = ROOT / "docs" / "diffusion.svg"
 CHUNK: Final = 64
 TOKENS: Final = 64
-THRESHOLDS: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+THRESHOLDS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 GREEDY, SAMPLED = (0.0, 0.0), (1.0, 0.25)  # temperatures of the block model and of its teacher
 WORSE: Final = 1.03  # times the teacher's own nats per token
 RANKS: Final = (1, 2, 4, 8)
@@ -311,20 +311,23 @@ def draw_plot(found: list[Quality]) -> str:
         rows = [one for one in found if one.temperature == temperature]
         teacher, written = find_teacher(rows, rows[0]), [o for o in rows if o.threshold is not None]
         top = max(o.nats for o in rows) * 1.1
-        panel = Panel(left, 60, 370, 280, (0.8, 4.0), (0.0, top))
+        panel = Panel(left, 60, 370, 280, (0.9, 2.6), (0.0, top))
         panel.title(f"{title}: nats per token, judged by the example model")
-        panel.x_axis([(n, f"{n}") for n in (1, 2, 3, 4)], "tokens per step")
+        name = "tokens per step; at the dots: threshold"
+        panel.x_axis([(n / 2, f"{n / 2:g}") for n in (2, 3, 4, 5)], name)
         panel.y_axis([(n / 2, f"{n / 2:g}") for n in range(int(2 * top) + 1)])
         panel.line([(2, 0), (2, top)], QUIET, more='stroke-dasharray="4 4"')
         ends = panel.x
         panel.line([(x, teacher.nats) for x in ends], TEXT, more='stroke-width="1.5"')
         panel.line([(x, WORSE * teacher.nats) for x in ends], BAD, more='stroke-dasharray="6 4"')
-        panel.text(4.0, teacher.nats, "example model's own", anchor="end", shift=(0, 16))
+        words = "example model's own (dashed: 3 % worse)"
+        panel.text(ends[1], teacher.nats, words, anchor="end", shift=(0, 16))
         for one, other in pairwise(written):
             panel.line([(o.tokens_per_step, o.nats) for o in (one, other)], GOOD)
-        for one in written:
+        for place, one in enumerate(written):
             panel.dot(one.tokens_per_step, one.nats, GOOD)
-            panel.text(one.tokens_per_step, one.nats, f"{one.threshold:g}", shift=(0, -9))
+            if place % 2 == 0:  # more would overlap
+                panel.text(one.tokens_per_step, one.nats, f"{one.threshold:g}", shift=(0, -9))
         parts += panel.parts
     body = "\n".join(parts)
     return (
@@ -336,7 +339,7 @@ def draw_plot(found: list[Quality]) -> str:
 
 
 async def run(*, is_quick: bool) -> None:
-    """Measure everything; write the page unless it is quick."""
+    """Measure everything; write the pages unless it is quick."""
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as folder:
         models = []
         try:
@@ -354,7 +357,8 @@ async def run(*, is_quick: bool) -> None:
                 model.programs.close()
     print("\n\n".join(tables.values()))
     if not is_quick:
-        PAGE.write_text(fill(PAGE.read_text(), tables))
+        for page in PAGES:
+            page.write_text(fill(page.read_text(), tables))
         PLOT.write_text(draw_plot(found))
 
 
