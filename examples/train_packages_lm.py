@@ -25,6 +25,7 @@ import random
 import re
 import subprocess
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -121,7 +122,11 @@ def orthogonalise(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    model: LlamaForCausalLM, ids: np.ndarray, cpu_seconds: float, lr_muon: float, lr_adam: float
+    model: torch.nn.Module,
+    sample_loss: Callable[[np.random.Generator], torch.Tensor],
+    cpu_seconds: float,
+    lr_muon: float,
+    lr_adam: float,
 ) -> None:
     matrices = [
         p
@@ -136,7 +141,7 @@ def train(
         scale = min(1, (step + 1) / 20) * min(1, (1 - done) / 0.5 + 0.02)
         for group in adam.param_groups:
             group["lr"] = lr_adam * scale
-        loss = compute_loss(model, sample_batch(ids, rng))
+        loss = sample_loss(rng)
         model.zero_grad(set_to_none=True)
         loss.backward()
         adam.step()
@@ -187,7 +192,14 @@ def main() -> None:
             pad_token_id=2,
         )
     )
-    train(model, encode(tokenizer, training), args.cpu_seconds, lr_muon=0.02, lr_adam=3e-3)
+    ids = encode(tokenizer, training)
+    train(
+        model,
+        lambda rng: compute_loss(model, sample_batch(ids, rng)),
+        args.cpu_seconds,
+        lr_muon=0.02,
+        lr_adam=3e-3,
+    )
     model.eval()
     with torch.no_grad():
         ids, rng = encode(tokenizer, held_out), np.random.default_rng(1)

@@ -60,11 +60,13 @@ def cut_example(folder: Path, chunk: int) -> Model:
     return _cut(find_example(), folder, Sizes(chunk=chunk))
 
 
-async def load_draft(folder: Path, chunk: int) -> tuple[Manifest, ClientPrograms]:
-    """Load the example's draft model as a client does, in one task."""
-    source = find_example().with_name(DRAFT)
+async def load_draft(
+    folder: Path, chunk: int, name: str = DRAFT
+) -> tuple[Manifest, ClientPrograms]:
+    """Load an example, by default the draft model, as a client does with drafts, in one task."""
+    source = find_example().with_name(name)
     model = await asyncio.to_thread(_cut, source, folder, Sizes(chunk=chunk), 1)
-    manifest = bring_home(model.manifest, DRAFT)
+    manifest = bring_home(model.manifest, name)
     assert manifest.client is not None
     files = [
         (model.folder / task.task_id, model.folder / task.weights_digest)

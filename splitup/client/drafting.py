@@ -19,9 +19,10 @@ from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.core.tensors import array_to_bytes, bytes_to_array
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
+from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
 
@@ -68,6 +69,13 @@ def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
     return found if isinstance(found, dict | list) else None
 
 
+def make_blocks(info: TextInfo) -> Blocks | None:
+    """Return a manifest's blocks as decoders take them; None for one token after the other."""
+    if (found := info.diffusion) is None:
+        return None
+    return Blocks(found.block_size, found.mask_id, found.are_shifted)
+
+
 class LocalModel:
     """One text's run of a model whose tasks are all the client's.
 
@@ -79,6 +87,7 @@ class LocalModel:
     ) -> None:
         self.name = name
         self.context = info.context
+        self._blocks = make_blocks(info)
         self._run = programs.new_run()
         inputs = {port.name: port.spec for port in manifest.user_inputs}
         outputs = {port.name: port.spec for port in manifest.user_outputs}
@@ -86,6 +95,12 @@ class LocalModel:
             raise InvalidInput(f"model {name} does not take steps of a text; name another draft")
         self._inputs, self._output = list(inputs.values()), outputs["logits"]
         self.chunk = inputs["tokens"].shape[0]
+
+    def make_drafts(self, request: TextRequest, rates: ModelRates) -> ModelDrafts:
+        """Return what ranks its logits as drafts. Raises InvalidInput for too small steps."""
+        if (blocks := self._blocks) is None:
+            return ModelDrafts(request, rates, chunk=self.chunk, context=self.context)
+        return BlockDrafts(request, rates, chunk=self.chunk, context=self.context, blocks=blocks)
 
     async def compute(self, step: StepInput) -> npt.NDArray[np.float32]:
         """Return the logits of a step, float32 [R, vocab]. Raises SplitUpError."""
@@ -112,9 +127,8 @@ class Speculation:
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
         sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
-        if (model := self.draft) is not None:
-            rates = self.experience.model
-            sources.append(ModelDrafts(request, rates, chunk=model.chunk, context=model.context))
+        if self.draft is not None:
+            sources.append(self.draft.make_drafts(request, self.experience.model))
         return SpeculativeDecoder(
             request, sources, self.experience, may_go_back=not self.is_recurrent
         )

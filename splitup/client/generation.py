@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, Protocol, get_args
 
-from splitup.client.drafting import Drafting, Speculation
+from splitup.client.drafting import Drafting, Speculation, make_blocks
 from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
@@ -18,12 +18,12 @@ from splitup.core.errors import InvalidInput
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
-from splitup.decode.prompt import Blocks, TextRequest
+from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder, make_arrays
 from splitup.decode.stop import StopFilter
-from splitup.graph.manifest import DiffusionInfo, Manifest, TextInfo
+from splitup.graph.manifest import Manifest, TextInfo
 
 DecoderName = Literal["sequential", "lookahead", "speculative", "diffusion"]
 DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
@@ -79,13 +79,8 @@ class TextModel:
             context=self.info.context,
             chunk=self.chunk,
             cached=cached,
-            blocks=None if (own := self.info.diffusion) is None else make_blocks(own),
+            blocks=make_blocks(self.info),
         )
-
-
-def make_blocks(info: DiffusionInfo) -> Blocks:
-    """Return a manifest's blocks as decoders take them."""
-    return Blocks(info.block_size, info.mask_id, info.are_shifted)
 
 
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:

@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
-from splitup.decode.step import StepInput, check_path
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
+from splitup.decode.step import StepInput, check_path, make_arrays
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 ROUND_TRIP_S, DRAFT_S = 0.08, 0.003
+BLOCK = 4
 
 
 class Imitation(SequenceModel):
@@ -40,6 +42,47 @@ def make_request(
     return TextRequest(tuple(prompt), sampler, max_tokens, **values)  # type: ignore[arg-type]
 
 
+class BlockImitation(Imitation):
+    """A draft model that writes blocks: for each mask, what follows if the likeliest came before.
+
+    It checks that each row sees all rows before its block, and its whole block. With ``shift`` 1 a
+    row's logits are of the next token.
+    """
+
+    def __init__(self, chunk: int, memory: int = 2, error: float = 0.5, shift: int = 0) -> None:
+        super().__init__(chunk, memory, error, VOCAB + 1)  # the last token is the mask
+        self.shift = shift
+
+    def run(self, step: StepInput) -> np.ndarray:
+        make_arrays(step, self.chunk)
+        assert step.start % BLOCK == 0 and step.start <= len(self.cache)
+        self.cache = self.cache[: step.start] + list(step.tokens)
+        for row, seen in enumerate(step.sees):
+            places = [step.positions[other] for other in seen]
+            assert places == list(range(step.start, places[-1] + 1)) and row in seen
+            assert places[-1] // BLOCK == step.positions[row] // BLOCK
+        return np.stack([self._write(step, row) for row in step.outputs])
+
+    def _write(self, step: StepInput, output: int) -> np.ndarray:
+        text, wanted = self.cache[: step.start], step.positions[output] + self.shift
+        for row in step.sees[output]:
+            if step.positions[row] == wanted:
+                break
+            if (token := step.tokens[row]) == VOCAB:
+                token = int(self.compute_logits(text)[:VOCAB].argmax())
+            text.append(token)
+        return self.compute_logits(text)
+
+
+def make_drafts(
+    draft: Imitation, request: TextRequest, rates: ModelRates, context: int
+) -> DraftSource:
+    size: dict[str, int] = {"chunk": draft.chunk, "context": context}
+    if not isinstance(draft, BlockImitation):
+        return ModelDrafts(request, rates, **size)
+    return BlockDrafts(request, rates, blocks=Blocks(BLOCK, VOCAB, bool(draft.shift)), **size)
+
+
 class Run:
     """A decoder with its models, on a clock of its own: results come after their delay."""
 
@@ -59,9 +102,7 @@ class Run:
         sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
         if draft is not None:
             context = request.context if seed is None else max(1, request.context // 2)
-            sources.append(
-                ModelDrafts(request, experience.model, chunk=draft.chunk, context=context)
-            )
+            sources.append(make_drafts(draft, request, experience.model, context))
         self.now_s = 0.0
         self.decoder = SpeculativeDecoder(
             request, sources, experience, may_go_back=may_go_back, clock=lambda: self.now_s
@@ -117,6 +158,7 @@ class Run:
     max_tokens=st.integers(1, 50),
     room=st.integers(0, 50),
     memory=st.integers(1, 3),
+    block_shift=st.sampled_from([None, None, 0, 1]),
     is_recurrent=st.booleans(),
     fails_after=st.sampled_from([0, 3, 10**9]),
 )
@@ -134,6 +176,7 @@ def test_tokens_are_those_of_sequential_decoding(
     max_tokens: int,
     room: int,
     memory: int,
+    block_shift: int | None,
     is_recurrent: bool,
     fails_after: int,
 ) -> None:
@@ -152,6 +195,8 @@ def test_tokens_are_those_of_sequential_decoding(
 
     wanted, _ = decode(SequentialDecoder(make()), SequenceModel(chunk, memory))
     draft = Imitation(draft_chunk, memory, error) if draft_chunk else None
+    if block_shift is not None and draft_chunk >= 2 * BLOCK:
+        draft = BlockImitation(draft_chunk, memory, error, block_shift)
     run = Run(
         make(),
         draft,
@@ -166,10 +211,13 @@ def test_tokens_are_those_of_sequential_decoding(
             check_path(step, before)
 
 
+@pytest.mark.parametrize("make", [Imitation, BlockImitation])
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 3.0), (0.8, 2.0)])
-def test_good_drafts_take_fewer_round_trips(temperature: float, least: float) -> None:
+def test_good_drafts_take_fewer_round_trips(
+    make: type[Imitation], temperature: float, least: float
+) -> None:
     request = make_request([3, 1], Sampler(temperature, 9), 200)
-    run = Run(request, Imitation(32, 8), SequenceModel(32, 8))
+    run = Run(request, make(32, 8), SequenceModel(32, 8))
     run.finish()
     assert len(run.tokens) == 200
     assert 200 * ROUND_TRIP_S / run.now_s > least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
@@ -58,20 +59,26 @@ class DraftSource(Protocol):
 
 
 class ModelRates:
-    """How often a model's drafts come true, by how much its best one is ahead of the next."""
+    """How often a model's drafts come true, by how much its best one is ahead of the next.
+
+    The drafts of a block model are also told apart by how many tokens before them are drafts of
+    the same step.
+    """
 
     def __init__(self) -> None:
-        self._rates = [Rate(prior) for prior in _MARGIN_PRIORS]
+        self._rates: defaultdict[int, list[Rate]] = defaultdict(
+            lambda: [Rate(prior) for prior in _MARGIN_PRIORS]
+        )
 
     @property
     def typical(self) -> Sequence[float]:
         """Return the chances at a middling margin."""
-        return self._rates[len(_MARGINS) // 2 + 1].chances
+        return self._rates[0][len(_MARGINS) // 2 + 1].chances
 
-    def find(self, scores: Sequence[float]) -> Rate:
+    def find(self, scores: Sequence[float], depth: int = 0) -> Rate:
         """Return the rate where a model gives its drafts these scores, largest first."""
         margin = scores[0] - scores[1] if len(scores) > 1 else np.inf
-        return self._rates[bisect.bisect(_MARGINS, margin)]
+        return self._rates[depth][bisect.bisect(_MARGINS, margin)]
 
 
 class ModelDrafts:
