@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,22 @@ def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
     return found if isinstance(found, dict | list) else None
 
 
+class DraftModel(Protocol):
+    """A model that drafts one text, here or elsewhere."""
+
+    def make_source(self, request: TextRequest, experience: Experience) -> DraftSource:
+        """Return the source of drafts whose questions it answers."""
+        ...
+
+    async def compute(self, question: Any) -> Any:
+        """Return the answer to the source's question. Raises SplitUpError."""
+        ...
+
+    async def end(self) -> None:
+        """Free what it holds."""
+        ...
+
+
 class LocalModel:
     """One text's run of a model whose tasks are all the client's.
 
@@ -78,7 +94,10 @@ class LocalModel:
         self, name: str, manifest: Manifest, info: TextInfo, programs: ClientPrograms
     ) -> None:
         self.name = name
+        self.info = info
         self.context = info.context
+        self._manifest = manifest
+        self._programs = programs
         self._run = programs.new_run()
         inputs = {port.name: port.spec for port in manifest.user_inputs}
         outputs = {port.name: port.spec for port in manifest.user_outputs}
@@ -86,6 +105,10 @@ class LocalModel:
             raise InvalidInput(f"model {name} does not take steps of a text; name another draft")
         self._inputs, self._output = list(inputs.values()), outputs["logits"]
         self.chunk = inputs["tokens"].shape[0]
+
+    def open_text(self) -> LocalModel:
+        """Return the same model for another text."""
+        return LocalModel(self.name, self._manifest, self.info, self._programs)
 
     async def compute(self, step: StepInput) -> npt.NDArray[np.float32]:
         """Return the logits of a step, float32 [R, vocab]. Raises SplitUpError."""
@@ -96,6 +119,10 @@ class LocalModel:
             raise InvalidModel(f"it gave {len(data)} bytes for {len(step.outputs)} rows of logits")
         return bytes_to_array(self._output, data)
 
+    def make_source(self, request: TextRequest, experience: Experience) -> DraftSource:
+        """Return what drafts a text with it."""
+        return ModelDrafts(request, experience.model, chunk=self.chunk, context=self.context)
+
     async def end(self) -> None:
         """Free the states."""
         await self._run.end()
@@ -105,16 +132,15 @@ class LocalModel:
 class Speculation:
     """What a speculative decoder drafts with: n-grams of the text, and a model if there is one."""
 
-    draft: LocalModel | None = None
+    draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
     is_recurrent: bool = False  # the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
         sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
-        if (model := self.draft) is not None:
-            rates = self.experience.model
-            sources.append(ModelDrafts(request, rates, chunk=model.chunk, context=model.context))
+        if self.draft is not None:
+            sources.append(self.draft.make_source(request, self.experience))
         return SpeculativeDecoder(
             request, sources, self.experience, may_go_back=not self.is_recurrent
         )
@@ -129,10 +155,10 @@ class Speculation:
 class Drafting:
     """Computes a decoder's drafts while steps of the target are on their way."""
 
-    def __init__(self, decoder: SpeculativeDecoder, model: LocalModel) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, model: DraftModel) -> None:
         self._decoder = decoder
         self._model = model
-        self._task: asyncio.Task[npt.NDArray[np.float32]] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     async def advance(self, result: asyncio.Future[Any] | None) -> bool:
         """Wait for ``result`` or a draft; return whether the decoder may have a step before it.
