@@ -65,7 +65,7 @@ def command(
                 if market:
                     served = await _open_market(stack, net, model, lease_steps, worker.sessions)
                     price = format_usdc(await net.quote(model, steps=lease_steps))
-                    what += f" on the market, {lease_steps} steps for at most {price}"
+                    what += f" on the market, {lease_steps} steps for at most {price} each time"
                 else:
                     served = await _open_here(net, model)
                 target = TargetWorker(served, worker.limits)

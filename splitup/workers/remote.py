@@ -37,6 +37,7 @@ from splitup.workers.rpc import Tls, call, open_channel
 from splitup.workers.trees import (
     HeldTokens,
     compute_digest,
+    find_path,
     read_tokens,
     read_tree,
     write_sampling,
@@ -271,9 +272,7 @@ class RemoteTarget:
         """
         step, worker = pending.step, self._workers.current
         pending.place = worker, self._session
-        certain = step.outputs[0] + 1
-        parents = (step.sees[row][-2] - certain for row in range(certain, len(step.tokens)))
-        tree = TokenTree(step.tokens[certain:], tuple(parents))
+        certain, tree = _split(step)
         request = pb.VerifyDraftsRequest(
             prefix=_make_prefix(self._session, pending.before),
             kept=kept,
@@ -303,16 +302,8 @@ class RemoteTarget:
             )
         except InvalidInput as error:
             raise SplitUpError(f"a wrong answer: {error}") from None
-        below = {
-            pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))
-        }
-        node = -1
-        for token in tokens[:-1]:
-            if (node, token) not in below:
-                raise SplitUpError(f"a wrong answer: token {token} was no draft there")
-            node = below[node, token]
-        if not tokens or (node, tokens[-1]) in below:
-            raise SplitUpError("a wrong answer: the token behind the accepted drafts is missing")
+        if not tokens or find_path(tree, tokens) != len(tokens) - 1:
+            raise SplitUpError("a wrong answer: it is no path of the drafts and one more token")
         return tokens
 
     async def close(self) -> None:
@@ -325,20 +316,33 @@ class RemoteTarget:
             await self._workers.call("EndSession", request, self._options, timeout_s=PING_S)
 
 
+def _split(step: StepInput) -> tuple[int, TokenTree]:
+    """Return how many leading rows of a step are one path, and what is below them.
+
+    The first wanted row is one of them, unless it has siblings: then all of these are drafts behind
+    rows of the step before.
+    """
+    first = step.outputs[0]
+    roots = sum(len(seen) == first + 1 for seen in step.sees[first:])
+    certain = first + 1 if roots == 1 else first
+    parents = []
+    for seen in step.sees[certain:]:
+        above = seen[-2] if len(seen) > 1 else -1
+        parents.append(above - certain if above >= certain else -1)
+    return certain, TokenTree(step.tokens[certain:], tuple(parents))
+
+
 def _place(step: StepInput, accepted: Sequence[int]) -> Array:
-    """Return the tokens of the path at the places of its rows among the wanted ones."""
+    """Return the tokens behind the rows of the accepted path, at their places among the outputs."""
     chosen = np.full((len(step.outputs), 1), -1.0)
-    first = row = step.outputs[0]
+    certain, tree = _split(step)
+    below = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    node: int | None = -1
     for token in accepted:
-        chosen[row - first, 0] = token
-        row = next(
-            (
-                other
-                for other in range(row + 1, len(step.tokens))
-                if step.tokens[other] == token and step.sees[other][:-1] == step.sees[row]
-            ),
-            -1,
-        )
+        assert node is not None
+        if certain + node >= step.outputs[0]:
+            chosen[certain + node - step.outputs[0], 0] = token
+        node = below.get((node, token))
     return chosen
 
 

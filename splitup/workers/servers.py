@@ -7,8 +7,9 @@ chooses along it.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from asyncio import Lock
+from asyncio import Future, Lock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -40,6 +41,9 @@ MAX_NODES: Final = 256  # of drafts in one answer
 MAX_LEVELS: Final = 16  # of steps of the draft model behind one request
 _AT_ONCE: Final = 16  # nodes behind which one step drafts
 _RESERVE_S: Final = 0.005  # of the caller's patience that the way back may take
+
+
+Logits = npt.NDArray[np.float32]
 
 
 class SessionModel(Protocol):
@@ -97,6 +101,7 @@ class _Verified:
         self.model = model
         self.held = HeldTokens()
         self.last: StepInput | None = None
+        self.logits: Future[Logits] | None = None  # of the last step
 
     async def end(self) -> None:
         await self.model.end()
@@ -120,15 +125,16 @@ class TargetWorker(_Worker):
         """Run the drafts through the model; return the tokens it chooses along them."""
         info, chunk, prefix = self._model.info, self._model.chunk, request.prefix
         tokens = read_tokens(request.tokens, vocabulary=info.vocab, most=chunk)
-        if not tokens:
-            raise InvalidInput("the request has no token behind the prefix; give at least one")
-        room = chunk - len(tokens)
-        tree = read_tree(request.drafts, vocabulary=info.vocab, most=room)
+        tree = read_tree(request.drafts, vocabulary=info.vocab, most=chunk - len(tokens))
         sampler = read_sampling(request.sampling)
-        first, start = len(tokens) - 1, prefix.expected_prefix_length
-        parents = list(range(-1, first)) + [first + 1 + parent for parent in tree.parents]
-        rows = range(first, len(tokens) + len(tree.tokens))
-        kept = tuple(request.kept)
+        certain, start, kept = len(tokens), prefix.expected_prefix_length, tuple(request.kept)
+        if not tokens and not (tree.tokens and kept):
+            raise InvalidInput("the request has no token behind the prefix; give at least one")
+        parents = [
+            *range(-1, certain - 1),
+            *(certain + p if p >= 0 else certain - 1 for p in tree.parents),
+        ]
+        rows = range(max(certain - 1, 0), certain + len(tree.tokens))
         step = make_tree_step([*tokens, *tree.tokens], parents, start, rows, kept)
         if max(step.positions) >= info.context:
             raise InvalidInput(
@@ -136,16 +142,21 @@ class TargetWorker(_Worker):
             )
         make = None if start else lambda: _Verified(self._model.open())
         with self._sessions.use(prefix.session_id, make) as session:
-            before = session.held.find(start, kept)
+            before, last, earlier = session.held.find(start, kept), session.last, session.logits
             _check_digest(prefix, before)
             assert before is not None
+            if not tokens and (last is None or kept[-1] not in last.outputs):
+                raise refuse_step("the last request has no logits of the row to continue")
             if info.is_recurrent:
-                check_path(step, session.last)
+                check_path(step, last)
             session.held.feed(before, step)  # requests are computed in the order of their arrival
-            session.last = step
+            session.last, session.logits = step, asyncio.ensure_future(session.model.compute(step))
             with time_model():
-                logits = await session.model.compute(step)
-        return pb.VerifyDraftsResponse(accepted=_follow(tree, logits, sampler, start + first))
+                logits = list(await session.logits)
+                if not tokens:
+                    assert last is not None and earlier is not None
+                    logits = [(await earlier)[last.outputs.index(kept[-1])], *logits]
+        return pb.VerifyDraftsResponse(accepted=_follow(tree, logits, sampler, start + certain - 1))
 
     async def end_session(self, request: pb.EndSessionRequest) -> pb.EndSessionResponse:
         """Free a session, if it is there."""
@@ -162,9 +173,12 @@ class TargetWorker(_Worker):
 
 
 def _follow(
-    tree: TokenTree, logits: npt.NDArray[np.float32], sampler: Sampler, position: int
+    tree: TokenTree, logits: Sequence[Logits], sampler: Sampler, position: int
 ) -> list[int]:
-    """Return the target's tokens behind ``position``, as far as the tree has them, and one more."""
+    """Return the target's tokens behind ``position``, as far as the tree has them, and one more.
+
+    ``logits`` are those of that position, and of every node.
+    """
     below = {pair: node for node, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     chosen: list[int] = []
     node: int | None = -1

@@ -22,6 +22,7 @@ from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Refused, Throttled, Unavailable
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.step import make_arrays, make_causal_step, make_tree_step
 from splitup.demo.run import find_example
 from splitup.workers import remote, rpc
 from splitup.workers import speculation_pb2 as pb
@@ -133,6 +134,30 @@ async def test_texts_are_the_sequential_ones(
     assert all(0 < span.model_ns <= span.worker_ns <= span.wall_ns for span in verified)
     at_once = [generate(target, drafts, model, SAMPLERS[i % 2]) for i in range(8)]
     assert await asyncio.gather(*at_once) == [wanted[i % 2] for i in range(8)]
+
+
+async def test_a_step_may_continue_a_draft_that_is_on_its_way(
+    workers: Workers, model: TextModel, wanted: list[list[int]]
+) -> None:
+    """The third step's first rows are siblings behind a row of the second one."""
+    target = workers.connect(TargetWorker, await workers.start(TargetWorker))
+    text, other = wanted[0], 7
+    assert other not in text[:4]
+    steps = [
+        make_causal_step(PROMPT[:16], 0),
+        make_tree_step(
+            [*PROMPT[16:], *text[:2], other], [-1, 0, 1, 2, 3, 3], 16, range(2, 6), range(16)
+        ),
+        make_tree_step([other, text[2], text[3]], [-1, -1, 1], 21, kept=range(5)),
+    ]
+    runner = remote.RemoteTarget(target, model, SAMPLERS[0], CallOptions())
+    async with asyncio.timeout(HANG_S):
+        found = await asyncio.gather(*(runner.submit(make_arrays(s, CHUNK)) for s in steps))
+    assert [f["logits"][:, 0].tolist() for f in found[1:]] == [
+        [*text[:3], -1],
+        [-1, *text[3:5]],
+    ]
+    await runner.close()
 
 
 async def test_workers_that_die_are_replaced_or_done_without(
