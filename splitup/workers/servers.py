@@ -40,6 +40,7 @@ from splitup.workers.trees import (
 MAX_NODES: Final = 256  # of drafts in one answer
 MAX_LEVELS: Final = 16  # of steps of the draft model behind one request
 _AT_ONCE: Final = 16  # nodes behind which one step drafts
+_MOST_GROWN: Final = 64  # requests behind one text, before its tree is made anew
 _RESERVE_S: Final = 0.005  # of the caller's patience that the way back may take
 
 
@@ -199,6 +200,7 @@ class _Drafted:
         self.order = Lock()
         self.text: list[int] = []
         self.root: Node | None = None
+        self.grown = 0  # requests since the text last grew, each of which may extend the tree
         info = served.info
         request = TextRequest(
             (0,), sampler, 1, frozenset(info.eos_ids), info.vocab, info.context, served.chunk
@@ -210,6 +212,9 @@ class _Drafted:
 
     def continue_text(self, held: int, tokens: Sequence[int]) -> Node:
         """Take the certain text, and learn which drafts came true; return its last token's node."""
+        self.grown = 0 if tokens else self.grown + 1
+        if self.grown > _MOST_GROWN:
+            self.grown, self.root = 0, None
         if held < len(self.text):
             del self.text[held:]
             self.root = None
