@@ -28,7 +28,7 @@ _NGRAM_PRIORS: Final = {4: (0.75, 0.08), 3: (0.6, 0.1), 2: (0.3, 0.1)}  # by tok
 
 
 _TREE_NODES: Final = 32  # of one answer of a model elsewhere
-_TREE_DEPTH: Final = 6  # steps of that model, one after the other
+_TREE_DEPTH: Final = 3  # steps of that model, one after the other; more come too late
 
 
 @dataclass(frozen=True, slots=True)
