@@ -17,7 +17,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test faults mutants lint coverage bench contracts page symbolic docs constraints clean
+.PHONY: demo up test faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
 
 demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
@@ -50,6 +50,11 @@ contracts: $(READY)  ## compile the contracts into the package again
 
 page: $(PAGE_MODULES)  ## build the page of splitup serve into the package again
 	cd page && node_modules/.bin/tsc --noEmit && node build.mjs
+
+proto:  ## generate the messages of draft and target workers again, in an environment of its own
+	test -x .grpc/bin/python || $(PYTHON) -m venv .grpc
+	.grpc/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.85.1
+	cd splitup/workers && ../../.grpc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. speculation.proto
 
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest

@@ -210,7 +210,7 @@ async def draft_text(
     model, local = target.start(), None if draft is None else draft.start()
     sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
     if local is not None:
-        sources.append(local.make_drafts(request, experience.model))
+        sources.append(local.make_source(request, experience))
     decoder = SpeculativeDecoder(request, sources, experience, clock=lambda: now_s)
     tokens: list[int] = []
     waiting: list[tuple[float, int, np.ndarray]] = []

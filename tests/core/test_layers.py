@@ -54,6 +54,8 @@ OWNERS = {
     "opentelemetry": {"splitup/client/telemetry.py"},
     "tokenizers": {"splitup/client/tokenizer.py"},
     "llguidance": {"splitup/client/grammar.py"},
+    "grpc": {"splitup/workers"},
+    "google": {"splitup/workers"},
     "tenseal": {"splitup/adapters/ckks.py"},
     "torch": {"examples"},
 }
