@@ -121,18 +121,24 @@ def make_tree_step(
 
 
 def make_block_step(
-    tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
+    tokens: Sequence[int],
+    start: int,
+    outputs: Sequence[int] | None = None,
+    *,
+    block_size: int | None = None,
 ) -> StepInput:
     """Return a step of consecutive tokens that all attend to each other.
 
-    By default all logits are wanted.
+    With ``block_size`` they are several blocks, of which each attends to itself and to those before
+    it. By default all logits are wanted.
     """
     count = len(tokens)
+    size = block_size or count
     return StepInput(
         tokens=tuple(tokens),
         positions=tuple(range(start, start + count)),
         start=start,
-        sees=(range(count),) * count,
+        sees=tuple(range(min(row // size * size + size, count)) for row in range(count)),
         outputs=tuple(range(count)) if outputs is None else tuple(outputs),
     )
 

@@ -199,10 +199,24 @@ class ChatInfo(_Record):
     eos_token: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
 
 
+class DiffusionInfo(_Record):
+    """How a model that writes blocks of tokens was trained (``splitup.decode.block_diffusion``).
+
+    A row attends to its whole block and to the blocks before it; a text's first block begins at
+    position 0. ``mask_id`` stands for a token that is not written yet. The logits of a row are of
+    its own token; where they ``are_shifted``, of the next one.
+    """
+
+    block_size: Length
+    mask_id: Size
+    are_shifted: Annotated[bool, Field(exclude_if=operator.not_)] = False
+
+
 class TextInfo(_Record):
     """What text generation needs: the tokenizer.json and the tokens that end a text.
 
     ``is_recurrent``: its steps must follow paths (``splitup.decode.step.check_path``).
+    ``diffusion``: it writes blocks of tokens instead of one token after the other.
     """
 
     tokenizer_digest: Digest
@@ -212,6 +226,7 @@ class TextInfo(_Record):
     context: Annotated[int, Field(ge=1, le=limits.MAX_CONTEXT)]
     is_recurrent: Annotated[bool, Field(exclude_if=operator.not_)] = False
     chat: Annotated[ChatInfo | None, Field(exclude_if=operator.not_)] = None
+    diffusion: Annotated[DiffusionInfo | None, Field(exclude_if=operator.not_)] = None
 
 
 class Manifest(_Record):
@@ -309,6 +324,7 @@ def check_manifest(manifest: Manifest) -> None:
     for index, task in enumerate(manifest.tasks):
         _check_task(f"task {index} ({task.label})", task)
     _check_dag("", manifest)
+    _check_diffusion(manifest)
     if (client := manifest.client) is None:
         return
     for index, private in enumerate(client.tasks):
@@ -325,6 +341,24 @@ def check_manifest(manifest: Manifest) -> None:
             if origin.task not in early:
                 source = None
         _check_same(f"what the client sends as '{port.name}'", port, source)
+
+
+def _check_diffusion(manifest: Manifest) -> None:
+    text = manifest.text
+    if text is None or text.diffusion is None:
+        return
+    if text.is_recurrent:
+        raise InvalidModel("the manifest is invalid: recurrent layers cannot see a block at once")
+    if text.diffusion.mask_id >= text.vocab:
+        raise InvalidModel("the manifest is invalid: the mask token is outside the vocabulary")
+    chunk = max(
+        (p.shape[0] for p in manifest.user_inputs if p.name == "tokens" and p.shape), default=0
+    )
+    if text.diffusion.block_size > chunk:
+        raise InvalidModel(
+            f"the manifest is invalid: a block of {text.diffusion.block_size} tokens does not fit "
+            f"a step of {chunk}"
+        )
 
 
 def _check_dag(

@@ -384,4 +384,5 @@ def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
         context=text.context,
         is_recurrent=text.is_recurrent,
         chat=text.chat,
+        diffusion=text.diffusion,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from splitup.graph.manifest import ChatInfo, Kind
+from splitup.graph.manifest import ChatInfo, DiffusionInfo, Kind
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -29,6 +29,7 @@ class Text:
 
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
     layers from whose state a valid row cannot be removed. ``chat``: how it takes a conversation.
+    ``diffusion``: how it writes blocks of tokens, if it does.
     """
 
     tokenizer: Path | bytes
@@ -37,6 +38,7 @@ class Text:
     context: int
     is_recurrent: bool = False
     chat: ChatInfo | None = None
+    diffusion: DiffusionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

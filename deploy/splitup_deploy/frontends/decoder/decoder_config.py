@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splitup.graph.manifest import DiffusionInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
 
 
@@ -77,6 +78,7 @@ class DecoderConfig:
     local: Local | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
+    diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
