@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
-from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidModel
 from splitup.decode.static_step import Arrays, StaticShape, keep_rows, make_static_inputs
 from splitup.graph.manifest import TextInfo
 
@@ -52,6 +52,23 @@ class EdgeInfo(BaseModel):
     def chunk(self) -> int:
         """Return the most rows of a step."""
         return max(self.methods.values())
+
+    def choose_method(self, rows: int) -> str:
+        """Return the method of the fewest rows that takes a step, or that of the most."""
+        methods = sorted(self.methods, key=lambda name: self.methods[name])
+        return next((name for name in methods if self.methods[name] >= rows), methods[-1])
+
+
+class StepProgram(Protocol):
+    """What computes static steps."""
+
+    info: EdgeInfo
+
+    def execute(
+        self, method: str, inputs: dict[str, npt.NDArray[Any]]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Run a static step; return logits [1, rows, vocab] and the new cache."""
+        ...
 
 
 def import_extra(name: str) -> ModuleType:
@@ -107,20 +124,6 @@ class EdgeProgram:
         problem = str(error).partition("\n")[0]
         return InvalidModel(f"'{self._path}' {what} ({problem:.160}); export the model again")
 
-    def new_session(self) -> EdgeSession:
-        """Return a text's cache, empty."""
-        return EdgeSession(self)
-
-    def choose_method(self, rows: int) -> str:
-        """Return the method of the fewest rows that takes a step; raise InvalidInput."""
-        fitting = {n: most for n, most in self.info.methods.items() if most >= rows}
-        if not fitting:
-            raise InvalidInput(
-                f"a step has {rows} rows, and '{self._path}' takes {self.info.chunk}: "
-                f"export the model with --block {rows}"
-            )
-        return min(fitting, key=lambda name: fitting[name])
-
     def execute(
         self, method: str, inputs: dict[str, npt.NDArray[Any]]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -132,13 +135,13 @@ class EdgeProgram:
             logits, cache = self._methods[method].execute(tensors)
         except RuntimeError as error:
             raise self._fail("cannot run a step", error) from None
-        return cast("tuple[Any, Any]", (logits.numpy(), cache.numpy()))
+        return logits.numpy(), cache.numpy()
 
 
 class EdgeSession:
     """A text's cache, and the steps that are taken on it."""
 
-    def __init__(self, program: EdgeProgram) -> None:
+    def __init__(self, program: StepProgram) -> None:
         self._program, self.info = program, program.info
         self.cache = self.info.make_shape(next(iter(self.info.methods))).new_cache(self.info.dtype)
 
@@ -147,13 +150,14 @@ class EdgeSession:
 
         Raises InvalidInput for a step that the model has no room for.
         """
-        method = self._program.choose_method(len(arrays["tokens"]))
+        method = self.info.choose_method(len(arrays["tokens"]))
         shape = self.info.make_shape(method)
         inputs = make_static_inputs(arrays, shape, dtype=self.info.dtype)
         keep_rows(self.cache, arrays["layout"])
         inputs["kv_cache"] = self.cache
         logits, self.cache = self._program.execute(method, inputs)
-        return logits[0][arrays["outputs"]].astype(np.float32)
+        wanted: npt.NDArray[np.float32] = logits[0][arrays["outputs"]].astype(np.float32)
+        return wanted
 
 
 def check_file(path: Path) -> None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.edge.program import INFO, TOKENIZER, EdgeInfo
+from splitup.core.errors import InvalidModel
+from splitup.edge.program import INFO, TOKENIZER, EdgeInfo, EdgeProgram
+from splitup_deploy.edge.measure import EagerProgram, measure
+from splitup_deploy.edge.plan import GROUP, Backend, Dtype, ExportPlan
 from splitup_deploy.edge.torch_module import DTYPES, StaticModule
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel
-
-Backend = Literal["xnnpack", "portable"]
-Dtype = Literal["fp32", "fp16", "int8", "int4"]
-GROUP: Final = 32  # weights that share a factor in int4
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.showing.progress import write_whole
+from splitup_deploy.uncut_model import load_reference
 
 
 def make_modules(models: Mapping[str, OnnxModel], dtype: Dtype) -> dict[str, nn.Module]:
@@ -55,7 +55,7 @@ def _quantise(module: nn.Module, dtype: Dtype) -> None:
     quantize_(module, config)
 
 
-def export(
+def export_program(
     modules: Mapping[str, nn.Module],
     info: EdgeInfo,
     tokenizer: bytes,
@@ -92,8 +92,21 @@ def export(
         except (RuntimeError, ValueError, NotImplementedError) as error:
             problem = str(error).partition("\n")[0] or type(error).__name__
             raise InvalidModel(f"ExecuTorch cannot export the model: {problem:.300}") from None
-    _write(program, output)
+    with write_whole(output) as file:
+        program.write_to_file(file)
     return found
+
+
+def check_program(
+    file: Path, model: str, plan: ExportPlan, modules: Mapping[str, nn.Module]
+) -> dict[str, Any]:
+    """Compare a file with the model that is cut for the market; see ``measure``."""
+    program = EdgeProgram(file)
+    info = program.info
+    exact = modules if plan.dtype == "fp32" else make_modules(plan.models, "fp32")
+    eager = EagerProgram(info.model_copy(update={"dtype": "float32"}), exact)
+    reference = load_reference(model, Sizes(info.max_len, info.chunk))
+    return measure(program, eager, reference)
 
 
 def _make_example(info: EdgeInfo, method: str) -> tuple[Tensor, ...]:
@@ -118,18 +131,6 @@ def _count_delegated(program: Any) -> dict[str, Any]:
         "subgraphs": report.num_delegated_subgraphs,
         "others": others,
     }
-
-
-def _write(program: Any, output: Path) -> None:
-    part = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            program.write_to_file(file)
-        part.replace(output)
-    except OSError as error:
-        raise InvalidInput(f"cannot write '{output}': {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -55,16 +55,12 @@ class AsFloat32:
         yield (values + np.float32(self.offset) if self.offset else values).tobytes()
 
 
-def make_shape(config: DecoderConfig, max_len: int, block: int) -> StaticShape:
-    """Return the sizes of a decoder's static step; raises InvalidModel for impossible ones."""
-    if not 1 <= max_len <= config.context:
+def make_shape(config: DecoderConfig, block: int) -> StaticShape:
+    """Return the sizes of a decoder's static step; raises InvalidModel for an impossible block."""
+    if not 1 <= block <= config.context:
         raise InvalidModel(
-            f"{max_len} positions are not possible; the model takes 1 to {config.context} "
-            "(--max-len)"
-        )
-    if not 1 <= block <= max_len:
-        raise InvalidModel(
-            f"a block of {block} rows does not fit {max_len} positions; give --block 1 to {max_len}"
+            f"a block of {block} rows does not fit {config.context} positions; "
+            f"give --block 1 to {config.context}"
         )
     local = config.local
     windows = tuple(
@@ -75,7 +71,7 @@ def make_shape(config: DecoderConfig, max_len: int, block: int) -> StaticShape:
         config.layers,
         config.kv_heads,
         config.head_dim,
-        max_len,
+        config.context,
         block,
         windows if any(windows) else (),
     )
@@ -108,6 +104,7 @@ def _check_parts(config: DecoderConfig) -> None:
 class _Builder:
     def __init__(self, config: DecoderConfig, weights: Weights, shape: StaticShape) -> None:
         self.config, self.weights, self.shape = config, weights, shape
+        self.epsilon = float(np.float32(config.norm_epsilon))  # as a file holds it
         self.nodes: list[OnnxNode] = []
         self.tensors: dict[str, OnnxTensor] = {}
 
@@ -195,9 +192,7 @@ class _Builder:
         """Return the RMS norm of the last axis, times a weight."""
         source = self.weights.get(name, size or self.config.hidden)
         weight = self.hold(source, 1.0 if self.config.unit_norms else 0.0)
-        return self.add(
-            "RMSNormalization", x, weight, axis=-1, epsilon=float(self.config.norm_epsilon)
-        )
+        return self.add("RMSNormalization", x, weight, axis=-1, epsilon=self.epsilon)
 
     def add_branch(self, x: str, branch: str, norm: str) -> str:
         if self.config.post_norms:

@@ -22,7 +22,7 @@ Attributes = Mapping[str, Any]
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16}
 
 
-class RmsNorm(nn.Module):
+class RmsNorm(nn.Module):  # type: ignore[misc]  # torch is not there for the checker
     """The RMS norm of the last axis, in float32: squares are beyond float16.
 
     The mean is a product with a row of 1/n, which every back end has; few have a mean.
@@ -42,7 +42,7 @@ class RmsNorm(nn.Module):
         return (normal * self.get_buffer("weight")).to(x.dtype)
 
 
-class Table(nn.Module):
+class Table(nn.Module):  # type: ignore[misc]  # torch is not there for the checker
     """Rows that are looked up; with ``is_narrow`` stored as int8 with a factor for every row."""
 
     def __init__(self, values: Tensor, *, is_narrow: bool) -> None:
@@ -61,7 +61,7 @@ class Table(nn.Module):
         return rows.to(torch.float32) * self.get_buffer("factors").index_select(0, index)
 
 
-class StaticModule(nn.Module):
+class StaticModule(nn.Module):  # type: ignore[misc]  # torch is not there for the checker
     """The static step as a function of its inputs, in their order.
 
     ``held`` are weights that several modules share, by name. ``has_narrow_table``: the embedding's
