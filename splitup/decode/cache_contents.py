@@ -11,10 +11,12 @@ class CacheContents:
     """The valid rows of one cache, after the steps that were fed so far, in order.
 
     ``is_recurrent``: the model has layers that cannot go back (``splitup.decode.step.check_path``).
+    ``block_size``: a row saw its whole block, so blocks are in common or not.
     """
 
-    def __init__(self, *, is_recurrent: bool = False) -> None:
+    def __init__(self, *, is_recurrent: bool = False, block_size: int = 1) -> None:
         self._is_recurrent = is_recurrent
+        self._block_size = block_size
         self._before: list[int] = []  # tokens of the rows before the last step's start
         self._last: StepInput | None = None
 
@@ -45,7 +47,7 @@ class CacheContents:
             count += 1
         if self._is_recurrent and count < self._last.start:
             return 0
-        return count
+        return count // self._block_size * self._block_size
 
 
 def _list_causal(step: StepInput) -> Sequence[int]:

@@ -84,11 +84,11 @@ class Sampler:
     async def ready(self) -> None:
         """Return at once: a choice needs nothing but its logits."""
 
-    def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
+    def choose(self, logits: npt.NDArray[np.float32], position: int, iteration: int = 0) -> int:
         """Return the token that follows ``position``.
 
-        ``logits`` is float32 [vocab]. The first of equal maxima wins. Raises InvalidInput when the
-        logits hold a NaN.
+        ``logits`` is float32 [vocab]. The first of equal maxima wins. Every ``iteration`` at a
+        position has noise of its own. Raises InvalidInput when the logits hold a NaN.
         """
         if np.isnan(logits).any():
             raise InvalidInput(
@@ -96,9 +96,24 @@ class Sampler:
             )
         if self.temperature == 0:
             return int(np.argmax(logits))
-        kept, scores = self._score(logits, position)
+        kept, scores = self._score(logits, position, iteration)
         best = int(np.argmax(scores))
         return best if kept is None else int(kept[best])
+
+    def compute_probabilities(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return with which probability ``choose`` takes each token, float64 [vocab].
+
+        At temperature 0, where it takes the likeliest, they are those of temperature 1.
+        """
+        scaled = logits.astype(np.float64) / (self.temperature or 1.0)
+        with np.errstate(invalid="ignore"):  # of infinite logits all are NaN
+            powers = np.exp(scaled - scaled.max())
+        if self.temperature and (0 < self.top_k < logits.size or self.top_p < 1 or self.min_p):
+            kept = self._find_kept(scaled)
+            chosen = np.zeros_like(powers)
+            chosen[kept] = powers[kept]
+            powers = chosen
+        return np.asarray(powers / powers.sum())
 
     def rank(
         self, logits: npt.NDArray[np.float32], position: int, count: int, ahead: Sequence[int] = ()
@@ -122,14 +137,15 @@ class Sampler:
             _get_gumbel(self.seed, position, count)
 
     def _score(
-        self, logits: npt.NDArray[np.float32], position: int
+        self, logits: npt.NDArray[np.float32], position: int, iteration: int = 0
     ) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.float64]]:
         """Return the tokens that may be chosen, None for all, and their scores with noise."""
         scaled = logits.astype(np.float64) / self.temperature
         if 0 < self.top_k < logits.size or self.top_p < 1 or self.min_p:
             kept = self._find_kept(scaled)
-            return kept, scaled[kept] + _to_gumbel(_draw(self.seed, position, logits.size)[kept])
-        return None, scaled + _get_gumbel(self.seed, position, logits.size)
+            raw = _draw(self.seed, position, logits.size, iteration)
+            return kept, scaled[kept] + _to_gumbel(raw[kept])
+        return None, scaled + _get_gumbel(self.seed, position, logits.size, iteration)
 
     def _find_kept(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that the three limits leave, in the order of the vocabulary."""
@@ -161,22 +177,26 @@ def find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.
     return found[np.argsort(-values[found], kind="stable")][:count]
 
 
-def compute_gumbel(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
-    """Return ``count`` standard Gumbel values, float64 [count], keyed by (seed, position).
+def compute_gumbel(
+    seed: int, position: int, count: int, iteration: int = 0
+) -> npt.NDArray[np.float64]:
+    """Return ``count`` standard Gumbel values, float64 [count], of (seed, position, iteration).
 
     The raw Philox4x64-10 stream (Salmon et al., SC 2011) is the same in every numpy version and
     on every machine; numpy's own distributions are not.
     """
-    return _to_gumbel(_draw(seed, position, count))
+    return _to_gumbel(_draw(seed, position, count, iteration))
 
 
 _get_gumbel = functools.lru_cache(tuning.NOISE_POSITIONS)(compute_gumbel)
 
 
-def _draw(seed: int, position: int, count: int) -> npt.NDArray[np.uint64]:
-    # an explicit counter: numpy would otherwise fill it from the operating system
+def _draw(seed: int, position: int, count: int, iteration: int) -> npt.NDArray[np.uint64]:
+    # an explicit counter: numpy would otherwise fill it from the operating system. Its highest word
+    # is the iteration, so no iteration reaches the numbers of the next one.
     key = np.array([seed, position], dtype=np.uint64)
-    return np.random.Philox(counter=0, key=key).random_raw(count)
+    counter = np.array([0, 0, 0, iteration], dtype=np.uint64)
+    return np.random.Philox(counter=counter, key=key).random_raw(count)
 
 
 def _to_gumbel(raw: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

@@ -58,3 +58,39 @@ def decode(
         number, logits = waiting.pop(0)
         tokens += decoder.receive_logits(number, logits)
     return tokens, steps
+
+
+class BlockModel:
+    """Takes steps whose rows see blocks, and attends twice, as two layers do.
+
+    So a row that saw a mask, or a later block, gives other logits to whoever sees it.
+    """
+
+    def __init__(self, chunk: int = 64, vocab: int = VOCAB, sharpness: float = 3.0) -> None:
+        self.chunk, self.vocab, self.sharpness = chunk, vocab, sharpness
+        self.cache: list[tuple[int, int]] = []  # of each row, what the layers keep
+        self.rows = 0
+
+    def run(self, step: StepInput) -> np.ndarray:
+        arrays = make_arrays(step, self.chunk)
+        tokens, layout = arrays["tokens"], arrays["layout"]
+        start = int(layout[0, 1])
+        assert start <= len(self.cache) and not layout[0, 2 + self.chunk :].any()
+        seen = [[int(source) - 1 for source in row[2 : 2 + self.chunk] if source] for row in layout]
+        first = [hash(pair) for pair in zip(tokens.tolist(), layout[:, 0].tolist(), strict=True)]
+        second = self._attend(first, seen, [kept for kept, _ in self.cache[:start]])
+        third = self._attend(second, seen, [kept for _, kept in self.cache[:start]])
+        self.cache = self.cache[:start] + list(zip(first, second, strict=True))
+        self.rows += len(tokens)
+        return np.stack([self._draw(third[row]) for row in arrays["outputs"]])
+
+    @staticmethod
+    def _attend(rows: list[int], seen: list[list[int]], cached: list[int]) -> list[int]:
+        return [
+            hash((rows[row], *cached, *(rows[other] for other in others)))
+            for row, others in enumerate(seen)
+        ]
+
+    def _draw(self, key: int) -> np.ndarray:
+        random = np.random.default_rng(key % 2**63)
+        return random.normal(0, self.sharpness, self.vocab).astype(np.float32)
