@@ -278,7 +278,6 @@ class _Builder:
             q = self.reshape(q, c.kv_heads, groups, c.head_dim, s.block)
             q = self.add("Transpose", q, perm=(0, 2, 1, 3))
         q = self.reshape(q, c.kv_heads, c.head_dim, groups * s.block)
-        fresh = [self.reshape(part, 1, s.block, c.kv_heads * c.head_dim) for part in (k, v)]
         new = [
             self.add(
                 "Transpose", self.reshape(part, s.block, c.kv_heads, c.head_dim), perm=(1, 0, 2)
@@ -297,13 +296,18 @@ class _Builder:
         insert = self.cut(self.inserts, 0, layer, layer + 1)  # [1, max_len, block]
         return x, [
             self.add("Add", self.add("Mul", before, keep), self.insert(insert, rows))
-            for before, rows in zip(old, fresh, strict=True)
+            for before, rows in zip(old, new, strict=True)
         ]
 
     def insert(self, matrix: str, rows: str) -> str:
-        """Return new rows at their places in a cache, zeros elsewhere."""
+        """Return new rows [kv_heads, block, head_dim] at their places in a cache, else zeros."""
         s = self.shape
-        spread = self.add("MatMul", matrix, rows)  # [1, max_len, kv_heads * head_dim]
+        if s.block == 1:  # each product of the matrix is one product of numbers
+            return self.add("Mul", matrix, rows)
+        flat = self.reshape(
+            self.add("Transpose", rows, perm=(1, 0, 2)), 1, s.block, s.kv_heads * s.head_dim
+        )
+        spread = self.add("MatMul", matrix, flat)  # [1, max_len, kv_heads * head_dim]
         spread = self.reshape(spread, s.max_len, s.kv_heads, s.head_dim)
         return self.add("Transpose", spread, perm=(1, 0, 2))
 
