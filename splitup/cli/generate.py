@@ -11,7 +11,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
     from splitup.client.execution.session import Session
     from splitup.client.generation import Token
+    from splitup.decode.block_diffusion import DiffusionOptions
     from splitup.decode.lookahead import LookaheadOptions
 
 
@@ -75,13 +76,14 @@ class DecoderOptions:
     """Which decoder generates the text; the text does not depend on it, the speed does."""
 
     decoder: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--decoder",
-            metavar="[sequential|lookahead|speculative]",
-            help="The last two take fewer steps for the same text.",
+            metavar="[sequential|lookahead|speculative|diffusion]",
+            help="lookahead and speculative take fewer steps for the text of sequential, the "
+            "default; diffusion is for models that write blocks of tokens, and their default.",
         ),
-    ] = "sequential"
+    ] = None
     window: Annotated[
         int | None,
         typer.Option(
@@ -123,6 +125,56 @@ class DecoderOptions:
         options = LookaheadOptions(**given) if given else None
         check_decoder(self.decoder, options, self.draft)
         return options
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionFlags:
+    """How a model that writes blocks of tokens chooses them; the text depends on it."""
+
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--block-size", metavar="N", help="Tokens of a block; by default as it was trained."
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            metavar="P",
+            help="Choose the tokens above this confidence, 0 to 1; by default 0.9.",
+        ),
+    ] = None
+    confidence: Annotated[
+        str | None,
+        typer.Option(
+            "--confidence",
+            metavar="[probability|margin|entropy]",
+            help="What confidence is; by default the token's probability.",
+        ),
+    ] = None
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            "--iterations", metavar="N", help="Write every block in so many steps; no threshold."
+        ),
+    ] = None
+    ahead: Annotated[
+        int | None,
+        typer.Option(
+            "--blocks-ahead", metavar="N", help="Blocks that begin before the last one is done."
+        ),
+    ] = None
+
+    def read(self) -> DiffusionOptions | None:
+        """Return the options that were typed, None without any; raise InvalidInput."""
+        from splitup.core.errors import InvalidInput
+        from splitup.decode.block_diffusion import DiffusionOptions
+
+        typed = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.threshold is not None and self.iterations is not None:
+            raise InvalidInput("give --threshold or --iterations, not both")
+        return DiffusionOptions(**typed) if typed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +224,7 @@ def command(
     text: TextOptions,
     sampling: SamplingOptions,
     decoder: DecoderOptions,
+    diffusion: DiffusionFlags,
     adapter: AdapterFlags,
     payment: PaymentOptions,
     config: ConfigFlag = None,
@@ -193,6 +246,7 @@ def command(
             "decoder": decoder.decoder,
             "lookahead": decoder.read_lookahead(),
             "draft": decoder.draft,
+            "diffusion": diffusion.read(),
             "adapter": adapter.read(),
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,

@@ -15,16 +15,17 @@ from splitup.client.grammar import Grammars
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
+from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder, make_arrays
 from splitup.decode.stop import StopFilter
-from splitup.graph.manifest import Manifest, TextInfo
+from splitup.graph.manifest import DiffusionInfo, Manifest, TextInfo
 
-DecoderName = Literal["sequential", "lookahead", "speculative"]
+DecoderName = Literal["sequential", "lookahead", "speculative", "diffusion"]
 DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
@@ -78,7 +79,13 @@ class TextModel:
             context=self.info.context,
             chunk=self.chunk,
             cached=cached,
+            blocks=None if (own := self.info.diffusion) is None else make_blocks(own),
         )
+
+
+def make_blocks(info: DiffusionInfo) -> Blocks:
+    """Return a manifest's blocks as decoders take them."""
+    return Blocks(info.block_size, info.mask_id, info.are_shifted)
 
 
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
@@ -109,33 +116,50 @@ def encode_prompt(tokenizer: ModelTokenizer, prompt: str | Sequence[int]) -> lis
     return [int(token) for token in prompt]
 
 
-def check_decoder(name: str, lookahead: LookaheadOptions | None, draft: str | None = None) -> None:
-    """Raise InvalidInput for a decoder that does not exist, or options of another one."""
-    if name not in DECODERS:
+def check_decoder(
+    name: str | None,
+    lookahead: LookaheadOptions | None,
+    draft: str | None = None,
+    diffusion: DiffusionOptions | None = None,
+) -> None:
+    """Raise InvalidInput for a decoder that does not exist, or options of another one.
+
+    None is the model's own decoder, "sequential" or "diffusion".
+    """
+    if name is not None and name not in DECODERS:
         raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")
+    called = name or "sequential"
     if lookahead is not None and name != "lookahead":
-        raise InvalidInput(f"the decoder '{name}' has no window; 'lookahead' has one")
+        raise InvalidInput(f"the decoder '{called}' has no window; 'lookahead' has one")
     if draft is not None and name != "speculative":
-        raise InvalidInput(f"the decoder '{name}' has no draft model; 'speculative' takes one")
+        raise InvalidInput(f"the decoder '{called}' has no draft model; 'speculative' takes one")
+    if diffusion is not None and name not in (None, "diffusion"):
+        raise InvalidInput(f"the decoder '{called}' writes no blocks; 'diffusion' does")
 
 
 def make_decoder(
-    name: DecoderName,
+    name: DecoderName | None,
     request: TextRequest,
     lookahead: LookaheadOptions | None = None,
     speculation: Speculation | None = None,
+    diffusion: DiffusionOptions | None = None,
 ) -> Decoder:
-    """Return the decoder of this name; all of them generate the same tokens.
+    """Return the decoder of this name; by default the model's own.
 
-    Raises InvalidInput for lookahead options that the model's steps have no room for; without
-    options lookahead adapts to the room there is. Without ``speculation`` the speculative decoder
-    drafts from the text alone.
+    All of them generate the same tokens, except "diffusion", which is for models that write blocks
+    of tokens: these have no other. Raises InvalidInput for another model, and for lookahead options
+    that the model's steps have no room for; without options lookahead adapts to the room there is.
+    Without ``speculation`` the speculative decoder drafts from the text alone.
     """
-    check_decoder(name, lookahead)
+    if name is None:
+        name = "sequential" if request.blocks is None else "diffusion"
+    check_decoder(name, lookahead, diffusion=diffusion)
     if name == "sequential":
         return SequentialDecoder(request)
     if name == "speculative":
         return (speculation or Speculation()).make_decoder(request)
+    if name == "diffusion":
+        return BlockDiffusionDecoder(request, diffusion)
     if lookahead is not None:
         lookahead.check_chunk(request.chunk)
     return LookaheadDecoder(request, lookahead)
@@ -143,7 +167,10 @@ def make_decoder(
 
 def make_cache_contents(manifest: Manifest) -> CacheContents:
     """Return the contents of the cache of a session that starts: none."""
-    return CacheContents(is_recurrent=manifest.text is not None and manifest.text.is_recurrent)
+    if (text := manifest.text) is None:
+        return CacheContents()
+    size = 1 if text.diffusion is None else text.diffusion.block_size
+    return CacheContents(is_recurrent=text.is_recurrent, block_size=size)
 
 
 async def generate_tokens(

@@ -65,6 +65,7 @@ from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
+from splitup.decode.block_diffusion import DiffusionOptions
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
@@ -192,8 +193,9 @@ class Network:
         prompt: str | Sequence[int],
         *,
         max_tokens: int = defaults.MAX_TOKENS,
-        decoder: DecoderName = "sequential",
+        decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
+        diffusion: DiffusionOptions | None = None,
     ) -> int:
         """Return the most that ``generate`` with these arguments costs, in micro-USDC."""
         machine, _ = await self.make_decoder(
@@ -203,6 +205,7 @@ class Network:
             sampler=Sampler(),
             decoder=decoder,
             lookahead=lookahead,
+            diffusion=diffusion,
         )
         return await self.quote(model, steps=machine.max_steps)
 
@@ -303,9 +306,10 @@ class Network:
         top_k: int = 0,
         top_p: float = 1.0,
         stop: Sequence[str] = (),
-        decoder: DecoderName = "sequential",
+        decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
         draft: str | None = None,
+        diffusion: DiffusionOptions | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
         adapter: AdapterOptions | None = None,
@@ -315,7 +319,9 @@ class Network:
 
         Sampling happens on the client: nodes see tokens and positions, never the seed. The text
         ends before the first string of ``stop``. ``decoder`` changes the number of steps, not the
-        text; ``lookahead`` are options of the lookahead decoder. ``draft`` is a registered model
+        text; ``lookahead`` are options of the lookahead decoder. Only a model that writes blocks of
+        tokens is decoded by "diffusion", which is its default, and its text depends on the options
+        ``diffusion``. ``draft`` is a registered model
         with the same vocabulary, small enough for this machine, which drafts for the speculative
         decoder. ``adapter`` is applied under encryption to the final hidden states of a private
         model; without its host there is no token. Raises InvalidInput, before any payment, for
@@ -323,7 +329,7 @@ class Network:
         and otherwise like ``execute``. ``on_session`` is called with the session before the first
         token. Close the iterator (or exhaust it) to end and pay the execution.
         """
-        check_decoder(decoder, lookahead, draft)
+        check_decoder(decoder, lookahead, draft, diffusion)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
         machine, tokenizer = await self.make_decoder(
             model,
@@ -333,6 +339,7 @@ class Network:
             decoder=decoder,
             lookahead=lookahead,
             speculation=speculation,
+            diffusion=diffusion,
         )
         drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
@@ -391,26 +398,34 @@ class Network:
         *,
         max_tokens: int,
         sampler: Sampler,
-        decoder: DecoderName = "sequential",
+        decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
         speculation: Speculation | None = None,
+        diffusion: DiffusionOptions | None = None,
     ) -> tuple[Decoder, ModelTokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
-        check_decoder(decoder, lookahead)
+        check_decoder(decoder, lookahead, diffusion=diffusion)
         found = await self.fetch_text_model(model)
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
         request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
         if decoder == "speculative" and speculation is None:
             speculation = await self.speculate(model)
-        return make_decoder(decoder, request, lookahead, speculation), found.tokenizer
+        machine = make_decoder(decoder, request, lookahead, speculation, diffusion)
+        return machine, found.tokenizer
 
     async def speculate(self, model: str, draft: str | None = None) -> Speculation:
         """Return what one text of a model drafts with: n-grams, and a registered model if named.
 
-        Texts share what is learnt of the pair. Raises what ``open_draft`` raises.
+        Texts share what is learnt of the pair. Raises InvalidInput for a model that writes blocks,
+        and what ``open_draft`` raises.
         """
-        local = None if draft is None else await self.open_draft(model, draft)
         info = get_text_info((await self.fetch_model(model)).manifest, model)
+        if info.diffusion is not None:
+            raise InvalidInput(
+                f"model {model} writes blocks of tokens; drafts are for models that write one "
+                "token after the other"
+            )
+        local = None if draft is None else await self.open_draft(model, draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
         return Speculation(local, experience, info.is_recurrent)
 

@@ -112,6 +112,8 @@ class SplitClient:
         text, part = get_text_info(manifest, info.name), manifest.client
         if part is None:
             raise InvalidModel(f"model {info.name} leaves no task to the client")
+        if text.diffusion is not None:
+            raise InvalidModel(f"model {info.name} writes blocks of tokens; a device feeds no such")
         files = [await cache.fetch_program(info.model_id, task) for task in part.tasks]
         path = await cache.fetch_tokenizer(info.model_id, text)
         data = await asyncio.to_thread(path.read_bytes)

@@ -112,24 +112,19 @@ class _Iteration:
 class BlockDiffusionDecoder:
     """Writes blocks with a model trained for them; the text is not that of other decoders.
 
-    ``block_size``, ``mask_id`` and ``are_shifted`` are the model's: the logits of a row are of its
-    own token, or of the next one. Raises InvalidInput for a text that has no room, as its last
-    token takes a position as well, for blocks that no step has room for, and for a sampler that
-    depends on the text so far.
+    Raises InvalidInput for a model that writes no blocks, for blocks that no step has room for, and
+    for a sampler that depends on the text so far.
     """
 
-    def __init__(
-        self,
-        request: TextRequest,
-        *,
-        block_size: int,
-        mask_id: int,
-        are_shifted: bool = False,
-        options: DiffusionOptions | None = None,
-    ) -> None:
+    def __init__(self, request: TextRequest, options: DiffusionOptions | None = None) -> None:
+        if (blocks := request.blocks) is None:
+            raise InvalidInput(
+                "the model writes one token after the other, and the decoder 'diffusion' needs one "
+                "that was trained for blocks; use another decoder"
+            )
         self._options = options or DiffusionOptions()
-        self._size = self._options.block_size or block_size
-        self._mask_id, self._are_shifted = mask_id, are_shifted
+        self._size = self._options.block_size or blocks.size
+        self._mask_id, self._are_shifted = blocks.mask_id, blocks.are_shifted
         self._request, self._sampler = request, _check(request, self._size, self._options.ahead)
         self._limit = len(request.prompt) + request.max_tokens
         whole = len(request.prompt) // self._size * self._size
@@ -315,14 +310,7 @@ class BlockDiffusionDecoder:
 
 
 def _check(request: TextRequest, size: int, ahead: int) -> Sampler:
-    """Return the request's sampler; raise InvalidInput for what blocks cannot do."""
-    room = request.context - len(request.prompt)
-    if request.max_tokens > room:
-        raise InvalidInput(
-            f"the model has {request.context} positions, and a text in blocks takes one for every "
-            f"token: after a prompt of {len(request.prompt)} there can be {room} more, not "
-            f"{request.max_tokens} (--max-tokens {room})"
-        )
+    """Return the request's sampler; raise InvalidInput where blocks of this size cannot be fed."""
     if size * (1 + ahead) > request.chunk:
         raise InvalidInput(
             f"{1 + ahead} blocks of {size} tokens take {size * (1 + ahead)} rows a step, and the "

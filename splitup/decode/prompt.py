@@ -9,11 +9,21 @@ from splitup.decode.sampler import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a model that writes blocks of tokens was trained; the manifest says it."""
+
+    size: int
+    mask_id: int  # the token that stands for one that is not written yet
+    are_shifted: bool = False  # the logits of a row are of the next token, not of its own
+
+
+@dataclass(frozen=True, slots=True)
 class TextRequest:
     """Up to ``max_tokens`` tokens after ``prompt``, until one of ``eos_ids``.
 
     ``chunk`` is the largest number of rows of one step, ``context`` the number of positions.
     ``cached`` leading tokens of the prompt are in the model's cache already and are not fed again.
+    ``blocks`` is None for a model that writes one token after the other.
     Raises InvalidInput for an empty prompt, and for more tokens than the model has positions: the
     client would pay for a text that looks complete but was cut off.
     """
@@ -26,6 +36,7 @@ class TextRequest:
     context: int
     chunk: int
     cached: int = 0
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -37,7 +48,9 @@ class TextRequest:
                 f"the prompt has {len(self.prompt)} tokens and the model only {self.context} "
                 "positions; shorten it"
             )
-        room = self.context - len(self.prompt) + 1  # the last token is sampled and not fed back
+        room = self.context - len(self.prompt)
+        if self.blocks is None:
+            room += 1  # the last token is sampled and not fed back
         if self.max_tokens > room:
             raise InvalidInput(
                 f"the model has {self.context} positions: after a prompt of {len(self.prompt)} "
@@ -57,6 +70,13 @@ class TextRequest:
 
 
 def split_prompt(request: TextRequest) -> list[tuple[int, ...]]:
-    """Return the tokens of the prompt that have to be fed, in pieces of at most ``chunk``."""
+    """Return the tokens of the prompt that have to be fed, in pieces of at most ``chunk``.
+
+    Each attends to those before it. Raises InvalidInput for a model that writes blocks.
+    """
+    if request.blocks is not None:
+        raise InvalidInput(
+            "the model writes blocks of tokens, not one after the other; its decoder is 'diffusion'"
+        )
     prompt, chunk = request.prompt, request.chunk
     return [prompt[place : place + chunk] for place in range(request.cached, len(prompt), chunk)]

@@ -134,7 +134,7 @@ class Sampler:
         It is most of the time that ``choose`` takes.
         """
         if self.temperature and not self.top_k and self.top_p == 1 and not self.min_p:
-            _get_gumbel(self.seed, position, count)
+            _get_gumbel(self.seed, position, count, 0)
 
     def _score(
         self, logits: npt.NDArray[np.float32], position: int, iteration: int = 0

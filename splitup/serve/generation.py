@@ -66,7 +66,10 @@ class Piece:
 
 def count_steps(model: TextModel, options: TextOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
-    return -(-len(options.prompt) // model.chunk) + options.max_tokens - 1
+    request = model.make_request(
+        options.prompt, max_tokens=options.max_tokens, sampler=options.sampler
+    )
+    return make_decoder(None, request).max_steps
 
 
 def check_room(
@@ -76,7 +79,9 @@ def check_room(
 
     Without a wish it is ``default``, or what fits.
     """
-    room = model.info.context - len(prompt) + 1
+    room = model.info.context - len(prompt)
+    if model.info.diffusion is None:
+        room += 1  # the last token takes no position
     if room < 1 or (max_tokens or 1) > room:
         asked = f" and {max_tokens} in the answer" if max_tokens else ""
         raise InvalidInput(
@@ -150,7 +155,7 @@ async def _generate(
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
     before = report.first_step = lease.session.steps
     last = options.prompt[-1]
-    decoder, drafting = make_decoder("sequential", request), None
+    decoder, drafting = make_decoder(None, request), None
     if speculate is not None and allowed is None:  # a grammar allows one token at a time
         try:
             speculation = await speculate()

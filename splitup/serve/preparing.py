@@ -10,6 +10,7 @@ from typing import Any, Final
 from splitup.client.generation import TextModel, encode_prompt
 from splitup.client.grammar import Grammar
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.adjusted_sampler import Adjustments
 from splitup.graph.manifest import ChatInfo
 from splitup.serve.errors import ApiError
 from splitup.serve.generation import (
@@ -69,6 +70,7 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
     tokens = await _encode_chat(model, chat, messages, toolbox)
     count = _check_room(model, tokens, limit, DEFAULT_CHAT_TOKENS)
     adjustments = asked.make_adjustments(asked.recorded_logprobs)
+    _check_order(model, adjustments)
     stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
     texts = tuple(
         TextOptions(tokens, count, stop, sampler, adjustments, grammar)
@@ -83,6 +85,7 @@ async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Pre
     grammar = asked.grammar
     await _check_grammar(model, grammar, "response_format")
     adjustments = asked.make_adjustments(asked.logprobs)
+    _check_order(model, adjustments)
     texts = []
     for prompt in asked.prompts:
         tokens = await _encode(model, prompt)
@@ -97,12 +100,26 @@ async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Pre
 async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) -> None:
     if grammar is None:
         return
+    if model.info.diffusion is not None:
+        raise ApiError(
+            f"the model '{model.name}' writes blocks of tokens in any order, so that no grammar "
+            f"can be followed; leave out '{field}'",
+            param=field,
+        )
     try:
         await model.grammars.open(grammar)
     except InvalidModel:
         raise
     except InvalidInput as error:
         raise ApiError(f"'{field}' cannot be followed: {error}", param=field) from None
+
+
+def _check_order(model: TextModel, adjustments: Adjustments) -> None:
+    if model.info.diffusion is not None and not adjustments.is_empty:
+        raise ApiError(
+            f"the model '{model.name}' writes blocks of tokens in any order; penalties, "
+            "'logit_bias' and 'logprobs' are for models that write one after the other"
+        )
 
 
 async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.cost import wait_for_cost
-from splitup.cli.generate import AdapterFlags, DecoderOptions, Generated
+from splitup.cli.generate import AdapterFlags, DecoderOptions, DiffusionFlags, Generated
 from splitup.cli.receipt import describe_cost
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import describe_fault
 from splitup.client.generation import Token
 from splitup.client.outcome import Receipt
 from splitup.core.errors import InvalidInput, Unavailable
+from splitup.decode.block_diffusion import DiffusionOptions
 from splitup.decode.lookahead import LookaheadOptions
 
 ID = "0x" + "ab" * 32
@@ -60,6 +61,18 @@ def test_lookahead_has_the_options_that_were_typed() -> None:
         DecoderOptions("lookahead", draft="small").read_lookahead()
     with pytest.raises(InvalidInput, match="there is no decoder 'fast'"):
         DecoderOptions("fast").read_lookahead()
+
+
+def test_blocks_have_the_options_that_were_typed() -> None:
+    assert DiffusionFlags().read() is None
+    assert DiffusionFlags(threshold=0.5).read() == DiffusionOptions(threshold=0.5)
+    typed = DiffusionFlags(8, None, "margin", 2)
+    assert typed.read() == DiffusionOptions(8, confidence="margin", iterations=2)
+    assert DiffusionFlags(ahead=1).read() == DiffusionOptions(ahead=1)
+    with pytest.raises(InvalidInput, match="--threshold or --iterations, not both"):
+        DiffusionFlags(threshold=0.5, iterations=2).read()
+    with pytest.raises(InvalidInput, match="no confidence 'luck'"):
+        DiffusionFlags(confidence="luck").read()
 
 
 def make_output(is_terminal: bool) -> tuple[Output, io.StringIO]:

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitup.client.generation import DecoderName
+from splitup.client.generation import make_decoder as choose
 from splitup.core.errors import InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.block_diffusion import CONFIDENCES, BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.cache_contents import CacheContents
-from splitup.decode.prompt import TextRequest
+from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler
+from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_block_step
 from tests.decode.models import VOCAB, BlockModel, decode
 from tests.decode.test_cache_contents import Recorder
@@ -33,7 +36,14 @@ def make_request(
     context: int = CONTEXT,
 ) -> TextRequest:
     return TextRequest(
-        tuple(prompt), sampler or Sampler(), max_tokens, eos_ids, VOCAB, context, chunk
+        tuple(prompt),
+        sampler or Sampler(),
+        max_tokens,
+        eos_ids,
+        VOCAB,
+        context,
+        chunk,
+        blocks=Blocks(4, MASK),
     )
 
 
@@ -44,9 +54,8 @@ def make_decoder(
     *,
     are_shifted: bool = False,
 ) -> BlockDiffusionDecoder:
-    return BlockDiffusionDecoder(
-        request, block_size=size, mask_id=MASK, are_shifted=are_shifted, options=options
-    )
+    blocks = Blocks(size, MASK, are_shifted)
+    return BlockDiffusionDecoder(replace(request, blocks=blocks), options)
 
 
 def compute_confidence(sampler: Sampler, logits: np.ndarray, token: int, kind: str) -> float:
@@ -305,8 +314,8 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 
 
 def test_texts_without_room_and_samplers_of_sequences_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="after a prompt of 3 there can be 61 more, not 62"):
-        make_decoder(make_request([1, 2, 3], 62))
+    with pytest.raises(InvalidInput, match="after a prompt of 3 tokens there can be 61 more"):
+        make_request([1, 2, 3], 62)
     make_decoder(make_request([1, 2, 3], 61))
     with pytest.raises(InvalidInput, match="3 blocks of 4 tokens take 12 rows a step"):
         make_decoder(make_request([1], 9, chunk=11), 4, DiffusionOptions(ahead=2))
@@ -316,3 +325,20 @@ def test_texts_without_room_and_samplers_of_sequences_are_refused() -> None:
     request = replace(make_request([1], 9), sampler=adjusted)
     with pytest.raises(InvalidInput, match="penalties, biases"):
         make_decoder(request)
+
+
+def test_a_model_has_its_own_decoder_and_no_other() -> None:
+    blocks = make_request([1, 2, 3], 9)
+    plain = replace(blocks, blocks=None)
+    assert isinstance(choose(None, blocks), BlockDiffusionDecoder)
+    assert isinstance(choose(None, plain), SequentialDecoder)
+    names: tuple[DecoderName, ...] = ("sequential", "lookahead", "speculative")
+    for name in names:
+        with pytest.raises(InvalidInput, match="writes blocks of tokens, not one after the other"):
+            choose(name, blocks)
+        with pytest.raises(InvalidInput, match=f"'{name}' writes no blocks; 'diffusion' does"):
+            choose(name, plain, diffusion=DiffusionOptions())
+    with pytest.raises(InvalidInput, match="needs one that was trained for blocks"):
+        choose("diffusion", plain)
+    with pytest.raises(InvalidInput, match="'sequential' writes no blocks"):
+        choose(None, plain, diffusion=DiffusionOptions())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler, compute_gumbel
+from splitup.decode.sampler import Sampler, _get_gumbel, compute_gumbel
 
 
 def test_zero_temperature_takes_the_first_largest_logit() -> None:
@@ -18,6 +18,8 @@ def test_noise_is_pinned() -> None:
     # a vector: replaying a sampled text years later depends on these bits
     expected = [-0.15990158959464337, -0.029696744891447985, -1.1937469859707912]
     np.testing.assert_allclose(compute_gumbel(1, 2, 3), expected, rtol=1e-15)
+    second = [0.5926452614463178, 0.1461234292263279, 1.0257845214594847]
+    np.testing.assert_allclose(compute_gumbel(1, 2, 3, 1), second, rtol=1e-15)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
@@ -81,9 +83,32 @@ def test_preparing_changes_no_token() -> None:
     Sampler(1.0, seed=2).prepare(7, logits.size + 1)  # of another size: of no use
     for position in range(20):
         Sampler(1.0, seed=2).prepare(position, logits.size)
+        hits = _get_gumbel.cache_info().hits
         assert Sampler(1.0, seed=2).choose(logits, position) == plain[position]
+        assert _get_gumbel.cache_info().hits == hits + 1
     assert len(set(plain)) > 1
     Sampler().prepare(0, logits.size)
+
+
+def test_every_iteration_has_noise_of_its_own() -> None:
+    noise = [compute_gumbel(3, 8, 50, iteration) for iteration in range(3)]
+    assert noise[0].tobytes() == compute_gumbel(3, 8, 50).tobytes()
+    assert not np.intersect1d(np.concatenate(noise[:2]), np.concatenate(noise[2:])).size
+    logits = np.zeros(50, np.float32)
+    for sampler in (Sampler(1.0, 3), Sampler(1.0, 3, top_k=49)):
+        chosen = [sampler.choose(logits, 8, iteration) for iteration in range(3)]
+        assert len(set(chosen)) > 1 and chosen[0] == sampler.choose(logits, 8)
+
+
+def test_probabilities_are_those_of_what_may_be_chosen() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    np.testing.assert_allclose(Sampler().compute_probabilities(logits), [0.5, 0.3, 0.2], 1e-6)
+    cold = np.array([0.25, 0.09, 0.04]) / 0.38
+    np.testing.assert_allclose(Sampler(0.5).compute_probabilities(logits), cold, 1e-6)
+    found = Sampler(1.0, top_k=2).compute_probabilities(logits)
+    np.testing.assert_allclose(found, [0.625, 0.375, 0.0], 1e-6)
+    logits[1] = np.inf
+    assert np.isnan(Sampler().compute_probabilities(logits)).all()
 
 
 def test_warpers_do_not_move_the_noise() -> None:

@@ -70,6 +70,10 @@ class SplitServer:
         """Serve a private model; fetch its files first. Raises InvalidInput for another model."""
         model = await self._net.fetch_model(name)
         info = get_text_info(model.manifest, name)
+        if info.diffusion is not None:
+            raise InvalidInput(
+                f"model {name} writes blocks of tokens, and devices feed one token after the other"
+            )
         cut = Cut.find(model.manifest, name)
         if not cut.max_rows:
             raise InvalidInput(f"a hidden state of model {name} does not fit a message")
