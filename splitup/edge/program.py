@@ -7,7 +7,10 @@ read by native code of ExecuTorch, so it has to come from somebody you trust.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal, Protocol
@@ -17,7 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
-from splitup.core.errors import ConfigurationError, InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidModel, SplitUpError
 from splitup.decode.static_step import Arrays, StaticShape, keep_rows, make_static_inputs
 from splitup.graph.manifest import TextInfo
 
@@ -73,14 +76,15 @@ class StepProgram(Protocol):
 
 def import_extra(name: str) -> ModuleType:
     """Import a module of the extra; raise ConfigurationError where it is not installed."""
-    from importlib import import_module
-
     try:
+        logging.disable(logging.WARNING)  # of code for other machines that is not there
         return import_module(name)
     except ImportError as error:
         raise ConfigurationError(
             f"models for devices need ExecuTorch ({error}); install it: pip install 'splitup[edge]'"
         ) from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class EdgeProgram:
@@ -158,6 +162,23 @@ class EdgeSession:
         logits, self.cache = self._program.execute(method, inputs)
         wanted: npt.NDArray[np.float32] = logits[0][arrays["outputs"]].astype(np.float32)
         return wanted
+
+
+class EdgeTexts:
+    """Steps of one text, as decoders are driven (``splitup.client.generation.StepRunner``)."""
+
+    def __init__(self, program: EdgeProgram) -> None:
+        self.manifest = program.info
+        self._session = EdgeSession(program)
+
+    def submit(self, inputs: Arrays) -> asyncio.Future[dict[str, npt.NDArray[Any]]]:
+        """Take one step, now; the future has its logits or what was wrong with it."""
+        future = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result({"logits": self._session.step(inputs)})
+        except SplitUpError as error:
+            future.set_exception(error)
+        return future
 
 
 def check_file(path: Path) -> None:

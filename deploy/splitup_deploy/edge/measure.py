@@ -97,7 +97,7 @@ def _write_text(info: EdgeInfo, reference: TaskProgram) -> list[int]:
     """Return tokens that the model draws one after the other; a model of blocks gets any."""
     count, vocab = min(TOKENS, info.max_len), info.text.vocab
     if info.text.diffusion is not None:
-        return np.random.default_rng(0).integers(0, vocab, count).tolist()
+        return [int(token) for token in np.random.default_rng(0).integers(0, vocab, count)]
     whole, sampler = Whole(reference, info.chunk), Sampler(1.0, 0)
     tokens = [info.text.eos_ids[0] if info.text.eos_ids else 0]
     while len(tokens) < count:
