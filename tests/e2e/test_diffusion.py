@@ -125,13 +125,10 @@ async def test_a_model_is_not_decoded_by_the_other_kind(network: Network, blocks
 
 
 def test_the_front_doors_write_the_same_blocks(network: Network, blocks: Path) -> None:
-    typed = ["--max-tokens", "10", "--decoder", "diffusion", "--threshold", "0.9", "--json"]
-    done = subprocess.run(
-        [find_program("splitup"), "generate", BLOCKS, "--prompt", PROMPT, *typed]
-        + ["--config", network.directory],
-        capture_output=True,
-        check=True,
-    )
+    command: list[str | Path] = [find_program("splitup"), "generate", BLOCKS, "--prompt", PROMPT]
+    command += ["--max-tokens", "10", "--decoder", "diffusion", "--threshold", "0.9", "--json"]
+    command += ["--config", network.directory]
+    done = subprocess.run(command, capture_output=True, check=True)
     wanted = json.loads(done.stdout)
     assert len(wanted["tokens"]) == 10
     with run_server(network, "--lease-steps", "200", model=BLOCKS) as url:

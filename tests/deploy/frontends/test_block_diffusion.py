@@ -12,6 +12,7 @@ import pytest
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.showing.families import list_families, render_families
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
@@ -112,6 +113,16 @@ def test_the_manifest_says_how_blocks_are_written(tmp_path: Path) -> None:
         wrong = text.model_copy(update={"diffusion": info.model_copy(update=change)})
         with pytest.raises(InvalidModel, match=message):
             load_manifest(manifest.model_copy(update={"text": wrong}).to_bytes())
+
+
+def test_the_families_say_what_writes_blocks() -> None:
+    rows = list_families()
+    assert {row["architecture"] for row in rows if row["decoder"] == "diffusion"} == {
+        "SDARForCausalLM",
+        "SDARMoeForCausalLM",
+        "Fast_dLLM_QwenForCausalLM",
+    }
+    assert "SDARForCausalLM" in str(text := render_families(rows)) and "--decoder" in str(text)
 
 
 def test_fast_dllm_is_a_qwen2_with_shifted_logits() -> None:
