@@ -304,7 +304,7 @@ class Generated:
 
     def describe(self) -> str:
         """Return how many tokens came, and how fast."""
-        if not self.execution_id:
+        if self.is_interrupted and not self.execution_id:
             return "interrupted before the execution began; nothing was paid"
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"

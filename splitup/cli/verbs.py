@@ -25,6 +25,7 @@ VERBS: Final = {  # each with its line in the help
     "target-worker": "Verify others' drafts with a model, over gRPC.",
     "speculate": "Continue a text by workers that draft and verify.",
     "adapter-host": "Apply adapters to hidden states that clients encrypt.",
+    "edge": "Continue a text with an exported model, without a network.",
     "keys": "Create, list and revoke the API keys of serve.",
     "relay": "Let a phone on the local network reach serve on this machine.",
     "join": "Make a key and a configuration for the network behind a URL.",

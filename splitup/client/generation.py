@@ -30,10 +30,20 @@ DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
 
-class StepRunner(Protocol):
-    """What takes the steps of a text: a session, on a network or behind a server."""
+class WritesText(Protocol):
+    """What says how a model writes text: its manifest, or an exported model's own description."""
 
-    manifest: Manifest
+    @property
+    def text(self) -> TextInfo | None:
+        """Return the settings of text generation."""
+
+
+class StepRunner(Protocol):
+    """What takes the steps of a text: a session, on a network, behind a server or in a file."""
+
+    @property
+    def manifest(self) -> WritesText:
+        """Return how the model writes text."""
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """Take one step; the future gives its outputs by name."""
@@ -160,7 +170,7 @@ def make_decoder(
     return LookaheadDecoder(request, lookahead)
 
 
-def make_cache_contents(manifest: Manifest) -> CacheContents:
+def make_cache_contents(manifest: WritesText) -> CacheContents:
     """Return the contents of the cache of a session that starts: none."""
     if (text := manifest.text) is None:
         return CacheContents()
@@ -215,7 +225,7 @@ async def _decode(
 ) -> AsyncGenerator[tuple[list[int], bool], None]:
     """Yield the tokens that each step makes certain, and whether none follow."""
     sampler = decoder.request.sampler
-    chunk = get_chunk(session.manifest)
+    chunk = decoder.request.chunk
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished:
