@@ -107,7 +107,8 @@ class Speculation:
 
     draft: LocalModel | None = None
     experience: Experience = field(default_factory=Experience)
-    is_recurrent: bool = False  # the target
+    is_recurrent: bool = False  # the target, as ``TextInfo`` says
+    steps_back: int | None = None  # of the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
@@ -115,9 +116,10 @@ class Speculation:
         if (model := self.draft) is not None:
             rates = self.experience.model
             sources.append(ModelDrafts(request, rates, chunk=model.chunk, context=model.context))
-        return SpeculativeDecoder(
-            request, sources, self.experience, may_go_back=not self.is_recurrent
+        may_go_back = not self.is_recurrent and (
+            self.steps_back is None or self.steps_back >= 2 * request.chunk
         )
+        return SpeculativeDecoder(request, sources, self.experience, may_go_back=may_go_back)
 
     def start(self, decoder: Decoder) -> Drafting | None:
         """Return what computes a decoder's drafts; None without a draft model, or for another."""

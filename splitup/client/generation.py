@@ -143,7 +143,10 @@ def make_decoder(
 
 def make_cache_contents(manifest: Manifest) -> CacheContents:
     """Return the contents of the cache of a session that starts: none."""
-    return CacheContents(is_recurrent=manifest.text is not None and manifest.text.is_recurrent)
+    text = manifest.text
+    if text is None:
+        return CacheContents()
+    return CacheContents(is_recurrent=text.is_recurrent, steps_back=text.steps_back)
 
 
 async def generate_tokens(

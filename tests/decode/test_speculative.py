@@ -161,6 +161,10 @@ def test_tokens_are_those_of_sequential_decoding(
         fails_after=fails_after,
     )
     assert run.finish() == wanted
+    furthest = 0
+    for step in run.steps:
+        assert step.start >= furthest - 2 * chunk, "within every model's bound"
+        furthest = max(furthest, step.start)
     if is_recurrent:
         for before, step in zip([None, *run.steps], run.steps, strict=False):
             check_path(step, before)

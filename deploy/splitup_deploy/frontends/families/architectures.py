@@ -7,10 +7,11 @@ from typing import Final
 
 from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
+from splitup_deploy.frontends.decoder.caches import count_steps_back
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
 from splitup_deploy.frontends.decoder.row_operations import Weights
-from splitup_deploy.frontends.decoder.step_function import trace_decoder
+from splitup_deploy.frontends.decoder.step_function import choose_chunk, trace_decoder
 from splitup_deploy.frontends.families import dense, hybrid, mixture_of_experts
 from splitup_deploy.frontends.families.dense import Read
 from splitup_deploy.frontends.source_model import Text
@@ -25,13 +26,21 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 
 def make_text(
     config: DecoderConfig,
+    chunk: int | None,
     tokenizer: Path | bytes,
     eos_ids: tuple[int, ...],
     chat: ChatInfo | None,
 ) -> Text:
-    """Return the tokenizer, limits and chat template of a decoder."""
-    is_recurrent = config.recurrent is not None
-    return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent, chat)
+    """Return the tokenizer, limits and chat template of a decoder whose steps have this chunk."""
+    return Text(
+        tokenizer,
+        eos_ids,
+        config.vocab,
+        config.context,
+        is_recurrent=config.recurrent is not None,
+        steps_back=count_steps_back(config, choose_chunk(config, chunk)),
+        chat=chat,
+    )
 
 
 def trace_language_model(

@@ -43,7 +43,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
+    eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
+    text = make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
     is_tower = table is not whole
