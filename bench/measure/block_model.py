@@ -77,7 +77,7 @@ class Example:
     def blocks(self) -> Blocks | None:
         """Return its blocks, if it writes any."""
         assert self.manifest.text is not None
-        return make_blocks(self.manifest.text)
+        return make_blocks(self.manifest.text.diffusion)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ async def generate(
 
     Raises InvalidModel for a damaged file, InvalidInput for a text that it has no room for.
     """
-    from splitup.client.generation import encode_prompt, generate_tokens, make_blocks, make_decoder
+    from splitup.client.drafting import make_blocks
+    from splitup.client.generation import encode_prompt, generate_tokens, make_decoder
     from splitup.client.tokenizer import ModelTokenizer
     from splitup.decode.prompt import TextRequest
     from splitup.decode.sampler import Sampler
@@ -91,7 +92,7 @@ async def generate(
             vocab=info.vocab,
             context=info.context,
             chunk=program.info.chunk,
-            blocks=None if info.diffusion is None else make_blocks(info.diffusion),
+            blocks=make_blocks(info.diffusion),
         )
         name = cast("DecoderName | None", flags.decoder)  # which it checks
         machine = make_decoder(name, request, lookahead, diffusion=blocks)

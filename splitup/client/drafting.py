@@ -24,7 +24,14 @@ from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
 from splitup.decode.step import Decoder, StepInput, make_arrays
-from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
+from splitup.graph.manifest import (
+    ClientInput,
+    ClientPart,
+    ClientTask,
+    DiffusionInfo,
+    Manifest,
+    TextInfo,
+)
 
 _CLOSE_S: Final = 1.0
 _PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
@@ -69,11 +76,9 @@ def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
     return found if isinstance(found, dict | list) else None
 
 
-def make_blocks(info: TextInfo) -> Blocks | None:
+def make_blocks(info: DiffusionInfo | None) -> Blocks | None:
     """Return a manifest's blocks as decoders take them; None for one token after the other."""
-    if (found := info.diffusion) is None:
-        return None
-    return Blocks(found.block_size, found.mask_id, found.are_shifted)
+    return None if info is None else Blocks(info.block_size, info.mask_id, info.are_shifted)
 
 
 class DraftModel(Protocol):
@@ -130,7 +135,7 @@ class LocalModel:
     def make_source(self, request: TextRequest, experience: Experience) -> DraftSource:
         """Return what drafts a text with it. Raises InvalidInput for too small steps."""
         rates = experience.model
-        if (blocks := make_blocks(self.info)) is None:
+        if (blocks := make_blocks(self.info.diffusion)) is None:
             return ModelDrafts(request, rates, chunk=self.chunk, context=self.context)
         return BlockDrafts(request, rates, chunk=self.chunk, context=self.context, blocks=blocks)
 
@@ -145,16 +150,18 @@ class Speculation:
 
     draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
-    is_recurrent: bool = False  # the target
+    is_recurrent: bool = False  # the target, as ``TextInfo`` says
+    steps_back: int | None = None  # of the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
         sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
         if self.draft is not None:
             sources.append(self.draft.make_source(request, self.experience))
-        return SpeculativeDecoder(
-            request, sources, self.experience, may_go_back=not self.is_recurrent
+        may_go_back = not self.is_recurrent and (
+            self.steps_back is None or self.steps_back >= 2 * request.chunk
         )
+        return SpeculativeDecoder(request, sources, self.experience, may_go_back=may_go_back)
 
     def start(self, decoder: Decoder) -> Drafting | None:
         """Return what computes a decoder's drafts; None without a draft model, or for another."""

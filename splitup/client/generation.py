@@ -89,7 +89,7 @@ class TextModel:
             context=self.info.context,
             chunk=self.chunk,
             cached=cached,
-            blocks=make_blocks(self.info),
+            blocks=make_blocks(self.info.diffusion),
         )
 
 
@@ -175,7 +175,9 @@ def make_cache_contents(manifest: WritesText) -> CacheContents:
     if (text := manifest.text) is None:
         return CacheContents()
     size = 1 if text.diffusion is None else text.diffusion.block_size
-    return CacheContents(is_recurrent=text.is_recurrent, block_size=size)
+    return CacheContents(
+        is_recurrent=text.is_recurrent, steps_back=text.steps_back, block_size=size
+    )
 
 
 async def generate_tokens(

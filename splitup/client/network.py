@@ -427,7 +427,7 @@ class Network:
             )
         local = None if draft is None else await self.open_draft(model, draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
-        return Speculation(local, experience, info.is_recurrent)
+        return Speculation(local, experience, info.is_recurrent, info.steps_back)
 
     async def open_draft(self, model: str, draft: str) -> LocalModel:
         """Return a registered model ready to draft for another one, on this machine.

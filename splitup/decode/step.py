@@ -14,7 +14,8 @@ three inputs of the model. For a step of T rows, at most C (the model's chunk):
                                 cache row start - C + column takes the row this many rows later
 
 The T new rows are written to the cache from row ``start`` on; the next step says which of them it
-keeps. Cache rows after them are lost. A valid row n of the cache holds position n.
+keeps. Cache rows after them are lost. A valid row n of the cache holds position n. (Layers that see
+a window keep the last rows only; how far steps may go back, the manifest says: ``steps_back``.)
 """
 
 from __future__ import annotations

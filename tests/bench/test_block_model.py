@@ -21,7 +21,8 @@ async def test_the_shipped_block_model_writes_likely_text_in_fewer_steps(tmp_pat
     try:
         for name in (MODEL, BLOCKS):
             examples.append(Example(name, *await load_draft(tmp_path / name, 64, name)))
-        found = await measure_quality(*examples, [PROMPT], (0.5,))
+        teacher, blocks = examples
+        found = await measure_quality(teacher, blocks, [PROMPT], (0.5,))
     finally:
         for example in examples:
             example.programs.close()

@@ -22,7 +22,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.edge.program import EdgeProgram, EdgeSession
 from tests.client.test_tokenizer import make_word_tokenizers
-from tests.deploy.frontends.test_block_diffusion import BLOCK, MASK, SDAR, save_blocks
+from tests.deploy.blocks import BLOCK, MASK, SDAR, save_blocks
 from tests.deploy.llamas import EXAMPLE, save_llama
 from tests.deploy.steps import run_step
 

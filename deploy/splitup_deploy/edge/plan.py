@@ -23,7 +23,7 @@ from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
 from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
-from splitup_deploy.frontends.source_model import Text
+from splitup_deploy.frontends.source_model import Sizes, Text
 
 Backend = Literal["xnnpack", "portable", "onnx"]
 Dtype = Literal["fp32", "fp16", "int8", "int4"]
@@ -116,7 +116,7 @@ def _open(source: str, max_len: int | None) -> tuple[DecoderConfig, Weights, Tex
         raise InvalidModel(
             f"'{source}' {what}: give the Hugging Face directory of a language model"
         )
-    opened = open_decoder(path, max_len)
+    opened = open_decoder(path, Sizes(context=max_len))
     return opened.config, opened.weights, opened.text, opened
 
 

@@ -28,7 +28,8 @@ class Text:
     """The tokenizer and limits of a text model. ``context`` is the largest number of positions.
 
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
-    layers from whose state a valid row cannot be removed. ``chat``: how it takes a conversation.
+    layers from whose state a valid row cannot be removed. ``steps_back``: how far a step may start
+    before the furthest one, if there is a bound. ``chat``: how it takes a conversation.
     ``diffusion``: how it writes blocks of tokens, if it does.
     """
 
@@ -37,6 +38,7 @@ class Text:
     vocab: int
     context: int
     is_recurrent: bool = False
+    steps_back: int | None = None
     chat: ChatInfo | None = None
     diffusion: DiffusionInfo | None = None
 

@@ -106,8 +106,9 @@ class SpeculativeDecoder:
     """Generates what ``SequentialDecoder`` generates, in fewer steps.
 
     ``next_draft`` returns what the draft model should compute, if there is one, ``receive_draft``
-    takes the result. ``may_go_back``: a step may start before the last one's start, which a target
-    with recurrent layers cannot (``splitup.decode.step.check_path``). Times are ``clock``'s.
+    takes the result. ``may_go_back``: a step may start before the last one's start, by less than
+    two chunks before the furthest start. A target with recurrent layers cannot take that
+    (``splitup.decode.step.check_path``). Times are ``clock``'s.
     """
 
     def __init__(

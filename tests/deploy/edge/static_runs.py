@@ -10,6 +10,7 @@ import numpy as np
 from splitup_deploy.edge.static_graph import build_static_step, make_shape
 from splitup_deploy.frontends.huggingface.directory import open_decoder
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode, OnnxTensor
+from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.core.tensors import get_numpy_dtype
 from splitup.decode.static_step import StaticShape, keep_rows, make_static_inputs
@@ -19,7 +20,7 @@ Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 def open_static(directory: Path, max_len: int, block: int) -> tuple[OnnxModel, StaticShape]:
-    opened = open_decoder(directory, max_len)
+    opened = open_decoder(directory, Sizes(context=max_len))
     shape = make_shape(opened.config, block)
     model = build_static_step(opened.config, opened.weights, shape)
     opened.check_all_read()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from splitup.core.errors import ConfigurationError, InvalidModel
 from splitup.edge.program import EdgeProgram, check_file, import_extra
-from tests.deploy.frontends.test_block_diffusion import SDAR, save_blocks
+from tests.deploy.blocks import SDAR, save_blocks
 from tests.deploy.llamas import EXAMPLE, save_llama
 
 

@@ -13,9 +13,9 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.step import make_block_step, make_causal_step, make_tree_step
+from tests.deploy.blocks import BLOCK, SDAR, save_blocks
 from tests.deploy.checkpoints import CASES, GOLDEN, TOKENS, save_checkpoint
 from tests.deploy.edge.static_runs import feed_static, open_static, run_numpy
-from tests.deploy.frontends.test_block_diffusion import BLOCK, SDAR, save_blocks
 from tests.deploy.llamas import relative_error, save_llama
 from tests.deploy.moes import MIXTRAL, save_moe
 from tests.deploy.steps import run_step

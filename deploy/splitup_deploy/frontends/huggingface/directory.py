@@ -40,7 +40,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     if (found := find_encoder(whole)) is not None:
         return load_encoder(directory, whole, *found, sizes)
-    opened = open_decoder(directory, sizes.context)
+    opened = open_decoder(directory, sizes)
     traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
     notes = opened.check_all_read()
     if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
@@ -63,14 +63,15 @@ class OpenDecoder:
         return self.weights.check_all_read(self.left_out)
 
 
-def open_decoder(directory: Path, context: int | None) -> OpenDecoder:
+def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     """Read the configuration of a decoder, and find its weights; raises InvalidModel."""
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     table = find_text_tower(whole)
-    config = parse_config(table, context)
+    config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
+    eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
+    text = make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(
             f"'{directory}' has an adapter, {adapters[0]:.80}: merge it into the model"
