@@ -24,6 +24,7 @@ from splitup_deploy.frontends.families.text_towers import (
 from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
+from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
@@ -39,15 +40,16 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     if (found := find_encoder(whole)) is not None:
         return load_encoder(directory, whole, *found, sizes)
-    table = find_text_tower(whole)
+    table, quantisation = split_quantisation(whole)
+    table = find_text_tower(table)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
-    is_tower = table is not whole
-    weights = DirectoryWeights(directory, rename_weight if is_tower else str)
+    is_tower = table["architectures"] != whole["architectures"]
+    weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
     config = _find_own_head(config, weights)
     traced = trace_language_model(config, weights, sizes.chunk)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
@@ -58,6 +60,24 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes))
     return SourceModel("text-generation", traced, text)
+
+
+def split_quantisation(
+    whole: dict[str, Any],
+) -> tuple[dict[str, Any], QuantisationConfig | None]:
+    """Return a config.json without what it says of quantised weights, and that."""
+    table = dict(whole)
+    inner = table.get("text_config")
+    found = [table.pop("quantization_config", None)]
+    if isinstance(inner, dict):
+        table["text_config"] = inner = dict(inner)
+        found.append(inner.pop("quantization_config", None))
+    found = [one for one in found if one is not None]
+    if not found:
+        return table, None
+    if not isinstance(found[0], dict) or any(one != found[0] for one in found):
+        raise Fields(whole).refuse("quantization_config", "one object")
+    return table, QuantisationConfig(found[0])
 
 
 def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
