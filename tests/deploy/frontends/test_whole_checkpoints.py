@@ -77,7 +77,7 @@ def test_what_is_left_out_is_said_or_refused(tmp_path: Path) -> None:
 def test_an_adapter_beside_the_model_is_not_overlooked(tmp_path: Path) -> None:
     source = save(tmp_path, make_weights(TINY))
     save_file({"x": np.ones(1, np.float32)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(InvalidModel, match=r"adapter_model\.safetensors: merge it"):
+    with pytest.raises(InvalidModel, match=r"adapter_model\.safetensors: move it"):
         load_model(source, SIZES)
 
 

@@ -116,6 +116,20 @@ class DirectoryWeights:
         first = sources[0].spec
         return join_sources(TensorSpec(name, first.dtype, (shape[0], *first.shape[1:])), sources)
 
+    def change(
+        self, name: str, shape: tuple[int, ...], change: Callable[[WeightSource], WeightSource]
+    ) -> None:
+        """Change a weight that must be there, in float32, float16 or bfloat16 and of a shape."""
+        found = self._find(name)
+        if found in self._quantised:
+            raise InvalidModel(f"weight '{name}' is quantised: an adapter cannot be merged into it")
+        source = self._tensors.get(found)
+        if source is None:
+            raise InvalidModel(f"'{self._directory}' has no weight '{name}' to be changed")
+        if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(f"weight '{name}' is {source.spec}; the adapter is for {shape}")
+        self._tensors[found] = change(source)
+
     def __contains__(self, name: str) -> bool:
         """Say whether a weight is there."""
         return name in self._tensors

@@ -24,6 +24,7 @@ from splitup_deploy.frontends.families.text_towers import (
 from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
+from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
@@ -39,6 +40,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     directory = Path(source)
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     if (found := find_encoder(whole)) is not None:
+        if sizes.adapter is not None:
+            raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
         return load_encoder(directory, whole, *found, sizes)
     table, quantisation = split_quantisation(whole)
     table = find_text_tower(table)
@@ -47,9 +50,15 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
-        raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
+        raise InvalidModel(
+            f"'{source}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json to "
+            "a directory of their own, and give that with --adapter"
+        )
     is_tower = table["architectures"] != whole["architectures"]
     weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
+    merged: tuple[str, ...] = ()
+    if sizes.adapter is not None:
+        merged = (merge_adapter(sizes.adapter, weights, rename_weight if is_tower else str),)
     config = _find_own_head(config, weights)
     traced = trace_language_model(config, weights, sizes.chunk)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
@@ -58,7 +67,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     notes = weights.check_all_read(others)
     if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
-    traced = replace(traced, notes=(*traced.notes, *notes))
+    traced = replace(traced, notes=(*traced.notes, *notes, *merged))
     return SourceModel("text-generation", traced, text)
 
 
