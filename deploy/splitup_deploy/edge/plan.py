@@ -117,6 +117,11 @@ def _open(source: str, max_len: int | None) -> tuple[DecoderConfig, Weights, Tex
             f"'{source}' {what}: give the Hugging Face directory of a language model"
         )
     opened = open_decoder(path, Sizes(context=max_len))
+    if opened.is_quantised:
+        raise InvalidModel(
+            f"the weights of '{source}' are quantised, and an export reads float32, float16 and "
+            "bfloat16; export the model that they were made from, with --dtype int8 or int4"
+        )
     return opened.config, opened.weights, opened.text, opened
 
 

@@ -12,15 +12,17 @@ from splitup_deploy.frontends.tracing import TracedModel
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that can be chosen when a model is compiled; None is the front end's default.
+    """What can be chosen when a model is compiled; None is the front end's default.
 
     ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
-    the sizes of an ONNX file's symbolic dimensions.
+    the sizes of an ONNX file's symbolic dimensions. ``adapter``: a directory with a LoRA adapter
+    that is merged into a Hugging Face directory's weights.
     """
 
     context: int | None = None
     chunk: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
