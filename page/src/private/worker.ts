@@ -33,7 +33,7 @@ class Device {
   private models: ModelInfo[] = []; // as the server listed them
   private model: DeviceModel | null = null;
   private running: AbortController | null = null;
-  private kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply));
+  private kernels = Kernels.load(readKernels);
   private store = TensorStore.open((...range) => this.connection.fetchRange(...range));
 
   async follow(order: Order): Promise<void> {
@@ -70,7 +70,7 @@ class Device {
     if (!info) throw new Error(`the server offers no private model '${name}'`);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
-    this.kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply)); // an old model's memory is freed
+    this.kernels = Kernels.load(readKernels); // an old model's memory is freed
     const files = new Files(store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
     let shown = 0;
     const onProgress = (done: number, total: number): void => {
@@ -108,6 +108,10 @@ class Device {
     }
     report({ report: "end", finish: signal.aborted ? "stopped" : count >= most ? "length" : "stop" });
   }
+}
+
+async function readKernels(name: string): Promise<ArrayBuffer> {
+  return (await fetch(`/private/${name}`)).arrayBuffer();
 }
 
 /** Return the tokens of a text, or of what the model's chat template makes of messages. */
