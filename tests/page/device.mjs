@@ -9,7 +9,7 @@ const here = new URL(".", import.meta.url);
 const root = new URL("../../", here);
 const require = createRequire(new URL("page/package.json", root));
 const { build } = require("esbuild");
-const MODULES = ["arrays", "graph", "kernels", "logits", "program", "sampler", "tokenizer"];
+const MODULES = ["arrays", "graph", "kernels", "logits", "noise", "program", "sampler", "tokenizer"];
 
 const folder = await mkdtemp(`${tmpdir()}/splitup-page-`);
 try {
