@@ -108,6 +108,15 @@ def test_the_tokens_are_those_of_the_uncut_model(page: Page, private: Network) -
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
 
 
+def test_without_a_block_on_the_device_they_are_the_same(page: Page, private: Network) -> None:
+    page.locator("select").first.select_option(PRIVATE_0)
+    load(page)
+    with SplitUp.connect_sync(private.config) as net:
+        wanted = net.generate(MODEL, PROMPT, max_tokens=TOKENS)
+        text = "".join(token.text for token in wanted)
+    assert ask(page, PROMPT, TOKENS, temperature=0).strip() == text.strip()
+
+
 def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None:
     wanted = ask(page, PROMPT, 4, temperature=0)
     start = len(recorder.list_frames())
