@@ -12,7 +12,7 @@ import re
 import threading
 from pathlib import Path
 
-from tests.page.browser import open_page
+from tests.page.browser import open_page, run_in_worker
 
 _PROGRAM = Path(__file__).with_suffix(".js")
 _MODULES = (
@@ -83,10 +83,9 @@ def main() -> None:
         page.add_script_tag(content=_PROGRAM.read_text())
         times = page.evaluate("measureHead", [*shape, options.repeats])
     with open_page(*_MODULES) as page:
-        page.add_script_tag(content=_PROGRAM.read_text())
         reader = PeakReader()
         reader.start()
-        loading = page.evaluate("loadTable", shape)
+        loading = run_in_worker(page, f"{_PROGRAM.read_text()} return loadTable(given);", shape)
         grown = reader.stop()
     table = 2 * options.rows * options.width
     memory = {"table_mb": table / 1e6, "most_beside_the_table_mb": (grown - table) / 1e6}

@@ -31,8 +31,11 @@ await build({
   logLevel: "warning",
 });
 for (const name of COPIED) await copyFile(`${here}src/${name}`, `${target}/${name.split("/").pop()}`);
-const options = ["--enable", "simd", "--noAssert", "--runtime", "stub", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536"];
-const { error, stderr } = await asc.main([
-  "assembly/kernels.ts", "--baseDir", here, "-O3", ...options, "--outFile", `${target}/kernels.wasm`,
-]);
-if (error) throw new Error(`${stderr}`);
+const options = ["--noAssert", "--runtime", "stub", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536"];
+for (const [name, features] of [["kernels", ["simd"]], ["kernels-relaxed", ["simd", "relaxed-simd"]]]) {
+  const enabled = features.flatMap((feature) => ["--enable", feature]);
+  const { error, stderr } = await asc.main([
+    "assembly/kernels.ts", "--baseDir", here, "-O3", ...enabled, ...options, "--outFile", `${target}/${name}.wasm`,
+  ]);
+  if (error) throw new Error(`${stderr}`);
+}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from splitup.adapters.choice import choose_adapter
 from splitup.adapters.ckks import ClientKeys, compute_answer_bytes, import_seal
 from splitup.adapters.layout import Floats, get_layout
 from splitup.adapters.parameters import check_parameters
@@ -36,13 +37,15 @@ _GONE: Final = 410
 class AdapterOptions:
     """Which adapter to use: its host's URL, and its name there or the SHA-256 of its weights.
 
+    Without ``expert`` the question decides, on this machine (``splitup.adapters.choice``).
+
     Every ciphertext also goes to ``check_url``, a host of the same adapter with the same library,
     whose answers have to be the same bytes. Keys are used for ``max_uses`` hidden states and
     ``max_age_s`` seconds at most.
     """
 
     url: str
-    expert: str
+    expert: str = ""
     check_url: str = ""
     max_uses: int = 4_096
     max_age_s: float = 3_600.0
@@ -103,7 +106,8 @@ class EncryptedAdapter:
         info = _find(lists[0], options.expert, options.url)
         for other in lists[1:]:
             found = _find(other, info.adapter, options.check_url)
-            if found.model_copy(update={"name": info.name}) != info:
+            labels = {"name": info.name, "keywords": info.keywords}
+            if found.model_copy(update=labels) != info:
                 raise PeerFault(f"the hosts describe adapter {info.adapter} differently")
             if other.library != lists[0].library:
                 raise PeerFault(
@@ -242,6 +246,18 @@ class EncryptedAdapter:
         keyed.keys.close()
         ends = [self._http.post_json(f"{url}/end", {}, timeout_s=2.0) for url in keyed.sessions]
         await asyncio.gather(*ends, return_exceptions=True)  # it ends by itself when idle
+
+
+async def choose_expert(
+    http: SignedClient, options: AdapterOptions, question: str, width: int
+) -> AdapterOptions | None:
+    """Return options that name the adapter of the host that fits a question; None for none.
+
+    Adapters of another width do not fit the model. Raises Unavailable and PeerFault.
+    """
+    listed = await _fetch_list(http, options.url)
+    found = choose_adapter([info for info in listed.adapters if info.width == width], question)
+    return None if found is None else replace(options, expert=found.adapter)
 
 
 async def _fetch_list(http: SignedClient, url: str) -> AdapterList:

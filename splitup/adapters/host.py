@@ -44,13 +44,14 @@ class HostOptions:
     """How many sessions a host keeps, in all and per address, and for how long when idle.
 
     A session takes 75 MB. When there are too many, the one that was idle longest ends if it was
-    idle for ``spare_s``; otherwise no new one starts.
+    idle for ``spare_s``; otherwise no new one starts. Browsers let pages of ``origins`` ask.
     """
 
     sessions: int = 16
     sessions_per_address: int = 4
     idle_s: float = 300.0
     spare_s: float = 30.0
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,7 +94,17 @@ class AdapterHost:
             api.ADAPTER_END: self._end,
         }
         add_routes(app, api.ROUTES["adapter host"], handlers)
+        if self._options.origins:
+            app.router.add_route("OPTIONS", "/v1/{path:.*}", _answer_preflight)
+            app.on_response_prepare.append(self._allow_origin)
         return app
+
+    async def _allow_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Say which page may read an answer (CORS, Fetch standard 3.3)."""
+        origin = request.headers.get("Origin", "")
+        response.headers["Vary"] = "Origin"
+        if origin in self._options.origins:
+            response.headers["Access-Control-Allow-Origin"] = origin
 
     def close(self) -> None:
         """End all sessions."""
@@ -206,6 +217,15 @@ async def _start_child(adapter: Adapter, keys: bytes) -> Child:
 def _check_length(request: web.Request, most: int) -> None:
     if request.content_length is None or request.content_length > most:
         raise Refused(f"the body has to be at most {most} bytes long, and say so", status=413)
+
+
+async def _answer_preflight(request: web.Request) -> web.Response:
+    headers = {
+        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Headers": "Content-Type",
+        "Access-Control-Max-Age": "600",
+    }
+    return web.Response(status=204, headers=headers)
 
 
 async def _answer_ping(request: web.Request) -> web.Response:

@@ -1,7 +1,8 @@
 """An adapter's weights: read from a folder in PEFT's form, named by digest, made orthonormal.
 
-``adapter_config.json`` has ``r`` and ``lora_alpha``; ``adapter_model.safetensors`` one pair of
-tensors ``….lora_A.weight`` [r, width] and ``….lora_B.weight`` [width, r].
+``adapter_config.json`` has ``r``, ``lora_alpha`` and perhaps ``keywords``;
+``adapter_model.safetensors`` one pair of tensors ``….lora_A.weight`` [r, width] and
+``….lora_B.weight`` [width, r].
 
 Equal weights give equal bytes of ciphertexts on every machine, so that answers can be compared.
 Therefore all arithmetic here is rounded in one way: elementwise operations and ``math.fsum``, no
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from splitup.adapters.layout import Floats, Layout
 from splitup.adapters.parameters import ANSWER_BITS, MAX_RANK, MAX_WIDTH, choose_parameters
@@ -63,7 +65,16 @@ def load_adapter(folder: Path, name: str = "") -> Adapter:
             f"{file} has A {list(a.shape)} and B {list(b.shape)}; r is {rank}, so they have to be "
             f"[{rank}, width] and [width, {rank}]"
         )
-    return make_adapter(a, b, config["lora_alpha"] / rank, name or folder.resolve().name)
+    adapter = make_adapter(a, b, config["lora_alpha"] / rank, name or folder.resolve().name)
+    try:
+        keywords = {"keywords": config["keywords"]}
+        info = AdapterInfo.model_validate(adapter.info.model_dump() | keywords)
+    except ValidationError:
+        raise InvalidModel(
+            f"{folder / 'adapter_config.json'}: 'keywords' are not up to 64 texts of 1 to 64 "
+            "characters"
+        ) from None
+    return replace(adapter, info=info)
 
 
 def make_adapter(a: npt.NDArray[Any], b: npt.NDArray[Any], scale: float, name: str) -> Adapter:
@@ -144,7 +155,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InvalidModel(f"{path} has no numbers 'r' and 'lora_alpha'")
     if value.get("bias", "none") != "none" or value.get("use_rslora") or value.get("use_dora"):
         raise InvalidModel(f"{path} asks for biases, rsLoRA or DoRA, which are not supported")
-    return {"r": rank, "lora_alpha": alpha}
+    keywords = value.get("keywords", [])
+    if type(keywords) is not list:
+        raise InvalidModel(f"{path}: 'keywords' are not in a list")
+    return {"r": rank, "lora_alpha": alpha, "keywords": tuple(keywords)}
 
 
 def _read_tensor(file: Path, key: str, tensor: SafeTensor) -> npt.NDArray[Any]:

@@ -34,6 +34,14 @@ class SessionFlags:
             "--idle-seconds", metavar="S", min=1.0, help="A session ends when idle this long."
         ),
     ] = 300.0
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--origin",
+            metavar="URL",
+            help="Pages of this origin, such as https://host:8000, may ask. Repeatable.",
+        ),
+    ] = None
 
 
 @with_options
@@ -64,7 +72,9 @@ def command(
         from splitup.core import event_loop
 
         adapters = [load_adapter(folder) for folder in folders]
-        options = HostOptions(flags.sessions, flags.per_address, flags.idle_s)
+        options = HostOptions(
+            flags.sessions, flags.per_address, flags.idle_s, origins=tuple(flags.origins or ())
+        )
         event_loop.run(_serve(output, AdapterHost(adapters, options), host, port))
 
     run_command(output, run, interrupted="stopped before the host was ready")

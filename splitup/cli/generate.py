@@ -192,7 +192,9 @@ class AdapterFlags:
     expert: Annotated[
         str | None,
         typer.Option(
-            "--expert", metavar="NAME", help="The adapter: its name there, or its SHA-256."
+            "--expert",
+            metavar="NAME",
+            help="Its name there or its SHA-256; by default the prompt's words choose.",
         ),
     ] = None
     check_host: Annotated[
@@ -209,11 +211,11 @@ class AdapterFlags:
         from splitup.adapters.client import AdapterOptions
         from splitup.core.errors import InvalidInput
 
-        if self.adapter_host is None or self.expert is None:
-            if (self.adapter_host, self.expert, self.check_host) == (None, None, None):
+        if self.adapter_host is None:
+            if (self.expert, self.check_host) == (None, None):
                 return None
-            raise InvalidInput("an adapter needs both --adapter-host URL and --expert NAME")
-        return AdapterOptions(self.adapter_host, self.expert, self.check_host or "")
+            raise InvalidInput("an adapter needs --adapter-host URL")
+        return AdapterOptions(self.adapter_host, self.expert or "", self.check_host or "")
 
 
 @with_options
@@ -365,6 +367,8 @@ async def generate(
             interrupted.set()  # only waiting is left: the next Ctrl-C leaves
             await tokens.aclose()
             done.adapter = " ".join(adapter.describe() for adapter in adapters)
+            if done.execution_id and arguments["adapter"] is not None and not adapters:
+                done.adapter = "no adapter: the host has none for the words of this prompt"
             await _finish(output, net, done)
     return done
 

@@ -28,7 +28,7 @@ from typing import Self
 
 import numpy as np
 
-from splitup.adapters.client import AdapterOptions, EncryptedAdapter
+from splitup.adapters.client import AdapterOptions, EncryptedAdapter, choose_expert
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
@@ -324,12 +324,15 @@ class Network:
         ``diffusion``. ``draft`` is a registered model
         with the same vocabulary, small enough for this machine, which drafts for the speculative
         decoder. ``adapter`` is applied under encryption to the final hidden states of a private
-        model; without its host there is no token. Raises InvalidInput, before any payment, for
+        model; without its host there is no token. If it names none, the prompt's words choose one
+        of the host's, or none. Raises InvalidInput, before any payment, for
         options without room in the model's steps and for more tokens than the model has positions,
         and otherwise like ``execute``. ``on_session`` is called with the session before the first
         token. Close the iterator (or exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft, diffusion)
+        if adapter is not None and not adapter.expert:
+            adapter = await self._choose_adapter(model, prompt, adapter)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
         machine, tokenizer = await self.make_decoder(
             model,
@@ -604,6 +607,14 @@ class Network:
             return None
         width = find_final_state(model.manifest, model.name).shape[1]
         return await EncryptedAdapter.open(self._http, options, width)
+
+    async def _choose_adapter(
+        self, name: str, prompt: str | Sequence[int], options: AdapterOptions
+    ) -> AdapterOptions | None:
+        if not isinstance(prompt, str):
+            raise InvalidInput("the words of a prompt choose an adapter, and it has none; name one")
+        width = find_final_state((await self.fetch_model(name)).manifest, name).shape[1]
+        return await choose_expert(self._http, options, prompt, width)
 
     def _make_session(
         self,

@@ -21,6 +21,7 @@ import numpy as np
 from splitup.client import defaults
 from splitup.client.execution.private_tasks import Begun, ClientPrograms, ClientRun
 from splitup.client.generation import Token, encode_prompt, generate_tokens, get_text_info
+from splitup.client.noise import Noise, RowNoise
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.config import find_cache_directory
@@ -31,6 +32,7 @@ from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import (
     Manifest,
     get_blob_key,
@@ -62,6 +64,12 @@ class DeviceModel:
     manifest: Manifest
     tokenizer: ModelTokenizer
     programs: ClientPrograms
+
+    @property
+    def sent(self) -> int:
+        """The place of the hidden states among the nodes' inputs."""
+        names = [port.name for port in self.manifest.inputs]
+        return names.index(self.info.input)
 
 
 class SplitClient:
@@ -134,10 +142,12 @@ class SplitClient:
         *,
         max_tokens: int = defaults.MAX_TOKENS,
         sampler: Sampler | None = None,
+        noise: Noise | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue a prompt: the same as ``Network.generate``.
 
-        Raises InvalidInput, SplitError and Unavailable.
+        ``noise`` is added to all that is sent; the tokens are then other ones. Raises InvalidInput,
+        SplitError and Unavailable.
         """
         found = await self.open(model)
         info = found.info
@@ -151,18 +161,27 @@ class SplitClient:
             context=info.context,
             chunk=info.chunk,
         )
-        async with self.session(model) as session:
+        most_rows = min(len(tokens) + max_tokens - 1, info.context)
+        async with self.session(model, noise=noise, most_rows=most_rows) as session:
             async for token in generate_tokens(
                 session, SequentialDecoder(request), found.tokenizer
             ):
                 yield token
 
     @contextlib.asynccontextmanager
-    async def session(self, model: str) -> AsyncGenerator[DeviceSession, None]:
-        """Open a session, which takes steps like one of a network; only causal ones."""
+    async def session(
+        self, model: str, *, noise: Noise | None = None, most_rows: int | None = None
+    ) -> AsyncGenerator[DeviceSession, None]:
+        """Open a session, which takes steps like one of a network; only causal ones.
+
+        ``noise`` is for ``most_rows`` rows, by default as many as the model has positions.
+        """
         found = await self.open(model)
+        added = None
+        if noise is not None:
+            added = RowNoise(noise, most_rows or found.info.context, await measure_length(found))
         transport = SplitTransport(self._server)
-        session = DeviceSession(found, transport)
+        session = DeviceSession(found, transport, added)
         try:
             yield session
         finally:
@@ -183,19 +202,18 @@ class DeviceSession:
     So the whole session can be fed again when the server has forgotten it.
     """
 
-    def __init__(self, model: DeviceModel, transport: SplitTransport) -> None:
+    def __init__(
+        self, model: DeviceModel, transport: SplitTransport, noise: RowNoise | None = None
+    ) -> None:
         self.manifest = model.manifest
+        self.noise = noise
         self.answers: list[Forwarded] = []
         self._model = model
         self._transport = transport
         self._run: ClientRun = model.programs.new_run()
         self._given = tuple(port.spec for port in self.manifest.user_inputs)
         self._results = tuple(port.spec for port in self.manifest.user_outputs)
-        [self._sent] = [
-            place
-            for place, port in enumerate(self.manifest.inputs)
-            if port.name == model.info.input
-        ]
+        self._sent = model.sent
         self._fed: list[Array] = []  # rows that the nodes hold
         self._rows = 0  # of all steps that were submitted
         self._id: str | None = None
@@ -254,8 +272,9 @@ class DeviceSession:
     async def _compute(self, steps: Sequence[_Step]) -> None:
         width = self._model.info.hidden_dim
         begun: list[Begun] = [await self._run.begin(step.tensors) for step in steps]
-        rows = [np.frombuffer(one.sends[self._sent], "<f4").reshape(-1, width) for one in begun]
-        computed = await self._forward(np.concatenate(rows))
+        parts = [np.frombuffer(one.sends[self._sent], "<f4").reshape(-1, width) for one in begun]
+        rows = np.concatenate(parts)
+        computed = await self._forward(rows if self.noise is None else self.noise.add(rows))
         place = 0
         for step, started in zip(steps, begun, strict=True):
             part = computed[place : place + step.rows]
@@ -302,6 +321,21 @@ class DeviceSession:
             self.answers.append(answer)
             parts.append(np.frombuffer(data, "<f4").reshape(part.shape))
         return np.concatenate(parts)
+
+
+async def measure_length(model: DeviceModel) -> float:
+    """Return the median length of a model's hidden states, for tokens that no text chooses."""
+    info = model.info
+    tokens = np.linspace(0, info.vocab - 1, info.chunk).astype(int).tolist()
+    arrays = make_arrays(make_causal_step(tokens, 0), info.chunk)
+    specs = [port.spec for port in model.manifest.user_inputs]
+    run = model.programs.new_run()
+    try:
+        begun = await run.begin(check_inputs(specs, arrays))
+    finally:
+        await run.end()
+    rows = np.frombuffer(begun.sends[model.sent], "<f4").reshape(-1, info.hidden_dim)
+    return float(np.median(np.linalg.norm(rows.astype(np.float64), axis=1)))
 
 
 class _ServerFiles:

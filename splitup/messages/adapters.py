@@ -14,6 +14,9 @@ from splitup.messages.base import Count, DigestField, Message
 ANSWER_HEAD: Final = struct.Struct("<III")
 
 
+Keyword = Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class CkksParameters(Message):
     """Degree of the polynomials and bits of the primes, the last one for rotations alone."""
 
@@ -28,6 +31,7 @@ class AdapterInfo(Message):
 
     ``adapter`` is the SHA-256 of its weights (``splitup.adapters.weights``). No row of W is longer
     than 2^``gain_bits``. An answer to a hidden state h holds 2^-``answer_bits`` · W h, |h| = 1.
+    ``keywords`` say what it is for; see ``splitup.adapters.choice``.
     """
 
     adapter: DigestField
@@ -37,6 +41,7 @@ class AdapterInfo(Message):
     gain_bits: Annotated[int, Field(ge=-64, le=64)]
     answer_bits: Annotated[int, Field(ge=-128, le=128)]
     parameters: CkksParameters
+    keywords: Annotated[tuple[Keyword, ...], Field(max_length=64)] = ()
 
 
 class AdapterList(Message):

@@ -28,6 +28,7 @@ _COMMON: Final = {
     "/private.webmanifest": ("private.webmanifest", "application/manifest+json"),
     "/private/device.js": ("device.js", "text/javascript"),
     "/private/kernels.wasm": ("kernels.wasm", "application/wasm"),
+    "/private/kernels-relaxed.wasm": ("kernels-relaxed.wasm", "application/wasm"),
     "/offline.js": ("offline.js", "text/javascript"),
 }
 Files = Mapping[str, tuple[str, str]]  # path -> name and content type

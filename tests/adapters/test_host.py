@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from splitup.adapters import client as client_module
 from splitup.adapters.ckks import ClientKeys, compute_input_bytes, compute_key_bytes
-from splitup.adapters.client import AdapterOptions, EncryptedAdapter
+from splitup.adapters.client import AdapterOptions, EncryptedAdapter, choose_expert
 from splitup.adapters.host import AdapterHost, HostOptions
 from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter
@@ -81,6 +83,35 @@ async def test_an_adapter_by_name_and_by_digest_checked_by_another_host() -> Non
         await check_answer(adapter)
         assert first not in host._sessions  # these keys were too old
         await adapter.close()
+
+
+async def test_the_question_that_chooses_an_adapter_stays_here() -> None:
+    wide = make_random(WIDTH * 2, 4, name="wide")
+    labelled = [
+        replace(one, info=one.info.model_copy(update={"keywords": ("poem", one.info.name)}))
+        for one in (wide, ADAPTER)
+    ]
+    seen: list[str] = []
+
+    @web.middleware
+    async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
+        seen.append(f"{request.raw_path} {request.headers} {await request.read()!r}")
+        return await handler(request)
+
+    host = AdapterHost(labelled)
+    app = host.make_app()
+    app.middlewares.append(record)
+    server = await serve_app(app, "127.0.0.1", 0)
+    try:
+        async with SignedClient() as http:
+            options = AdapterOptions(server.url)
+            chosen = await choose_expert(http, options, "a poem of tangerines", WIDTH)
+            assert chosen is not None and chosen.expert == ADAPTER.info.adapter
+            assert await choose_expert(http, options, "tangerines", WIDTH) is None
+    finally:
+        await server.close()
+        host.close()
+    assert len(seen) == 2 and not any("tangerine" in one or "poem" in one for one in seen)
 
 
 async def test_what_cannot_be_applied_is_refused_before_anything_is_sent() -> None:

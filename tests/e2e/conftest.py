@@ -34,6 +34,7 @@ EXAMPLE = ROOT / "examples" / "packages-4m"
 MODEL = "packages-4m"
 DRAFT = "packages-draft-0.7m"  # beside it, with the same vocabulary
 PRIVATE = "packages-private"
+PRIVATE_0 = "packages-private-0"  # without a block at its user
 TARGET_VRAM = "1.9MB"
 CHUNK = 8
 NODES = 5
@@ -255,4 +256,12 @@ def private(network: Network) -> Network:
     """The network, with the model registered a second time: its ends stay with its users."""
     network.register_model(EXAMPLE, PRIVATE, "--target-vram", TARGET_VRAM, "--private", "1")
     network.wait_for_holders(3, PRIVATE)
+    return network
+
+
+@pytest.fixture(scope="package")
+def private_0(network: Network) -> Network:
+    """The network, with the model registered so that nodes return the final hidden state."""
+    network.register_model(EXAMPLE, PRIVATE_0, "--target-vram", TARGET_VRAM, "--private", "0")
+    network.wait_for_holders(3, PRIVATE_0)
     return network

@@ -15,10 +15,14 @@ _CONTROL = 8  # opcodes from here on close a connection or keep it open
 
 @dataclass
 class Recorder:
-    """What clients sent, by connection; ``refused`` closes connections whose first bytes match."""
+    """What clients sent, by connection; ``refused`` closes connections whose first bytes match.
+
+    ``before`` is called when a client has sent something, before the server gets it.
+    """
 
     url: str = ""
     refused: bytes | None = None
+    before: Callable[[], None] | None = None
     sent: list[bytearray] = field(default_factory=list)
 
     def list_heads(self) -> list[bytes]:
@@ -98,6 +102,8 @@ def run_recorder(target: str) -> Iterator[Recorder]:
             while data := source.recv(1 << 16):
                 if kept is not None:
                     kept += data
+                    if recorder.before is not None:
+                        recorder.before()
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 

@@ -16,20 +16,11 @@ from splitup.adapters.weights import load_adapter
 from splitup.client.connection import SplitUp
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.devnet.processes import find_program
-from tests.e2e.conftest import EXAMPLE, MODEL, TARGET_VRAM, Network
+from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE_0, Network
 
-NAME = "packages-private-0"
 FOLDER = EXAMPLE.parent / "packages-4m-python-docs"
 PROMPT = "Return the"
 TOKENS = 8
-
-
-@pytest.fixture(scope="module")
-def private(network: Network) -> Network:
-    """The network, with the model registered so that nodes return the final hidden state."""
-    network.register_model(EXAMPLE, NAME, "--target-vram", TARGET_VRAM, "--private", "0")
-    network.wait_for_holders(3, NAME)
-    return network
 
 
 @contextlib.asynccontextmanager
@@ -51,23 +42,23 @@ async def run_host() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
 
 
 async def generate(net: SplitUp, adapter: AdapterOptions | None) -> list[int]:
-    tokens = net.generate(NAME, PROMPT, max_tokens=TOKENS, adapter=adapter)
+    tokens = net.generate(PRIVATE_0, PROMPT, max_tokens=TOKENS, adapter=adapter)
     return [token.id async for token in tokens]
 
 
 async def test_the_adapter_changes_the_text_as_it_does_unencrypted(
-    private: Network, monkeypatch: pytest.MonkeyPatch
+    private_0: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = load_adapter(FOLDER)
     async with run_host() as (url, _):
-        command = [find_program("splitup"), "generate", NAME, "--prompt", PROMPT, "--json"]
-        command += ["--max-tokens", str(TOKENS), "--config", private.directory]
-        command += ["--adapter-host", url, "--expert", adapter.info.adapter, "--check-host", url]
+        command = [find_program("splitup"), "generate", PRIVATE_0, "--prompt", PROMPT, "--json"]
+        command += ["--max-tokens", str(TOKENS), "--config", private_0.directory]
+        command += ["--adapter-host", url, "--check-host", url]  # the prompt chooses
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["adapter"].startswith(f"adapter {FOLDER.name} ({adapter.info.adapter})")
-        async with SplitUp.connect(private.config) as net:
+        async with SplitUp.connect(private_0.config) as net:
             without = await generate(net, None)
 
             async def apply(self: EncryptedAdapter, hidden: Any) -> Any:
@@ -83,14 +74,14 @@ async def test_the_adapter_changes_the_text_as_it_does_unencrypted(
                     pass
 
 
-async def test_no_token_comes_without_the_host(private: Network) -> None:
+async def test_no_token_comes_without_the_host(private_0: Network) -> None:
     tokens: list[int] = []
-    async with SplitUp.connect(private.config) as net:
+    async with SplitUp.connect(private_0.config) as net:
         async with run_host() as (url, process):
             options = AdapterOptions(url, FOLDER.name)
             with pytest.raises(ExecutionFailed, match="cannot be reached"):
                 async for token in net.generate(
-                    NAME, PROMPT, max_tokens=TOKENS, adapter=options, deadline_s=15.0
+                    PRIVATE_0, PROMPT, max_tokens=TOKENS, adapter=options, deadline_s=15.0
                 ):
                     tokens.append(token.id)
                     process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,9 +14,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tokenizers import Tokenizer
 
 from splitup.client.connection import SplitUp
-from splitup.messages.split import split_binary
+from splitup.messages.split import Forward, encode_binary, split_binary
 from tests.builders import HANG_S
-from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, Network
+from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, PRIVATE_0, Network
 from tests.e2e.recorder import Recorder, run_recorder
 from tests.e2e.test_serve import run_server
 from tests.page_build import find_browser
@@ -29,8 +30,9 @@ PROMISE = (
 
 
 @pytest.fixture(scope="module")
-def recorder(private: Network) -> Iterator[Recorder]:
-    flags = (PRIVATE, "--private", "--warm", "0", "--lease-steps", "600")
+def recorder(private: Network, private_0: Network) -> Iterator[Recorder]:
+    flags = (PRIVATE, PRIVATE_0, "--private", "--warm", "0", "--lease-steps", "600")
+    flags += ("--split-sessions", "2")
     with run_server(private, *flags) as url, run_recorder(url.removesuffix("/v1")) as found:
         yield found
 
@@ -104,6 +106,56 @@ def test_the_tokens_are_those_of_the_uncut_model(page: Page, private: Network) -
             text = "".join(token.text for token in wanted)
             assert ask(page, PROMPT, TOKENS, **options).strip() == text.strip(), options
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
+
+
+def test_without_a_block_on_the_device_they_are_the_same(page: Page, private: Network) -> None:
+    page.locator("select").first.select_option(PRIVATE_0)
+    load(page)
+    with SplitUp.connect_sync(private.config) as net:
+        wanted = net.generate(MODEL, PROMPT, max_tokens=TOKENS)
+        text = "".join(token.text for token in wanted)
+    assert ask(page, PROMPT, TOKENS, temperature=0).strip() == text.strip()
+
+
+def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None:
+    wanted = ask(page, PROMPT, 4, temperature=0)
+    start = len(recorder.list_frames())
+
+    def evict() -> None:
+        """Begin as many sessions as the server keeps, before it gets the third forward."""
+        if len(recorder.list_frames()) - start < 3:
+            return
+        recorder.before = None
+        order = Forward(type="forward", model=PRIVATE, seq_len=1, hidden_dim=256)
+        body = encode_binary(order, np.ones(256, "<f4").tobytes())
+        for _ in range(2):
+            url = f"{recorder.url}/api/v1/split/forward"
+            headers = {"Content-Type": "application/octet-stream"}
+            request = urllib.request.Request(url, body, headers)
+            with urllib.request.urlopen(request, timeout=HANG_S) as reply:
+                assert reply.status == 200
+
+    recorder.before = evict
+    assert ask(page, PROMPT, 4, temperature=0) == wanted
+    headers = [split_binary(frame)[0] for frame in recorder.list_frames()[start:]]
+    first, *_ = headers
+    assert [h.get("position") for h in headers] == [
+        *(0, first["seq_len"], first["seq_len"] + 1),
+        *(0, first["seq_len"] + 2, None),  # all rows again, then on; None: the end
+    ]
+    assert headers[3]["seq_len"] == first["seq_len"] + 2
+    assert headers[2]["session_id"] != headers[4]["session_id"]
+
+
+def test_noise_is_added_and_accounted(page: Page) -> None:
+    ask(page, "network", 3, **{"noise:_epsilon": 1_000, "temperature": 0})
+    facts = page.locator(".assistant").last.locator(".facts")
+    expect(facts).to_contain_text("noise: ε")
+    expect(facts).to_contain_text("δ 1e-6")
+    spent = float(facts.inner_text().partition("ε ")[2].partition(",")[0])
+    assert 100 < spent <= 1_000, "the model may end the text early"
+    ask(page, "network", 3, **{"noise:_epsilon": ""})
+    expect(page.locator(".assistant").last.locator(".facts")).not_to_contain_text("noise")
 
 
 def test_nothing_that_leaves_the_browser_holds_text_or_tokens(

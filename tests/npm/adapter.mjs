@@ -105,7 +105,8 @@ class ClientKeys {
 }
 
 async function post(url, body) {
-  const response = await fetch(url, { method: "POST", body });
+  const headers = { "Content-Type": "application/octet-stream" };
+  const response = await fetch(url, { method: "POST", headers, body });
   if (!response.ok) throw new Error((await response.json()).error);
   return new Uint8Array(await response.arrayBuffer());
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, Route, sync_playwright
 
@@ -26,7 +27,8 @@ _BUNDLE = """
 def open_page(*modules: str) -> Iterator[Page]:
     """Open an empty page that has these modules as ``page``, and the shipped kernels.
 
-    Their names are as in an import of one of the private page's modules.
+    Their names are as in an import of one of the private page's modules. A worker may have them,
+    too: ``importScripts("/modules.js")``.
     """
     exports = "\n".join(f'export * from "{name}";' for name in modules)
     bundle = run_node("--input-type=module", "--eval", _BUNDLE, "--", exports)
@@ -34,8 +36,10 @@ def open_page(*modules: str) -> Iterator[Page]:
 
     def answer(route: Route) -> None:
         name = Path(route.request.url).name
-        if name == "kernels.wasm":
+        if name.endswith(".wasm"):
             route.fulfill(body=(shipped / name).read_bytes(), content_type="application/wasm")
+        elif name == "modules.js":
+            route.fulfill(body=bundle, content_type="text/javascript")
         else:
             route.fulfill(body="<!doctype html><title>t</title>", content_type="text/html")
 
@@ -50,3 +54,22 @@ def open_page(*modules: str) -> Iterator[Page]:
         page.add_script_tag(content=bundle)
         yield page
         browser.close()
+
+
+def run_in_worker(page: Page, program: str, given: Any = None) -> Any:
+    """Return what a program, the body of an async function of ``given``, returns in a worker."""
+    return page.evaluate(
+        """([program, given]) => new Promise((resolve, reject) => {
+            const script = `importScripts("${location.origin}/modules.js");
+                const run = async (given) => {${program}};
+                onmessage = ({ data }) => run(data).then(
+                    (found) => postMessage({ found }), (error) => postMessage({ error }));`;
+            const worker = new Worker(URL.createObjectURL(new Blob([script])));
+            const end = (act) => (worker.terminate(), act());
+            worker.onmessage = ({ data: { found, error } }) =>
+                end(() => (error ? reject(error) : resolve(found)));
+            worker.onerror = ({ message }) => end(() => reject(new Error(message)));
+            worker.postMessage(given);
+        })""",
+        [program, given],
+    )

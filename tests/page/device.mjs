@@ -9,7 +9,7 @@ const here = new URL(".", import.meta.url);
 const root = new URL("../../", here);
 const require = createRequire(new URL("page/package.json", root));
 const { build } = require("esbuild");
-const MODULES = ["arrays", "graph", "kernels", "logits", "program", "sampler", "tokenizer"];
+const MODULES = ["arrays", "graph", "kernels", "logits", "noise", "program", "sampler", "tokenizer"];
 
 const folder = await mkdtemp(`${tmpdir()}/splitup-page-`);
 try {
@@ -23,7 +23,7 @@ try {
     logLevel: "warning",
   });
   const page = await import(`${folder}/page.mjs`);
-  const kernels = await page.Kernels.load(readFileSync(new URL("splitup/serve/page/kernels.wasm", root)));
+  const kernels = await page.Kernels.load((name) => readFileSync(new URL(`splitup/serve/page/${name}`, root)));
   const program = new (Object.getPrototypeOf(async () => {}).constructor)("page", "kernels", "given", "readFileSync", process.argv[2]);
   const found = await program(page, kernels, JSON.parse(readFileSync(0, "utf8")), readFileSync);
   process.stdout.write(JSON.stringify(found));

@@ -17,7 +17,7 @@ from tests.page_build import PAGE, run_node
 SHIPPED = Path(__file__).resolve().parents[2] / "splitup" / "serve" / "page"
 FILES = {"app.css", "app.js", "icon.svg", "index.html", "owner.html", "owner.js"}
 PRIVATE = {
-    *("device.js", "kernels.wasm", "offline.js"),
+    *("device.js", "kernels.wasm", "kernels-relaxed.wasm", "offline.js"),
     *("private.css", "private.html", "private.js", "private.webmanifest"),
 }
 

@@ -73,7 +73,12 @@ def _measure(options: PrivacyOptions, output: Output) -> None:
 
     from splitup.core.errors import InvalidInput
     from splitup_deploy.privacy.measure import measure_split
-    from splitup_deploy.privacy.report import make_file, parse_blocks, render_splits
+    from splitup_deploy.privacy.report import (
+        make_file,
+        parse_blocks,
+        render_curves,
+        render_splits,
+    )
     from splitup_deploy.showing.progress import show_status, write_file
 
     try:
@@ -92,3 +97,4 @@ def _measure(options: PrivacyOptions, output: Output) -> None:
         output.print_json(make_file(splits))
     else:
         output.out.print(render_splits(splits))
+        output.out.print(render_curves(splits))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
+from rich.bar import Bar
 from rich.table import Table
 
 from splitup.core.errors import InvalidInput
@@ -76,6 +77,22 @@ def render_splits(splits: Sequence[Split]) -> Table:
     return table
 
 
+def render_curves(splits: Sequence[Split]) -> Table:
+    """Return a picture: what attacks without the weights recover, a bar per split and pairs."""
+    table = Table.grid(padding=(0, 1))
+    table.title = "Recovered without the weights, by blocks kept (K) and pairs learnt from"
+    for align in ("right", "right", "left", "right"):
+        table.add_column(justify=align)
+    for split in splits:
+        for place, (pairs, share) in enumerate(split.found.pairs):
+            name = f"K = {split.blocks}" if place == 0 else ""
+            bar = Bar(_BPS, 0, share, width=_BAR_CELLS)
+            table.add_row(name, f"{pairs:,}", bar, f"{share / 100:.0f} %")
+    return table
+
+
+_BPS: Final = 10_000
+_BAR_CELLS: Final = 50
 _CAPTION: Final = (
     "After pairs: without the weights, having learnt from so many pairs of a token and its "
     "activations. Next token: how often the likeliest one is that of the text. Lengths and times "

@@ -3,6 +3,7 @@ import { makeValue, type Value, wrap } from "./arrays";
 import { type Connection, type Forwarded, SplitError } from "./connection";
 import type { Logits } from "./logits";
 import type { DeviceModel } from "./model";
+import { RowNoise } from "./noise";
 import type { State, Step } from "./program";
 import { Sampler, type Sampling } from "./sampler";
 
@@ -10,7 +11,7 @@ const ATTEMPTS = 3; // to feed a session whose rows the server lost
 const LOST = ["session_evicted", "session_unknown", "execution_failed", "unavailable"];
 
 export type Piece = { token: number; text: string };
-export type Costs = { steps: number; microUsdc: number; executions: string[] };
+export type Costs = { steps: number; microUsdc: number; executions: string[]; epsilon: number | null };
 
 /** A text under way. Rows that were sent are kept, to feed them again when the server forgot them. */
 class Session {
@@ -19,10 +20,26 @@ class Session {
   private fed: Float32Array[] = [];
   private rows = 0;
   private id: string | null = null;
-  readonly costs: Costs = { steps: 0, microUsdc: 0, executions: [] };
+  private noise: RowNoise | null = null;
+  readonly costs: Costs = { steps: 0, microUsdc: 0, executions: [], epsilon: null };
 
   constructor(private model: DeviceModel, private connection: Connection, private signal: AbortSignal) {
     this.states = model.programs.map((program) => program.newState());
+  }
+
+  /** Add noise to all that is sent, at most so many rows, before the first tokens are fed. */
+  protect(epsilon: number, mostRows: number): void {
+    const { hidden_dim, chunk, vocab } = this.model.info;
+    // a typical length, of tokens that no text chooses
+    const spread = Array.from({ length: chunk }, (_, place) => Math.floor((place * (vocab - 1)) / Math.max(1, chunk - 1)));
+    const inputs = makeInputs(spread, 0, chunk);
+    for (const task of this.model.early) this.begin(task, inputs, null);
+    const rows = this.readSent();
+    this.states = this.model.programs.map((program) => program.newState());
+    this.steps.clear();
+    const lengths = Array.from({ length: chunk }, (_, row) => Math.hypot(...rows.subarray(row * hidden_dim, (row + 1) * hidden_dim)));
+    const [low, high] = [(chunk - 1) >> 1, chunk >> 1].map((place) => lengths.sort((a, b) => a - b)[place]);
+    this.noise = new RowNoise(epsilon, mostRows, hidden_dim, (low + high) / 2);
   }
 
   get position(): number {
@@ -39,8 +56,10 @@ class Session {
       this.rows += part.length;
       this.steps.clear();
       for (const task of this.model.early) this.begin(task, inputs, null);
-      chunks.push({ inputs, sent: this.readSent() });
+      const sent = this.readSent();
+      chunks.push({ inputs, sent: this.noise?.add(sent) ?? sent });
     }
+    this.costs.epsilon = this.noise?.epsilon ?? null;
     const answer = this.forward(chunks.map(({ sent }) => sent));
     whileWaiting();
     let given = await answer;
@@ -122,6 +141,7 @@ export async function* generate(
   prompt: readonly number[],
   maxTokens: number,
   sampling: Sampling,
+  epsilon: number, // 0: no noise
   signal: AbortSignal,
   onCosts: (costs: Costs) => void = () => {},
 ): AsyncGenerator<Piece> {
@@ -135,6 +155,7 @@ export async function* generate(
   const stream = model.tokenizer.openStream(prompt);
   const session = new Session(model, connection, signal);
   try {
+    if (epsilon) session.protect(epsilon, prompt.length + Math.min(maxTokens, room) - 1);
     let next: readonly number[] = prompt;
     for (let count = 0; count < Math.min(maxTokens, room); count++) {
       const fed = next;

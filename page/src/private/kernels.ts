@@ -8,7 +8,7 @@ const MAX_BYTES = 65_536 * PAGE_BYTES;
 
 type Exports = {
   countNonFinite(kind: number, table: number, count: number): number;
-  quantise(kind: number, table: number, first: number, rows: number, width: number, stride: number, bytes: number, facts: number): void;
+  quantise(kind: number, table: number, rows: number, width: number, stride: number, bytes: number, facts: number): void;
   multiply(kind: number, vector: number, table: number, rows: number, width: number, out: number): void;
   scan(vector: number, bytes: number, rows: number, stride: number, facts: number, scale: number, norm: number, error: number, out: number, bounds: number): void;
   drawUniform(seed: bigint, position: bigint, blocks: number, out: number): void;
@@ -32,9 +32,11 @@ export class Kernels {
 
   private constructor(private memory: WebAssembly.Memory, private exports: Exports) {}
 
-  static async load(wasm: BufferSource | Response): Promise<Kernels> {
+  /** Load one of the two builds. `read` returns the bytes of a file by its name. */
+  static async load(read: (name: string) => Promise<BufferSource> | BufferSource): Promise<Kernels> {
     const memory = new WebAssembly.Memory({ initial: 1, maximum: MAX_BYTES / PAGE_BYTES });
-    const bytes = wasm instanceof Response ? await wasm.arrayBuffer() : wasm;
+    let bytes = await read("kernels-relaxed.wasm");
+    if (!WebAssembly.validate(bytes)) bytes = await read("kernels.wasm"); // this browser has no relaxed SIMD
     const { instance } = await WebAssembly.instantiate(bytes, { env: { memory } });
     return new Kernels(memory, instance.exports as unknown as Exports);
   }
@@ -96,11 +98,11 @@ export class Kernels {
   quantise(table: Table): Quantised {
     const known = this.quantised.get(table);
     if (known) return known;
-    const stride = Math.ceil(table.width / 8) * 8;
+    const stride = Math.ceil(table.width / 16) * 16;
     const room = Math.ceil(table.rows / 4) * 4; // four rows are computed at once
     const bytes = this.reserve(room * stride);
-    const facts = this.reserve(room * 12);
-    this.exports.quantise(KINDS.indexOf(table.kind), table.at, 0, table.rows, table.width, stride, bytes, facts);
+    const facts = this.reserve(room * 16);
+    this.exports.quantise(KINDS.indexOf(table.kind), table.at, table.rows, table.width, stride, bytes, facts);
     const found = { bytes, facts, stride };
     this.quantised.set(table, found);
     return found;
@@ -113,8 +115,8 @@ export class Kernels {
     const at = this.useScratch(2 * stride + 8 * room + 48);
     const out = at + Math.ceil((2 * stride) / 16) * 16;
     const rounded = new Int16Array(this.memory.buffer, at, stride).fill(0);
-    // a lane adds stride / 4 products of at most 127 · most
-    const most = Math.min(32_767, Math.floor((2 ** 31 - 1) / (127 * Math.ceil(stride / 4))));
+    // the kernel takes 14 bits; where it has no relaxed SIMD, a lane adds stride / 4 products of at most 127 · most
+    const most = Math.min(8_191, Math.floor((2 ** 31 - 1) / (127 * Math.ceil(stride / 4))));
     const scale = Math.fround(vector.reduce((found, x) => Math.max(found, Math.abs(x)), 0) / most);
     const inverse = scale > 0 && Number.isFinite(1 / scale) ? 1 / scale : 0;
     let squares = 0;

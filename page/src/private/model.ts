@@ -173,7 +173,7 @@ class Loader {
 
   private async loadTable({ name, shape }: Weight, kind: TableKind, source: Source): Promise<Table> {
     const table = this.kernels.addTable(kind, shape[0], shape[1]);
-    await this.store.read(source, (bytes, start) => this.kernels.getBytes(table).set(bytes, start));
+    await this.store.read(source, () => this.kernels.getBytes(table));
     this.kernels.checkTable(table, name);
     return table;
   }

@@ -10,7 +10,7 @@ type Scope = {
 };
 const scope = self as unknown as Scope; // TypeScript's own types of it exclude those of pages
 const CACHE = "splitup-private";
-const FILES = ["/private", "/private.js", "/private.css", "/app.css", "/private/device.js", "/private/kernels.wasm", "/icon.svg", "/private.webmanifest"];
+const FILES = ["/private", "/private.js", "/private.css", "/app.css", "/private/device.js", "/private/kernels.wasm", "/private/kernels-relaxed.wasm", "/icon.svg", "/private.webmanifest"];
 
 scope.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)));

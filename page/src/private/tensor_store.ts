@@ -1,10 +1,12 @@
-// Files and tensors of models on this device: fetched once, in pieces of 8 MB, resumable, in IndexedDB.
+// Files and tensors of models on this device: fetched once, resumable, known by their SHA-256.
 //
-// What is stored is known by its SHA-256 and used only after the whole of it has had that digest.
+// A tensor is a file of the origin's private file system, small values are in IndexedDB. A file is
+// read straight into the memory where it is used: values of IndexedDB arrive as copies, which a
+// garbage collector frees late. It is used only after the whole of it has had its digest.
 import { sha256 } from "@noble/hashes/sha2.js";
 
-export const PIECE_BYTES = 8 * 1024 * 1024;
-const ATTEMPTS = 5; // to get one more piece
+const PART_BYTES = 1024 * 1024; // read at once
+const ATTEMPTS = 5; // to get one more byte
 const NAME = "splitup-private";
 
 /** A run of bytes of one of the server's files. */
@@ -13,163 +15,181 @@ export type OnBytes = (bytes: number) => void;
 /** GET bytes `start` to `end` of a file; as many as the server gives. */
 export type FetchRange = (file: string, start: number, end: number, signal?: AbortSignal) => Promise<Response>;
 
-type Entry = { bytes: number; isWhole: boolean };
+/** A file that is open in this worker; TypeScript knows it in workers only. */
+type OpenFile = {
+  read(bytes: Uint8Array, options: { at: number }): number;
+  write(bytes: Uint8Array, options: { at: number }): number;
+  getSize(): number;
+  truncate(size: number): void;
+  flush(): void;
+  close(): void;
+};
 
 export class TensorStore {
-  private constructor(private database: IDBDatabase, private fetchRange: FetchRange) {}
+  private constructor(
+    private database: IDBDatabase, private folder: FileSystemDirectoryHandle, private fetchRange: FetchRange,
+  ) {}
 
+  /** Open the device's store, in a worker: browsers give other scripts no files. */
   static async open(fetchRange: FetchRange): Promise<TensorStore> {
-    const request = indexedDB.open(NAME, 1);
+    const request = indexedDB.open(NAME, 2);
     request.onupgradeneeded = () => {
+      for (const name of request.result.objectStoreNames) request.result.deleteObjectStore(name);
       request.result.createObjectStore("entries");
-      request.result.createObjectStore("pieces");
     };
-    return new TensorStore(await settle(request), fetchRange);
-  }
-
-  /** Return how many bytes of these are missing. */
-  async countMissing(sources: readonly Source[]): Promise<number> {
-    let missing = 0;
-    for (const source of sources) {
-      const entry = await this.getEntry(source.digest);
-      if (!entry?.isWhole) missing += source.bytes - PIECE_BYTES * (await this.countPieces(source));
+    const database = await settle(request);
+    try {
+      const root = await navigator.storage.getDirectory();
+      return new TensorStore(database, await root.getDirectoryHandle(NAME, { create: true }), fetchRange);
+    } catch (error) {
+      throw new Error(`this browser keeps no files for the page (${(error as Error).message}); leave private browsing, or use another browser`);
     }
-    return Math.max(0, missing);
   }
 
   /** Fetch what is missing of a source. `onBytes` is told how many bytes of it are here. */
   async fetch(source: Source, onBytes: OnBytes = () => {}, signal?: AbortSignal): Promise<void> {
-    if ((await this.getEntry(source.digest))?.isWhole) return onBytes(source.bytes);
-    const hash = sha256.create();
-    const stored = await this.countPieces(source);
-    for (let piece = 0; piece < stored; piece++) await this.usePiece(source, piece, (data) => hash.update(data));
-    const buffer = new Uint8Array(Math.min(PIECE_BYTES, source.bytes)); // of all pieces, one after another
-    onBytes(Math.min(source.bytes, stored * PIECE_BYTES));
-    for (let piece = stored; piece * PIECE_BYTES < source.bytes; piece++) {
-      const length = Math.min(PIECE_BYTES, source.bytes - piece * PIECE_BYTES);
-      const data = length < buffer.length ? buffer.slice(0, length) : buffer; // all of its memory is stored
-      await this.download(data, source, piece, onBytes, signal);
-      hash.update(data);
-      await this.put("pieces", [source.digest, piece], data);
-    }
-    const found = toHex(hash.digest());
-    if (found !== source.digest) {
-      await this.forget(source.digest);
-      throw new Error(`${source.name} arrived with other contents than the model's (SHA-256 ${found.slice(0, 12)}…, not ${source.digest.slice(0, 12)}…); nothing of it is kept; try again, or use another server`);
-    }
-    await this.put("entries", source.digest, { bytes: source.bytes, isWhole: true } satisfies Entry);
+    if (await this.isWhole(source)) return onBytes(source.bytes);
+    await this.use(source, async (file) => {
+      if (file.getSize() > source.bytes) file.truncate(0);
+      const hash = sha256.create();
+      const part = new Uint8Array(Math.min(PART_BYTES, file.getSize()));
+      for (let place = 0; place < file.getSize(); ) {
+        const count = file.read(part.subarray(0, file.getSize() - place), { at: place });
+        if (!count) throw new Error(`the browser cannot read ${source.name}; load the model again`);
+        hash.update(part.subarray(0, count));
+        place += count;
+      }
+      onBytes(file.getSize());
+      await this.download(file, source, (bytes) => hash.update(bytes), onBytes, signal);
+      const found = toHex(hash.digest());
+      if (found !== source.digest) {
+        file.truncate(0);
+        throw new Error(`${source.name} arrived with other contents than the model's (SHA-256 ${found.slice(0, 12)}…, not ${source.digest.slice(0, 12)}…); nothing of it is kept; try again, or use another server`);
+      }
+      file.flush();
+    });
+    await this.put(source.digest, { bytes: source.bytes });
   }
 
-  /** Give the bytes of a source piece by piece, after `fetch`. They are gone when `take` returns. */
-  async read(source: Source, take: (bytes: Uint8Array, start: number) => void): Promise<void> {
-    const entry = await this.getEntry(source.digest);
-    if (!entry?.isWhole || entry.bytes !== source.bytes) throw new Error(`${source.name} is not on this device; load the model again`);
-    for (let piece = 0; piece * PIECE_BYTES < source.bytes; piece++) {
-      await this.usePiece(source, piece, (data) => take(data, piece * PIECE_BYTES));
-    }
+  /** Read a source, after `fetch`, to where `getTarget` says; it is asked before every part. */
+  async read(source: Source, getTarget: () => Uint8Array): Promise<void> {
+    if (!(await this.isWhole(source))) throw new Error(`${source.name} is not on this device; load the model again`);
+    await this.use(source, async (file) => {
+      const isComplete = file.getSize() === source.bytes;
+      for (let place = 0; isComplete && place < source.bytes; ) {
+        const count = file.read(getTarget().subarray(place, place + PART_BYTES), { at: place });
+        if (!count) break;
+        place += count;
+        if (place === source.bytes) return;
+      }
+      if (isComplete && !source.bytes) return;
+      await this.remove(source.digest);
+      throw new Error(`the browser lost a part of ${source.name}; load the model again`);
+    });
   }
 
   async readWhole(source: Source): Promise<Uint8Array> {
     const whole = new Uint8Array(source.bytes);
-    await this.read(source, (bytes, start) => whole.set(bytes, start));
+    await this.read(source, () => whole);
     return whole;
   }
 
   /** Keep a small value; the caller has checked it. */
   async remember(key: string, value: unknown): Promise<void> {
-    await this.put("entries", `small ${key}`, value);
+    await this.put(`small ${key}`, value);
   }
 
   async recall(key: string): Promise<unknown> {
-    return settle(this.database.transaction("entries").objectStore("entries").get(`small ${key}`));
+    return settle(this.entries("readonly").get(`small ${key}`));
   }
 
   /** Delete everything of every model. */
   async clear(): Promise<void> {
-    const transaction = this.database.transaction(["entries", "pieces"], "readwrite");
-    transaction.objectStore("entries").clear();
-    transaction.objectStore("pieces").clear();
-    await finish(transaction);
+    await settle(this.entries("readwrite").clear());
+    for await (const name of (this.folder as unknown as { keys(): AsyncIterable<string> }).keys()) await this.folder.removeEntry(name);
   }
 
-  // ---- pieces ----------------------------------------------------------------------------------
+  // ---- files -----------------------------------------------------------------------------------
 
-  /** Fill `data` with one piece; try again from where it broke off. */
-  private async download(data: Uint8Array, source: Source, piece: number, onBytes: OnBytes, signal?: AbortSignal): Promise<void> {
-    const first = piece * PIECE_BYTES;
-    let place = 0;
-    for (let attempt = 1; place < data.length; attempt++) {
+  /** Give the open file of a source. Another page of this origin waits until it is closed. */
+  private async use(source: Source, work: (file: OpenFile) => Promise<void>): Promise<void> {
+    await navigator.locks.request(`${NAME} ${source.digest}`, async () => {
+      const handle = await this.folder.getFileHandle(source.digest, { create: true });
+      const file = await (handle as unknown as { createSyncAccessHandle(): Promise<OpenFile> }).createSyncAccessHandle();
       try {
-        const start = source.start + first + place;
-        const reply = await this.fetchRange(source.file, start, source.start + first + data.length, signal);
+        await work(file);
+      } finally {
+        file.close();
+      }
+    });
+  }
+
+  /** Append what is missing of a file; try again from where it broke off. */
+  private async download(file: OpenFile, source: Source, take: (bytes: Uint8Array) => void, onBytes: OnBytes, signal?: AbortSignal): Promise<void> {
+    let place = file.getSize();
+    for (let attempt = 1; place < source.bytes; attempt++) {
+      try {
+        const reply = await this.fetchRange(source.file, source.start + place, source.start + source.bytes, signal);
         const reader = reply.body!.getReader();
         for (;;) {
           const { value, done } = await reader.read();
           if (done) break;
-          if (place + value.length > data.length) {
+          if (place + value.length > source.bytes) {
             await reader.cancel();
             throw new Refusal(`the server sent more bytes of ${source.name} than it was asked for`);
           }
-          data.set(value, place);
+          append(file, value, place);
+          take(value);
           place += value.length;
           release(value);
-          onBytes(first + place);
+          onBytes(place);
           attempt = 1;
         }
-        if (place < data.length && attempt >= ATTEMPTS) throw new Error("it ended early");
+        if (place < source.bytes && attempt >= ATTEMPTS) throw new Error("it ended early");
       } catch (error) {
-        if (signal?.aborted || error instanceof Refusal || attempt >= ATTEMPTS) {
-          if (signal?.aborted || error instanceof Refusal) throw error;
-          throw new Error(`${source.name} broke off after ${first + place} of ${source.bytes} bytes (${(error as Error).message}); load the model again to go on from there`);
-        }
+        if (signal?.aborted || error instanceof Refusal) throw error;
+        if (attempt < ATTEMPTS) continue;
+        throw new Error(`${source.name} broke off after ${place} of ${source.bytes} bytes (${(error as Error).message}); load the model again to go on from there`);
       }
     }
   }
 
-  /** Return how many pieces are here from the first on; a wrong length counts as missing. */
-  private async countPieces(source: Source): Promise<number> {
-    const store = this.database.transaction("pieces").objectStore("pieces");
-    const range = IDBKeyRange.bound([source.digest, 0], [source.digest, Infinity]);
-    const keys = (await settle(store.getAllKeys(range))) as [string, number][];
-    let count = 0;
-    while (count < keys.length && keys[count][1] === count) count++;
-    return count;
+  private async isWhole(source: Source): Promise<boolean> {
+    const entry = (await settle(this.entries("readonly").get(source.digest))) as { bytes: number } | undefined;
+    return entry?.bytes === source.bytes;
   }
 
-  /** Give a piece; it is gone when `take` returns. */
-  private async usePiece(source: Source, piece: number, take: (data: Uint8Array) => void): Promise<void> {
-    const store = this.database.transaction("pieces").objectStore("pieces");
-    const data = (await settle(store.get([source.digest, piece]))) as Uint8Array | undefined;
-    const wanted = Math.min(PIECE_BYTES, source.bytes - piece * PIECE_BYTES);
-    if (data?.length !== wanted) {
-      await this.forget(source.digest);
-      throw new Error(`the browser lost a part of ${source.name}; load the model again`);
-    }
-    take(data);
-    release(data);
+  private entries(mode: IDBTransactionMode): IDBObjectStore {
+    return this.database.transaction("entries", mode).objectStore("entries");
   }
 
-  private async getEntry(digest: string): Promise<Entry | undefined> {
-    return settle(this.database.transaction("entries").objectStore("entries").get(digest));
-  }
-
-  private async put(store: string, key: IDBValidKey, value: unknown): Promise<void> {
-    const transaction = this.database.transaction(store, "readwrite");
-    transaction.objectStore(store).put(value, key);
+  private async put(key: string, value: unknown): Promise<void> {
     try {
-      await finish(transaction);
+      await settle(this.entries("readwrite").put(value, key));
     } catch (error) {
-      if ((error as DOMException)?.name !== "QuotaExceededError") throw error;
-      throw new Refusal("this browser gives the page no more space on disk; free some, or leave private browsing");
+      throw explain(error);
     }
   }
 
-  private async forget(digest: string): Promise<void> {
-    const transaction = this.database.transaction(["entries", "pieces"], "readwrite");
-    transaction.objectStore("entries").delete(digest);
-    transaction.objectStore("pieces").delete(IDBKeyRange.bound([digest, 0], [digest, Infinity]));
-    await finish(transaction);
+  private async remove(digest: string): Promise<void> {
+    await settle(this.entries("readwrite").delete(digest));
   }
+}
+
+function append(file: OpenFile, bytes: Uint8Array, place: number): void {
+  try {
+    const count = file.write(bytes, { at: place });
+    if (count === bytes.length) return;
+    file.truncate(place);
+  } catch (error) {
+    throw explain(error);
+  }
+  throw explain(new DOMException("", "QuotaExceededError"));
+}
+
+function explain(error: unknown): unknown {
+  if ((error as DOMException)?.name !== "QuotaExceededError") return error;
+  return new Refusal("this browser gives the page no more space on disk; free some, or leave private browsing");
 }
 
 /** Give the memory of bytes back at once, where browsers can: a garbage collector waits for many. */
@@ -192,12 +212,5 @@ function settle<T>(request: IDBRequest<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
-  });
-}
-
-function finish(transaction: IDBTransaction): Promise<void> {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onerror = transaction.onabort = () => reject(transaction.error);
   });
 }

@@ -9,7 +9,7 @@ import type { Sampling } from "./sampler";
 import type { Order, Prompt, Report } from "./worker";
 
 type Message = { role: "user" | "assistant"; text: string; tokens: number; ms: number; costs: Costs | null; finish: string; error: string };
-type Settings = { form: "chat" | "text"; maxTokens: string; seed: string; numbers: Record<NumberName, number> };
+type Settings = { form: "chat" | "text"; maxTokens: string; seed: string; epsilon: string; numbers: Record<NumberName, number> };
 type NumberName = Exclude<keyof Sampling, "seed" | "frequency_penalty" | "presence_penalty">;
 type Phase = "choosing" | "loading" | "ready" | "running";
 
@@ -56,7 +56,7 @@ class PrivateChat extends Part {
     this.progress = { done: 0, total: 0 };
     this.messages = [];
     const numbers = { temperature: 0.7, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
-    this.settings = { form: "chat", maxTokens: "", seed: "", numbers };
+    this.settings = { form: "chat", maxTokens: "", seed: "", epsilon: "", numbers };
     this.error = "";
     this.needsKey = false;
     this.isOffline = false;
@@ -141,9 +141,9 @@ class PrivateChat extends Part {
     this.messages = [...this.messages, said.at(-1)!, { ...empty, role: "assistant", text: "" }];
     this.phase = "running";
     this.began = performance.now();
-    const { seed, maxTokens, numbers } = this.settings;
+    const { seed, maxTokens, epsilon, numbers } = this.settings;
     const chosen = seed === "" ? crypto.getRandomValues(new BigUint64Array(1))[0] : BigInt(seed);
-    this.tell({ order: "generate", prompt, maxTokens: Number(maxTokens) || MOST_TOKENS, sampling: { ...numbers, seed: chosen } });
+    this.tell({ order: "generate", prompt, maxTokens: Number(maxTokens) || MOST_TOKENS, sampling: { ...numbers, seed: chosen }, epsilon: Number(epsilon) });
     this.follow();
   }
 
@@ -189,7 +189,7 @@ class PrivateChat extends Part {
 
   private form(): TemplateResult {
     const { settings, model } = this;
-    const field = (name: "maxTokens" | "seed", words: string, placeholder: string): TemplateResult => html`<label>${words}
+    const field = (name: "maxTokens" | "seed" | "epsilon", words: string, placeholder: string): TemplateResult => html`<label>${words}
       <input inputmode="numeric" pattern="[0-9]{0,19}" placeholder=${placeholder} .value=${settings[name]}
         @change=${({ target }: Event) => {
           const input = target as HTMLInputElement;
@@ -202,6 +202,7 @@ class PrivateChat extends Part {
           <option value="text" ?selected=${settings.form === "text"}>Continue one text</option>
         </select></label>
       ${field("maxTokens", "Most tokens", String(MOST_TOKENS))}${field("seed", "Seed", "random")}
+      ${field("epsilon", "Noise: epsilon", "none")}
       ${NUMBERS.map(([name, words, least, most, step]) => html`<label>${words}
         <input type="number" min=${least} max=${most} step=${step} .value=${String(settings.numbers[name])}
           @change=${({ target }: Event) => {
@@ -219,6 +220,7 @@ class PrivateChat extends Part {
     const facts = [
       `${count(message.tokens)} tokens`,
       message.costs ? usdc(message.costs.microUsdc) : "",
+      message.costs?.epsilon == null ? "" : `noise: ε ${message.costs.epsilon.toPrecision(3)}, δ 1e-6`,
       message.tokens > 1 ? `${ms(message.ms / message.tokens)} a token` : "",
       { length: "cut at the limit", stopped: "stopped" }[message.finish] ?? "",
     ];

@@ -13,7 +13,7 @@ export type Prompt = { text: string } | { messages: ChatMessage[] };
 export type Order =
   | { order: "list"; key: string }
   | { order: "load"; model: string }
-  | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling> }
+  | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling>; epsilon: number }
   | { order: "stop" }
   | { order: "clear" };
 export type Report =
@@ -33,7 +33,7 @@ class Device {
   private models: ModelInfo[] = []; // as the server listed them
   private model: DeviceModel | null = null;
   private running: AbortController | null = null;
-  private kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply));
+  private kernels = Kernels.load(readKernels);
   private store = TensorStore.open((...range) => this.connection.fetchRange(...range));
 
   async follow(order: Order): Promise<void> {
@@ -42,7 +42,7 @@ class Device {
       if (order.order === "list") await this.list(order.key);
       else if (order.order === "load") await this.load(order.model);
       else if (order.order === "clear") await this.clear();
-      else await this.generate(order.prompt, order.maxTokens, order.sampling);
+      else await this.generate(order);
     } catch (error) {
       report({ report: "error", code: error instanceof SplitError ? error.code : "", message: (error as Error).message });
     }
@@ -70,7 +70,7 @@ class Device {
     if (!info) throw new Error(`the server offers no private model '${name}'`);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
-    this.kernels = fetch("/private/kernels.wasm").then((reply) => Kernels.load(reply)); // an old model's memory is freed
+    this.kernels = Kernels.load(readKernels); // an old model's memory is freed
     const files = new Files(store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
     let shown = 0;
     const onProgress = (done: number, total: number): void => {
@@ -90,7 +90,7 @@ class Device {
     report({ report: "cleared" });
   }
 
-  private async generate(prompt: Prompt, maxTokens: number, given: Partial<Sampling>): Promise<void> {
+  private async generate({ prompt, maxTokens, sampling, epsilon }: Order & { order: "generate" }): Promise<void> {
     const { model } = this;
     if (!model) throw new Error("no model is loaded; load one first");
     const { signal } = (this.running = new AbortController());
@@ -99,7 +99,7 @@ class Device {
     let count = 0;
     try {
       const onCosts = (costs: Costs): void => report({ report: "costs", costs });
-      for await (const piece of generate(model, this.connection, tokens, maxTokens, { ...GREEDY, ...given }, signal, onCosts)) {
+      for await (const piece of generate(model, this.connection, tokens, maxTokens, { ...GREEDY, ...sampling }, epsilon, signal, onCosts)) {
         count += Number(piece.token >= 0);
         report({ report: "piece", ...piece });
       }
@@ -108,6 +108,10 @@ class Device {
     }
     report({ report: "end", finish: signal.aborted ? "stopped" : count >= most ? "length" : "stop" });
   }
+}
+
+async function readKernels(name: string): Promise<ArrayBuffer> {
+  return (await fetch(`/private/${name}`)).arrayBuffer();
 }
 
 /** Return the tokens of a text, or of what the model's chat template makes of messages. */

@@ -18,6 +18,7 @@ from splitup_deploy.privacy.report import (
     attach_privacy,
     make_file,
     parse_blocks,
+    render_curves,
     render_splits,
 )
 
@@ -92,6 +93,17 @@ def test_a_table_has_a_column_for_each_split(split: Split) -> None:
     Console(file=out, width=100).print(render_splits([split, split]))
     assert out.getvalue().count("100.0 %") == 2
     assert "sent, after 900 pairs" in out.getvalue()
+
+
+def test_a_picture_has_a_bar_for_each_number_of_pairs(split: Split) -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(render_curves([split]))
+    bars = {
+        line.split()[-4]: line.count("█") for line in out.getvalue().splitlines() if "█" in line
+    }
+    assert list(bars) == [f"{pairs:,}" for pairs, _ in split.found.pairs]
+    for length, (_, share) in zip(bars.values(), split.found.pairs, strict=True):
+        assert abs(length - 50 * share / 10_000) <= 1
 
 
 def test_bad_input_is_refused(compiled: CompiledModel) -> None:
