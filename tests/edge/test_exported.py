@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cli.commands import app as deploy_app
+from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxModel, OnnxNode
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 from typer.testing import CliRunner
@@ -135,6 +136,14 @@ def test_a_damaged_file_is_one_sentence(
         EdgeProgram(file)
 
 
+def test_an_unknown_operation_is_named() -> None:
+    from splitup_deploy.edge.torch_module import StaticModule
+
+    node = OnnxNode("Erf", "", "the curve", ("x",), ("y",), {})
+    with pytest.raises(InvalidModel, match=r"node 'the curve' \(Erf\) is an operation that models"):
+        StaticModule(OnnxModel(OnnxGraph((node,), {}, (), ()), {"": 23}))
+
+
 @pytest.mark.parametrize(
     ("dtype", "backend", "bound"),
     [
@@ -159,11 +168,11 @@ def test_a_model_of_blocks_writes_the_same_blocks(tmp_path: Path) -> None:
     save_blocks(tmp_path / "model", {**SDAR, "num_hidden_layers": 1})
     tokenizer = make_word_tokenizers()["llama"].to_str()
     (tmp_path / "model" / "tokenizer.json").write_text(tokenizer)
-    report = export(tmp_path / "model", tmp_path / "m.pte", "--max-len", "24")
-    assert report["rows"] == {"forward": BLOCK, "prefill": 24}
+    report = export(tmp_path / "model", tmp_path / "m.pte", "--max-len", "16")
+    assert report["rows"] == {"forward": BLOCK, "prefill": 16}
     assert report["check"]["logits_error"] <= BOUND
     program = EdgeProgram(tmp_path / "m.pte")
-    reference = load_reference(str(tmp_path / "model"), Sizes(24, program.info.chunk))
+    reference = load_reference(str(tmp_path / "model"), Sizes(16, program.info.chunk))
     blocks = Blocks(BLOCK, MASK, False)
-    request = make_request(program, (3, 17, 29, 5, 8, 9), 14, blocks=blocks)
-    assert len(decode_both(request, program, reference)) == 14
+    request = make_request(program, (3, 17, 29, 5, 8, 9), 10, blocks=blocks)
+    assert len(decode_both(request, program, reference)) == 10

@@ -96,7 +96,7 @@ def _export(options: ExportOptions, output: Output) -> None:
     else:
         from splitup_deploy.showing.exports import render_export
 
-        output.out.print(render_export(report))
+        output.out.print(render_export(report), soft_wrap=True)
 
 
 def _check_file(file: Path, backend: str, dtype: str) -> None:
