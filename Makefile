@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
+EDGE := .edge/.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
 SWIFTSHADER := $(VENV)/.swiftshader.stamp
@@ -17,7 +18,7 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test faults mutants lint coverage bench contracts page symbolic docs constraints clean
+.PHONY: demo up test test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
 
 demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
@@ -27,6 +28,9 @@ up: $(READY)  ## start a network that keeps running, in .splitup
 
 test: lint $(FOR_TESTS)  ## everything that CI checks
 	$(BIN)/pytest -n auto --maxprocesses 4
+
+test-edge: $(EDGE)  ## the tests of exported models, in an environment of their own of 1.9 GB
+	.edge/bin/python -m pytest tests/edge tests/deploy/edge
 
 faults: $(FOR_TESTS)  ## run the tests of each known fault and attack; a table of the results
 	$(BIN)/python -m tests.faults -nauto --maxprocesses=4
@@ -51,6 +55,11 @@ contracts: $(READY)  ## compile the contracts into the package again
 page: $(PAGE_MODULES)  ## build the page of splitup serve into the package again
 	cd page && node_modules/.bin/tsc --noEmit && node build.mjs
 
+proto:  ## generate the messages of draft and target workers again, in an environment of its own
+	test -x .grpc/bin/python || $(PYTHON) -m venv .grpc
+	.grpc/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.85.1
+	cd splitup/workers && ../../.grpc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. speculation.proto
+
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
 
@@ -65,6 +74,12 @@ constraints: $(READY) $(DOCS)  ## write the installed versions of all dependenci
 $(ENVIRONMENT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[devnet,dev]'
+	touch $@
+
+$(EDGE): pyproject.toml constraints.txt
+	test -x .edge/bin/python || $(PYTHON) -m venv .edge
+	.edge/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[edge]' hypothesis pytest pytest-asyncio safetensors
 	touch $@
 
 $(DOCS): $(ENVIRONMENT)

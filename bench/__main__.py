@@ -57,7 +57,7 @@ LIMITS_S: Final = {
     "committee": 180,
     "money": 180,
     "selection": 90,
-    "kernels": 300,
+    "kernels": 420,
     "device": 300,
     "adapter": 180,
     "cards": 900,

@@ -77,7 +77,7 @@ class Example:
     def blocks(self) -> Blocks | None:
         """Return its blocks, if it writes any."""
         assert self.manifest.text is not None
-        return make_blocks(self.manifest.text)
+        return make_blocks(self.manifest.text.diffusion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ async def draft_text(
     model, local = target.start(), None if draft is None else draft.start()
     sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
     if local is not None:
-        sources.append(local.make_drafts(request, experience.model))
+        sources.append(local.make_source(request, experience))
     decoder = SpeculativeDecoder(request, sources, experience, clock=lambda: now_s)
     tokens: list[int] = []
     waiting: list[tuple[float, int, np.ndarray]] = []

@@ -6,7 +6,8 @@ run uncut, with tinygrad's kernels alone ("before") and with the matrix products
 over the read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
 llama-cpp-python, with llama.cpp on the same files. Rounds alternate and medians are of ratios
 within a round, because other programs may share the machine; for the same reason one thread is
-measured by its CPU time. Progress goes to stderr, a JSON object to stdout.
+measured by its CPU time. At last CONTEXT decoded tokens are computed again, as validators do it.
+Progress goes to stderr, a JSON object to stdout.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def _encode(values: np.ndarray, kind: str) -> bytes:
     return np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], 1).tobytes()
 
 
-def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
-    """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
+def load_program(path: Path, threads: int, *, uses_native_code: bool) -> TaskProgram:
+    """Compile the uncut model."""
     file = read_gguf(path)
     config = read_config(file, "llama", CONTEXT)
     traced = trace_decoder(config, GgufWeights(file, config, FAMILIES["llama"]))
@@ -140,14 +141,25 @@ def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))
 
-    program = TaskProgram.from_graph(
+    return TaskProgram.from_graph(
         check_graph(traced.graph), get_bytes, threads=threads, uses_native_code=uses_native_code
     )
+
+
+def make_steps(program: TaskProgram, rows: int, count: int) -> list[list[bytes]]:
+    """Return the inputs of steps of so many rows."""
     chunk = next(spec.shape[0] for spec in program.inputs if spec.name == "tokens")
     steps = []
-    for step in range(TOKENS if rows == 1 else 1):
-        arrays = make_arrays(make_causal_step([7] * rows, step), chunk)
+    for step in range(count):
+        arrays = make_arrays(make_causal_step([7 + step] * rows, step * rows), chunk)
         steps.append([arrays[spec.name].tobytes() for spec in program.inputs])
+    return steps
+
+
+def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
+    """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
+    program = load_program(path, threads, uses_native_code=uses_native_code)
+    steps = make_steps(program, rows, TOKENS if rows == 1 else 1)
     clock = get_clock(threads)
 
     def run() -> float:
@@ -158,6 +170,28 @@ def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
         return clock() - start_s
 
     return run
+
+
+def measure_replay(path: Path, rounds: int) -> dict[str, float]:
+    """Return CPU seconds of decoding CONTEXT tokens, of computing them again, and the ratio.
+
+    Raises AssertionError unless both give the same bytes.
+    """
+    program = load_program(path, 1, uses_native_code=True)
+    steps = make_steps(program, 1, CONTEXT)
+    rows: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        states, start_s = (program.new_state(), program.new_state()), time.process_time()
+        wanted = [program.run(states[0], inputs) for inputs in steps]
+        middle_s, given = time.process_time(), []
+        for first in range(0, CONTEXT, ROWS):
+            given += program.run_in_order(states[1], steps[first : first + ROWS])
+        rows.append((middle_s - start_s, time.process_time() - middle_s))
+        digests = {program.compute_state_digest(state) for state in states}
+        assert given == wanted and len(digests) == 1
+    decoded, again = (round(statistics.median(column), 2) for column in zip(*rows, strict=True))
+    ratio = statistics.median(again / decoded for decoded, again in rows)
+    return {"decoded, CPU s": decoded, "again, CPU s": again, "again / decoded": round(ratio, 3)}
 
 
 @contextmanager
@@ -231,11 +265,14 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
 def main() -> None:
     """Run the benchmark."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    report: dict[str, Any] = {"device": select_device().to_dict(), "results": []}
+    report: dict[str, Any] = {"device": select_device().to_dict(), "results": [], "replay": {}}
     with tempfile.TemporaryDirectory(prefix="splitup-kernels-") as directory:
         for threads in sorted({1, os.cpu_count() or 1}):
             for form in FORMS:
                 report["results"].append(measure(Path(directory), form, threads, rounds))
+        for form in FORMS:
+            print(f"{form}: computing {CONTEXT} tokens again", file=sys.stderr)
+            report["replay"][form] = measure_replay(Path(directory) / f"{form}.gguf", rounds)
     print(json.dumps(report, indent=2))
 
 

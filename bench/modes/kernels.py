@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from bench.measure.kernel_speed import CONTEXT
 from bench.report import Bar, Report
 from bench.testbed.run_python import run_python
 
 ROUNDS: Final = 3
 DECODE_BAR: Final = 0.6
 PREFILL_BAR: Final = 0.3
+REPLAY_BARS: Final = {"f32": 0.25, "f16": 0.3, "q8_0": 0.5}
 
 
 async def run(quick: bool) -> Report:
@@ -27,4 +29,7 @@ async def run(quick: bool) -> Report:
             measured = row.get(f"{what} / peer")
             shown = beside if what == "decode" else {}
             bars.append(Bar(name, measured, "×", at_least=at_least, beside=shown, note=note))
+    for form, row in found["replay"].items():
+        name = f"CPU of computing {CONTEXT} decoded tokens again against decoding them, {form}"
+        bars.append(Bar(name, row["again / decoded"], "×", at_most=REPLAY_BARS[form], beside=row))
     return Report(bars, found)

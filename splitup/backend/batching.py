@@ -5,6 +5,9 @@ Run once over the concatenated rows of several executions, it gives each executi
 would give alone. All other kernels run once per execution, on views that begin at its first row. So
 no bit of a result depends on the other executions of a batch.
 
+``find_spans`` says how consecutive steps of one execution run together: in which order a state is
+updated matters then (``splitup.backend.merging``).
+
 Shared kernels are found by analysing tinygrad's kernels: exactly one loop runs over the rows, and
 it moves every address by exactly one row: ``index = row * stride + rest``. Neither the row nor the
 number of rows occurs in the rest, in a condition or in a value. A kernel that this analysis does
@@ -13,6 +16,7 @@ not understand is not shared.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,3 +188,64 @@ def _is_free(uop: UOp, row: UOp) -> bool:
             seen.update(fresh)
             pending += fresh
     return True
+
+
+# ---- consecutive steps of one execution ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Kernels ``first`` … ``end - 1``: all are shared, or they run step after step.
+
+    In the second case each step computes in the memory that it would have alone. ``read`` are the
+    buffers that earlier kernels wrote and these mention, ``kept`` those that later ones mention.
+    """
+
+    first: int
+    end: int
+    is_shared: bool
+    read: tuple[UOp, ...] = ()
+    kept: tuple[UOp, ...] = ()
+
+
+def find_spans(
+    mentioned: Sequence[Sequence[UOp]],
+    shared: Sequence[bool],
+    kinds: Mapping[UOp, Kind],
+    lowered: Lowered,
+) -> tuple[Span, ...]:
+    """Return how to run kernels for consecutive steps of one state, () if only step by step.
+
+    ``mentioned`` are the buffers of each kernel, in the order in which kernels run. All that
+    mention one state lie in one span that is not shared: there a step has done with the state
+    before the next one begins. A shared kernel between them is run step by step, too.
+    """
+    seen = {buffer: [-1, -1] for buffer in lowered.inputs}  # where it is mentioned first and last
+    for place, buffers in enumerate(mentioned):
+        for buffer in buffers:
+            seen[buffer] = [seen.get(buffer, [place])[0], place]
+    solo = [not is_shared for is_shared in shared]
+    for pair in zip(lowered.states, lowered.updates, strict=True):
+        users = [seen[buffer] for buffer in pair if buffer in seen]
+        if users:
+            first, last = min(users)[0], max(end for _, end in users)
+            solo[first : last + 1] = [True] * (last + 1 - first)
+    if all(solo):
+        return ()
+    for buffer in lowered.outputs:
+        seen[buffer] = [seen[buffer][0], len(solo)]
+    held = {*lowered.weights, *lowered.states, *lowered.updates}
+    spans = []
+    for is_solo, group in itertools.groupby(range(len(solo)), lambda place: solo[place]):
+        places = list(group)
+        first, end = places[0], places[-1] + 1
+        if not is_solo:
+            spans.append(Span(first, end, is_shared=True))
+            continue
+        own = [b for b in dict.fromkeys(itertools.chain(*mentioned[first:end])) if b not in held]
+        read = [buffer for buffer in own if seen[buffer][0] < first]
+        kept = [buffer for buffer in own if seen[buffer][1] >= end and kinds[buffer] != "common"]
+        if any(kinds[buffer] == "common" for buffer in read):
+            return ()  # a step might overwrite it before the next one reads it
+        spans.append(Span(first, end, False, tuple(read), tuple(kept)))
+    return tuple(spans)

@@ -48,6 +48,7 @@ from splitup.backend.launching import (
     launch_records,
     load_executable,
 )
+from splitup.backend.merging import MergedSteps, StepLaunches
 from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
 from splitup.backend.schedule_bytes import decode_schedule
@@ -104,12 +105,12 @@ class State:
     """The state tensors of one execution on one program, zero at first."""
 
     __slots__ = (
-        *("_apart", "_buffers", "_copies", "_launches", "_parity", "_program", "_records"),
-        "_views",
+        *("_apart", "_buffers", "_copies", "_launches", "_merged", "_parity", "_program"),
+        *("_records", "_views"),
     )
 
     def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
-        self._program = program
+        self._program: TaskProgram | None = program
         self._buffers = buffers
         self._parity = 0
         native = program._native
@@ -119,9 +120,11 @@ class State:
         self._apart = tuple([one.launch for one in row] for row in bound)  # one by one, in a batch
         self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
+        self._merged: StepLaunches | None = None  # made when it is needed
 
     def _clear(self) -> None:
         """Make all of it zeros again; each state is a cache that native code writes by rows."""
+        assert self._program is not None
         for index, spec in enumerate(self._program.states):
             assert self._copies is not None
             for copy, rows in enumerate(self._copies.pop_ends(index)):
@@ -250,6 +253,7 @@ class TaskProgram:
             ],
         )
         self.width = self._compute_width(schedule)
+        self._merging = self._find_merging(schedule)
         self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
     @property
@@ -366,6 +370,63 @@ class TaskProgram:
         for state, _ in steps:
             state._parity = 1 - state._parity
         return results
+
+    @property
+    def merges(self) -> bool:
+        """Return whether consecutive steps of a state can be computed in one pass."""
+        return self._merging is not None
+
+    def run_in_order(
+        self, state: State, steps: Sequence[Sequence[bytes | memoryview]]
+    ) -> list[list[bytes]]:
+        """Compute consecutive steps of one state in one pass, which reads weights once.
+
+        Outputs and state are the bytes that the steps give one after the other. Raises
+        InvalidInput, and leaves the state as it was, for inputs that ``run`` refuses and for more
+        rows than one step may have. After any other error the state is of no more use.
+        """
+        if self._merging is None or len(steps) < 2:
+            return [self.run(state, inputs) for inputs in steps]
+        rows = [self.check(state, inputs) for inputs in steps]
+        firsts, total = _stack_rows(rows)
+        if any(total[symbol] > most for symbol, most in self._most_rows.items()):
+            raise InvalidInput(f"these {len(steps)} steps have more rows than a step may have")
+        if state._merged is None:
+            copies = [States(state._buffers, state._copies, parity) for parity in (0, 1)]
+            bound = self._bind(copies[0]), self._bind(copies[1])
+            state._merged = StepLaunches(self._merging.blocks, bound)
+        self._step = None  # the next one sets its own rows
+        parity = state._parity
+        order = [state._merged.blocks[(parity + place) % 2] for place in range(len(steps))]
+        prepared = [
+            self._ports.prepare(inputs, tuple(first.items()))
+            for inputs, first in zip(steps, firsts, strict=True)
+        ]
+        for one, inputs in zip(prepared, steps, strict=True):
+            one.write(inputs)
+        state._program = None  # until all has gone well
+        words = self._rows, self._total
+        self._merging.run(order, list(zip(rows, firsts, strict=True)), total, words)
+        state._program, state._parity = self, (parity + len(steps)) % 2
+        return [one.read([]) for one in prepared]
+
+    def _find_merging(self, schedule: Schedule) -> MergedSteps | None:
+        """Return how consecutive steps run in one pass, None if they have to run one by one."""
+        is_ours = self.device == "CPU" and all(call.is_movable for call in self._calls)
+        has_rows = all(spec.rows for spec in (*self.inputs, *self.outputs))
+        if not (is_ours and has_rows and schedule.blocks and self._join is None):
+            return None
+        if self._ports.reads_states:
+            return None
+
+        def get_address(place: Place) -> int:
+            buffer = self._get_argument(place)
+            assert isinstance(buffer, Buffer)  # no state crosses a block's border
+            return int(buffer.get_buf(self.device).va_addr)
+
+        most_steps = min(self._most_rows.values())
+        merging = MergedSteps(schedule.blocks, most_steps, self._most_rows, get_address)
+        return merging if merging.is_small else None
 
     def _launch_together(self, states: Sequence[State], rows: Sequence[Rows]) -> None:
         """Run each kernel for all states before the next one, which may overwrite its operands."""

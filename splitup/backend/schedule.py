@@ -18,7 +18,7 @@ from tinygrad.tensor import transform_to_call
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.arena_layout import Plan, plan_memory
-from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
+from splitup.backend.batching import Kind, Rows, Span, classify_kernel, find_kinds, find_spans
 from splitup.backend.launch_sizes import read_size
 from splitup.backend.lowering import Lowered, lower_graph
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
@@ -84,6 +84,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Launches ``first`` … ``end - 1``, as consecutive steps of one execution run them together.
+
+    Shared ones run once for all steps. The others run step after step, each on the rows that it
+    would have alone; ``read`` and ``kept`` are the values that cross the borders of the block.
+    """
+
+    first: int
+    end: int
+    is_shared: bool
+    read: tuple[Place, ...] = ()
+    kept: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Everything that a task needs on its device. Sizes are in bytes."""
 
@@ -95,6 +110,7 @@ class Schedule:
     executables: tuple[Executable, ...]
     natives: tuple[NativeKernel, ...]
     launches: tuple[Launch, ...]
+    blocks: tuple[Block, ...]  # () where consecutive steps run one by one
 
 
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
@@ -127,7 +143,9 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
     writer = _Writer(lowered, plan.views)
     for kernel in kernels:
         writer.add(kernel, next(compiled) if kernel.native is None else kernel.call)
-    return writer.finish(plan.outputs)
+    mentioned = [kernel.buffers for kernel in kernels]
+    spans = find_spans(mentioned, [kernel.is_shared for kernel in kernels], kinds, lowered)
+    return writer.finish(plan.outputs, spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +155,7 @@ class _Kernel:
     call: UOp
     native: NativeKernel | None
     operands: tuple[UOp, ...]
+    buffers: tuple[UOp, ...]  # that the operands are, before they got their places in the arena
     kinds: dict[UOp, Kind]
     is_shared: bool
     is_update: bool = False
@@ -185,15 +204,16 @@ def _iter_kernels(
             if update is not None:
                 places = {buffers[item]: item for item in operands}
                 taken = tuple(places[buffer] for buffer in update.buffers)
-                yield _Kernel(call, update.kernel, taken, given, is_shared, is_update=True)
+                yield _Kernel(
+                    call, update.kernel, taken, update.buffers, given, is_shared, is_update=True
+                )
                 continue
             found = None if native is None else native.match_kernel(call.src[0])
-            if found is None:
-                yield _Kernel(call, None, operands, given, is_shared)
-            else:
-                kernel, slots = found
-                taken = tuple(operands[slot] for slot in slots)
-                yield _Kernel(call, kernel, taken, given, is_shared)
+            kernel, taken = None, operands
+            if found is not None:
+                kernel, taken = found[0], tuple(operands[slot] for slot in found[1])
+            originals = tuple(buffers[item] for item in taken)
+            yield _Kernel(call, kernel, taken, originals, given, is_shared)
 
 
 def _find_needed(plan: Plan, lowered: Lowered, updates: _Updates) -> dict[int, _Update | None]:
@@ -241,9 +261,12 @@ class _Writer:
         self._programs: dict[UOp, int] = {}
         self._natives: dict[NativeKernel, int] = {}
         self._launches: list[Launch] = []
+        self._placed: dict[UOp, Place] = {}  # by buffer, where the operands are
 
     def add(self, kernel: _Kernel, call: UOp) -> None:
         """Add one kernel; ``call`` is its call, compiled unless the kernel is native."""
+        for buffer, operand in zip(kernel.buffers, kernel.operands, strict=True):
+            self._placed[buffer] = self._place(operand, kernel)
         if kernel.native is not None:
             places = tuple(self._place(operand, kernel) for operand in kernel.operands)
             index = self._natives.setdefault(kernel.native, len(self._natives))
@@ -264,8 +287,8 @@ class _Writer:
         index = self._programs[program]
         self._launches.append(Launch("executable", index, places, kernel.is_shared))
 
-    def finish(self, outputs: Sequence[UOp]) -> Schedule:
-        """Return all that was added."""
+    def finish(self, outputs: Sequence[UOp], spans: Sequence[Span]) -> Schedule:
+        """Return all that was added; ``spans`` cover the kernels."""
         lowered = self._lowered
         places = tuple(self._place(uop) for uop in outputs)
         return Schedule(
@@ -277,6 +300,16 @@ class _Writer:
             executables=tuple(self._executables),
             natives=tuple(self._natives),
             launches=tuple(self._launches),
+            blocks=tuple(
+                Block(
+                    span.first,
+                    span.end,
+                    span.is_shared,
+                    tuple(self._placed[buffer] for buffer in span.read),
+                    tuple(self._placed[buffer] for buffer in span.kept),
+                )
+                for span in spans
+            ),
         )
 
     def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:

@@ -15,7 +15,7 @@ from dataclasses import astuple
 from typing import Any, Final
 
 from splitup.backend.native_code import NativeCode
-from splitup.backend.schedule import Executable, Launch, Place, Schedule
+from splitup.backend.schedule import Block, Executable, Launch, Place, Schedule
 from splitup.core.codec import parse_json
 
 _LENGTH: Final = struct.Struct("<I")
@@ -35,6 +35,10 @@ def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
             [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
             for launch in schedule.launches
         ],
+        [
+            [block.first, block.end, block.is_shared, *map(_list_places, (block.read, block.kept))]
+            for block in schedule.blocks
+        ],
     ]
     text = json.dumps(header, separators=(",", ":")).encode()
     codes = b"".join(item.code for item in schedule.executables)
@@ -46,7 +50,7 @@ def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
     (length,) = _LENGTH.unpack_from(data)
     end = _LENGTH.size + length
     header = parse_json(data[_LENGTH.size : end])
-    inputs, weights, states, values, outputs, executables, natives, launches = header
+    inputs, weights, states, values, outputs, executables, natives, launches, blocks = header
     read = []
     for code_bytes, *numbers in executables:
         read.append(_read_executable(data[end : end + code_bytes], numbers))
@@ -63,11 +67,19 @@ def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
             Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
             for kind, index, is_shared, *places in launches
         ),
+        blocks=tuple(
+            Block(first, end, is_shared, *(tuple(Place(*one) for one in row) for row in places))
+            for first, end, is_shared, *places in blocks
+        ),
     )
 
 
 def _list_place(place: Place) -> list[Any]:
     return list(astuple(place))
+
+
+def _list_places(places: Sequence[Place]) -> list[list[Any]]:
+    return [_list_place(place) for place in places]
 
 
 def _list_executable(item: Executable) -> list[Any]:

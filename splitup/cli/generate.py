@@ -304,7 +304,7 @@ class Generated:
 
     def describe(self) -> str:
         """Return how many tokens came, and how fast."""
-        if not self.execution_id:
+        if self.is_interrupted and not self.execution_id:
             return "interrupted before the execution began; nothing was paid"
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"
@@ -324,6 +324,7 @@ async def generate(
     Raises what ``SplitUp.generate`` raises, KeyboardInterrupt for a second Ctrl-C.
     """
     from splitup.client.connection import SplitUp
+    from splitup.client.inputs import format_usdc
     from splitup.client.privacy import describe_privacy
 
     done = Generated()
@@ -347,6 +348,14 @@ async def generate(
             if (part := (await net.fetch_model(model)).manifest.client) is not None:
                 for sentence in describe_privacy(part):
                     output.say(sentence)
+            if arguments["decoder"] == "speculative":
+                most = await net.quote_generation(
+                    model, prompt, max_tokens=arguments["max_tokens"], decoder="speculative"
+                )
+                output.say(
+                    f"at most {format_usdc(most)}: as without drafts; a step costs the same, "
+                    "whatever its rows"
+                )
             output.hint("requesting a plan")
             tokens = net.generate(model, prompt, **arguments, on_session=on_session)
             while (token := await _next(tokens, interrupted)) is not None:

@@ -21,7 +21,11 @@ VERBS: Final = {  # each with its line in the help
     "generate": "Continue a text and print its tokens as they come.",
     "embed": "Print the vector of every text, one JSON line each.",
     "serve": "Offer models over HTTP to clients of the OpenAI API.",
+    "draft-worker": "Draft for others with a small model, over gRPC.",
+    "target-worker": "Verify others' drafts with a model, over gRPC.",
+    "speculate": "Continue a text by workers that draft and verify.",
     "adapter-host": "Apply adapters to hidden states that clients encrypt.",
+    "edge": "Continue a text with an exported model, without a network.",
     "keys": "Create, list and revoke the API keys of serve.",
     "relay": "Let a phone on the local network reach serve on this machine.",
     "join": "Make a key and a configuration for the network behind a URL.",
@@ -53,7 +57,8 @@ class _Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
-        verb.command(cmd_name)(import_module(get_module(cmd_name)).command)
+        module = import_module(get_module(cmd_name))
+        verb.command(cmd_name, context_settings=getattr(module, "CONTEXT", None))(module.command)
         return typer.main.get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,16 @@ from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
 from splitup.decode.step import Decoder, StepInput, make_arrays
-from splitup.graph.manifest import ClientInput, ClientPart, ClientTask, Manifest, TextInfo
+from splitup.graph.manifest import (
+    ClientInput,
+    ClientPart,
+    ClientTask,
+    DiffusionInfo,
+    Manifest,
+    TextInfo,
+)
 
 _CLOSE_S: Final = 1.0
 _PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
@@ -69,11 +76,25 @@ def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
     return found if isinstance(found, dict | list) else None
 
 
-def make_blocks(info: TextInfo) -> Blocks | None:
+def make_blocks(info: DiffusionInfo | None) -> Blocks | None:
     """Return a manifest's blocks as decoders take them; None for one token after the other."""
-    if (found := info.diffusion) is None:
-        return None
-    return Blocks(found.block_size, found.mask_id, found.are_shifted)
+    return None if info is None else Blocks(info.block_size, info.mask_id, info.are_shifted)
+
+
+class DraftModel(Protocol):
+    """A model that drafts one text, here or elsewhere."""
+
+    def make_source(self, request: TextRequest, experience: Experience) -> DraftSource:
+        """Return the source of drafts whose questions it answers."""
+        ...
+
+    async def compute(self, question: Any) -> Any:
+        """Return the answer to the source's question. Raises SplitUpError."""
+        ...
+
+    async def end(self) -> None:
+        """Free what it holds."""
+        ...
 
 
 class LocalModel:
@@ -86,8 +107,10 @@ class LocalModel:
         self, name: str, manifest: Manifest, info: TextInfo, programs: ClientPrograms
     ) -> None:
         self.name = name
+        self.info = info
         self.context = info.context
-        self._blocks = make_blocks(info)
+        self._manifest = manifest
+        self._programs = programs
         self._run = programs.new_run()
         inputs = {port.name: port.spec for port in manifest.user_inputs}
         outputs = {port.name: port.spec for port in manifest.user_outputs}
@@ -96,11 +119,9 @@ class LocalModel:
         self._inputs, self._output = list(inputs.values()), outputs["logits"]
         self.chunk = inputs["tokens"].shape[0]
 
-    def make_drafts(self, request: TextRequest, rates: ModelRates) -> ModelDrafts:
-        """Return what ranks its logits as drafts. Raises InvalidInput for too small steps."""
-        if (blocks := self._blocks) is None:
-            return ModelDrafts(request, rates, chunk=self.chunk, context=self.context)
-        return BlockDrafts(request, rates, chunk=self.chunk, context=self.context, blocks=blocks)
+    def open_text(self) -> LocalModel:
+        """Return the same model for another text."""
+        return LocalModel(self.name, self._manifest, self.info, self._programs)
 
     async def compute(self, step: StepInput) -> npt.NDArray[np.float32]:
         """Return the logits of a step, float32 [R, vocab]. Raises SplitUpError."""
@@ -111,6 +132,13 @@ class LocalModel:
             raise InvalidModel(f"it gave {len(data)} bytes for {len(step.outputs)} rows of logits")
         return bytes_to_array(self._output, data)
 
+    def make_source(self, request: TextRequest, experience: Experience) -> DraftSource:
+        """Return what drafts a text with it. Raises InvalidInput for too small steps."""
+        rates = experience.model
+        if (blocks := make_blocks(self.info.diffusion)) is None:
+            return ModelDrafts(request, rates, chunk=self.chunk, context=self.context)
+        return BlockDrafts(request, rates, chunk=self.chunk, context=self.context, blocks=blocks)
+
     async def end(self) -> None:
         """Free the states."""
         await self._run.end()
@@ -120,18 +148,20 @@ class LocalModel:
 class Speculation:
     """What a speculative decoder drafts with: n-grams of the text, and a model if there is one."""
 
-    draft: LocalModel | None = None
+    draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
-    is_recurrent: bool = False  # the target
+    is_recurrent: bool = False  # the target, as ``TextInfo`` says
+    steps_back: int | None = None  # of the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
         sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
         if self.draft is not None:
-            sources.append(self.draft.make_drafts(request, self.experience.model))
-        return SpeculativeDecoder(
-            request, sources, self.experience, may_go_back=not self.is_recurrent
+            sources.append(self.draft.make_source(request, self.experience))
+        may_go_back = not self.is_recurrent and (
+            self.steps_back is None or self.steps_back >= 2 * request.chunk
         )
+        return SpeculativeDecoder(request, sources, self.experience, may_go_back=may_go_back)
 
     def start(self, decoder: Decoder) -> Drafting | None:
         """Return what computes a decoder's drafts; None without a draft model, or for another."""
@@ -143,10 +173,10 @@ class Speculation:
 class Drafting:
     """Computes a decoder's drafts while steps of the target are on their way."""
 
-    def __init__(self, decoder: SpeculativeDecoder, model: LocalModel) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, model: DraftModel) -> None:
         self._decoder = decoder
         self._model = model
-        self._task: asyncio.Task[npt.NDArray[np.float32]] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     async def advance(self, result: asyncio.Future[Any] | None) -> bool:
         """Wait for ``result`` or a draft; return whether the decoder may have a step before it.

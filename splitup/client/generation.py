@@ -30,10 +30,20 @@ DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
 
-class StepRunner(Protocol):
-    """What takes the steps of a text: a session, on a network or behind a server."""
+class WritesText(Protocol):
+    """What says how a model writes text: its manifest, or an exported model's own description."""
 
-    manifest: Manifest
+    @property
+    def text(self) -> TextInfo | None:
+        """Return the settings of text generation."""
+
+
+class StepRunner(Protocol):
+    """What takes the steps of a text: a session, on a network, behind a server or in a file."""
+
+    @property
+    def manifest(self) -> WritesText:
+        """Return how the model writes text."""
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """Take one step; the future gives its outputs by name."""
@@ -79,7 +89,7 @@ class TextModel:
             context=self.info.context,
             chunk=self.chunk,
             cached=cached,
-            blocks=make_blocks(self.info),
+            blocks=make_blocks(self.info.diffusion),
         )
 
 
@@ -160,12 +170,14 @@ def make_decoder(
     return LookaheadDecoder(request, lookahead)
 
 
-def make_cache_contents(manifest: Manifest) -> CacheContents:
+def make_cache_contents(manifest: WritesText) -> CacheContents:
     """Return the contents of the cache of a session that starts: none."""
     if (text := manifest.text) is None:
         return CacheContents()
     size = 1 if text.diffusion is None else text.diffusion.block_size
-    return CacheContents(is_recurrent=text.is_recurrent, block_size=size)
+    return CacheContents(
+        is_recurrent=text.is_recurrent, steps_back=text.steps_back, block_size=size
+    )
 
 
 async def generate_tokens(
@@ -215,7 +227,7 @@ async def _decode(
 ) -> AsyncGenerator[tuple[list[int], bool], None]:
     """Yield the tokens that each step makes certain, and whether none follow."""
     sampler = decoder.request.sampler
-    chunk = get_chunk(session.manifest)
+    chunk = decoder.request.chunk
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished:

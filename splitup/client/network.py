@@ -427,7 +427,7 @@ class Network:
             )
         local = None if draft is None else await self.open_draft(model, draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
-        return Speculation(local, experience, info.is_recurrent)
+        return Speculation(local, experience, info.is_recurrent, info.steps_back)
 
     async def open_draft(self, model: str, draft: str) -> LocalModel:
         """Return a registered model ready to draft for another one, on this machine.
@@ -435,17 +435,30 @@ class Network:
         Raises InvalidInput for a draft model with another vocabulary, InvalidModel and
         StorageUnavailable when it cannot be loaded.
         """
+        await self.check_draft(model, draft)
+        return await self.open_local(draft)
+
+    async def check_draft(self, model: str, draft: str) -> None:
+        """Raise InvalidInput unless a registered model has the vocabulary of another one."""
         target, found = await asyncio.gather(self.fetch_model(model), self.fetch_model(draft))
         infos = [get_text_info(each.manifest, each.name) for each in (target, found)]
-        local = Model(found.name, found.model_id, bring_home(found.manifest, draft))
         pair = infos[0].tokenizer_digest, infos[1].tokenizer_digest
         if pair[0] != pair[1] and pair not in self._equal_vocabularies:
             ours, theirs = [await self._models.fetch_tokenizer(each) for each in (target, found)]
             await asyncio.to_thread(check_vocabulary, ours.data, theirs.data, draft)
             self._equal_vocabularies.add(pair)
+
+    async def open_local(self, model: str) -> LocalModel:
+        """Return a registered text model ready to run as a whole on this machine.
+
+        Raises InvalidInput, and InvalidModel and StorageUnavailable when it cannot be loaded.
+        """
+        found = await self.fetch_model(model)
+        info = get_text_info(found.manifest, model)
+        local = Model(found.name, found.model_id, bring_home(found.manifest, model))
         programs = await self._models.load_programs(local)
         assert programs is not None
-        return LocalModel(draft, local.manifest, infos[1], programs)
+        return LocalModel(model, local.manifest, info, programs)
 
     async def fetch_text_model(self, model: str) -> TextModel:
         """Return a registered text model with its tokenizer; raise InvalidInput for another one."""

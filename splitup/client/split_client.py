@@ -113,7 +113,9 @@ class SplitClient:
         if part is None:
             raise InvalidModel(f"model {info.name} leaves no task to the client")
         if text.diffusion is not None:
-            raise InvalidModel(f"model {info.name} writes blocks of tokens; a device feeds no such")
+            raise InvalidModel(
+                f"model {info.name} writes blocks of tokens, and devices feed one after the other"
+            )
         files = [await cache.fetch_program(info.model_id, task) for task in part.tasks]
         path = await cache.fetch_tokenizer(info.model_id, text)
         data = await asyncio.to_thread(path.read_bytes)

@@ -1,11 +1,13 @@
 """Traces by OpenTelemetry: an execution is a trace, its tasks and their first steps are spans.
 
+A text by draft and target workers is a trace, too, and the calls to them are its spans.
+
 They are sent over OTLP (HTTP) when ``OTEL_EXPORTER_OTLP_ENDPOINT`` or
 ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` is set, and the extra ``splitup[otel]`` is installed. The
 other variables of OpenTelemetry's specification hold, too. Otherwise nothing is loaded or done.
 
 Attributes hold ids, labels and counts: no prompts, no tokens, no keys. Times are those that the
-nodes report at the end of an execution, by their own clocks.
+nodes report at the end of an execution, by their own clocks, and for calls the caller's.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -29,6 +32,24 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _log = logging.getLogger("splitup.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """One call of a draft or target worker; times are the caller's clock, and the worker's own.
+
+    ``worker_ns`` is from the request's arrival there to the answer, ``model_ns`` the model's part.
+    """
+
+    name: str
+    worker: str
+    span_id: int
+    started_ns: int
+    wall_ns: int
+    worker_ns: int
+    model_ns: int
+    error: str = ""
+
 
 STEPS: Final = 32  # of each task that have spans of their own
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -105,6 +126,37 @@ def _record(events: Sequence[TraceEvent], request: Request) -> None:
             step.end(event.ended_ns)
         task.end(max(event.sent_ns for event in steps))
     root.end(max(event.sent_ns for event in events))
+
+
+async def send_calls(name: str, calls: Sequence[CallSpan]) -> None:
+    """Hand the calls of one text, as a trace of this name, to OpenTelemetry, if it is wanted."""
+    if calls and is_wanted():
+        await asyncio.to_thread(_record_calls, name, calls)
+
+
+def _record_calls(name: str, calls: Sequence[CallSpan]) -> None:
+    opened = _open()
+    if opened is None:
+        return
+    from opentelemetry.trace import set_span_in_context
+
+    tracer, _ = opened
+    root = tracer.start_span(name, start_time=min(call.started_ns for call in calls))
+    inside = set_span_in_context(root)
+    for call in calls:
+        attributes: dict[str, str | float] = {
+            "splitup.worker": call.worker,
+            "splitup.call.id": f"{call.span_id:016x}",
+            "splitup.worker_ms": call.worker_ns / 1e6,
+            "splitup.model_ms": call.model_ns / 1e6,
+        }
+        if call.error:
+            attributes["error.type"] = "failed"  # what a worker says may quote tokens
+        span = tracer.start_span(
+            call.name, context=inside, start_time=call.started_ns, attributes=attributes
+        )
+        span.end(call.started_ns + call.wall_ns)
+    root.end(max(call.started_ns + call.wall_ns for call in calls))
 
 
 @cache

@@ -50,7 +50,10 @@ SAFETENSORS_DTYPES: Final[dict[str, str]] = {
     "I64": "int64",
     "U64": "uint64",
     "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
 }
+# Numbers that files may hold and nothing computes with.
+_STORED_BYTES: Final = {**ITEM_BYTES, "float8_e4m3fn": 1}
 
 _LENGTHS: Final = 1024  # cached digests of zeros: a port has one length per number of rows
 
@@ -336,7 +339,7 @@ def _parse_tensor(name: str, key: str, row: Any, start: int) -> SafeTensor:
         and all(type(n) is int and n >= 0 for n in offsets),
         f"has a tensor '{key}' with impossible offsets",
     )
-    nbytes = math.prod(shape) * ITEM_BYTES[SAFETENSORS_DTYPES[dtype]]
+    nbytes = math.prod(shape) * _STORED_BYTES[SAFETENSORS_DTYPES[dtype]]
     _check_file(
         name,
         offsets[1] - offsets[0] == nbytes,

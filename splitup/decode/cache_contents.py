@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.step import StepInput, check_path
 
 
@@ -11,12 +12,17 @@ class CacheContents:
     """The valid rows of one cache, after the steps that were fed so far, in order.
 
     ``is_recurrent``: the model has layers that cannot go back (``splitup.decode.step.check_path``).
+    ``steps_back``: how far a step may start before the furthest start, as in ``TextInfo``.
     ``block_size``: a row saw its whole block, so blocks are in common or not.
     """
 
-    def __init__(self, *, is_recurrent: bool = False, block_size: int = 1) -> None:
+    def __init__(
+        self, *, is_recurrent: bool = False, steps_back: int | None = None, block_size: int = 1
+    ) -> None:
         self._is_recurrent = is_recurrent
+        self._steps_back = steps_back
         self._block_size = block_size
+        self._furthest = 0  # start of the steps since one that started at 0
         self._before: list[int] = []  # tokens of the rows before the last step's start
         self._last: StepInput | None = None
 
@@ -24,6 +30,13 @@ class CacheContents:
         """Note a step that is fed next; raise InvalidInput for one that the model cannot follow."""
         if self._is_recurrent:
             check_path(step, self._last)
+        if 0 < step.start < self._first_start:
+            raise InvalidInput(
+                f"a step starts at {step.start}, {self._furthest - step.start} before the furthest "
+                f"one: this model goes back by at most {self._steps_back}; start at 0 and feed the "
+                "sequence again"
+            )
+        self._furthest = max(self._furthest, step.start) if step.start else 0
         if self._last is not None:
             rows = [*self._before, *self._last.tokens]
             first = step.start - len(step.kept)
@@ -45,9 +58,15 @@ class CacheContents:
             if held != wanted:
                 break
             count += 1
-        if self._is_recurrent and count < self._last.start:
+        count = count // self._block_size * self._block_size
+        if count < self._first_start or (self._is_recurrent and count < self._last.start):
             return 0
-        return count // self._block_size * self._block_size
+        return count
+
+    @property
+    def _first_start(self) -> int:
+        """Return the first position besides 0 at which a step may start."""
+        return 0 if self._steps_back is None else self._furthest - self._steps_back
 
 
 def _list_causal(step: StepInput) -> Sequence[int]:

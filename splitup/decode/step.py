@@ -14,12 +14,13 @@ three inputs of the model. For a step of T rows, at most C (the model's chunk):
                                 cache row start - C + column takes the row this many rows later
 
 The T new rows are written to the cache from row ``start`` on; the next step says which of them it
-keeps. Cache rows after them are lost. A valid row n of the cache holds position n.
+keeps. Cache rows after them are lost. A valid row n of the cache holds position n. (Layers that see
+a window keep the last rows only; how far steps may go back, the manifest says: ``steps_back``.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +47,11 @@ class StepInput:
     sees: tuple[Sequence[int], ...]
     outputs: tuple[int, ...]
     kept: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return len(self.tokens)
 
 
 class Decoder(Protocol):
@@ -199,3 +205,21 @@ def make_arrays(step: StepInput, chunk: int) -> dict[str, npt.NDArray[Any]]:
         "layout": layout,
         "outputs": np.array(step.outputs, np.int32),
     }
+
+
+def read_arrays(arrays: Mapping[str, npt.NDArray[Any]], last_start: int) -> StepInput:
+    """Return the step that ``make_arrays`` made these of; the one before began at ``last_start``.
+
+    Its kept rows are all that lie between that and its own start.
+    """
+    layout = arrays["layout"]
+    chunk, start = layout.shape[1] // 2 - 1, int(layout[0, 1])
+    shifts = layout[0, layout.shape[1] - max(start - last_start, 0) :].tolist()
+    return StepInput(
+        tokens=tuple(arrays["tokens"].tolist()),
+        positions=tuple(layout[:, 0].tolist()),
+        start=start,
+        sees=tuple(tuple((row[row > 0] - 1).tolist()) for row in layout[:, 2 : 2 + chunk]),
+        outputs=tuple(arrays["outputs"].tolist()),
+        kept=tuple(shift + place for place, shift in enumerate(shifts)),
+    )

@@ -216,6 +216,8 @@ class TextInfo(_Record):
     """What text generation needs: the tokenizer.json and the tokens that end a text.
 
     ``is_recurrent``: its steps must follow paths (``splitup.decode.step.check_path``).
+    ``steps_back``: a step may start at 0, or at most this many positions before the furthest start
+    of the steps since one that started at 0. Earlier rows of layers that see a window are gone.
     ``diffusion``: it writes blocks of tokens instead of one token after the other.
     """
 
@@ -225,6 +227,7 @@ class TextInfo(_Record):
     vocab: Length
     context: Annotated[int, Field(ge=1, le=limits.MAX_CONTEXT)]
     is_recurrent: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    steps_back: Annotated[Length | None, Field(exclude_if=operator.not_)] = None
     chat: Annotated[ChatInfo | None, Field(exclude_if=operator.not_)] = None
     diffusion: Annotated[DiffusionInfo | None, Field(exclude_if=operator.not_)] = None
 

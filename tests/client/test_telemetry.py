@@ -39,6 +39,15 @@ traces = [Trace(execution_id="0x" + "ee" * 32, node=address(task + 1), spans=tup
 asyncio.run(send_trace(make_chain_manifest(2), make_request(40), traces))
 print(json.dumps(sorted(name for name in sys.modules if name.startswith("opentelemetry"))))
 """
+CALLS = """
+import asyncio, json, sys
+from splitup.client.telemetry import CallSpan, send_calls
+
+calls = [CallSpan("TargetService/VerifyDrafts", "127.0.0.1:5", 7, 10**18 + at, 5_000, 4_000, 3_000,
+                  error) for at, error in ((0, ""), (6_000, "token 5 is unknown"))]
+asyncio.run(send_calls("text", calls))
+print(json.dumps(sorted(name for name in sys.modules if name.startswith("opentelemetry"))))
+"""
 
 
 @asynccontextmanager
@@ -68,10 +77,10 @@ async def run_collector() -> AsyncIterator[tuple[str, list[SentSpan], list[str]]
         await server.close()
 
 
-async def run_script(environment: Mapping[str, str]) -> list[str]:
+async def run_script(environment: Mapping[str, str], script: str = SCRIPT) -> list[str]:
     """Send a trace in a process of its own; return the modules of OpenTelemetry it loaded."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SCRIPT),
+        *(sys.executable, "-c", script),
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,8 +114,21 @@ async def test_an_execution_is_a_trace_and_its_tasks_are_spans() -> None:
     assert {entry.key for span in spans for entry in span.attributes} <= set(allowed)
 
 
+async def test_a_text_by_workers_is_a_trace_and_its_calls_are_spans() -> None:
+    async with run_collector() as (url, spans, _):
+        await run_script({"OTEL_EXPORTER_OTLP_ENDPOINT": url}, CALLS)
+    [root] = [span for span in spans if not span.parent_span_id]
+    calls = [span for span in spans if span.parent_span_id == root.span_id]
+    assert [call.name for call in calls] == ["TargetService/VerifyDrafts"] * 2
+    assert root.end_time_unix_nano - root.start_time_unix_nano == 11_000
+    facts = [{entry.key: entry.value for entry in call.attributes} for call in calls]
+    assert facts[0]["splitup.worker"].string_value == "127.0.0.1:5"
+    assert facts[0]["splitup.model_ms"].double_value == 0.003
+    assert "error.type" not in facts[0] and facts[1]["error.type"].string_value == "failed"
+
+
 async def test_without_the_variables_nothing_is_loaded() -> None:
-    assert await run_script({}) == []
+    assert await run_script({}) == await run_script({}, CALLS) == []
 
 
 @pytest.mark.parametrize(

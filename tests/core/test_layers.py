@@ -54,8 +54,12 @@ OWNERS = {
     "opentelemetry": {"splitup/client/telemetry.py"},
     "tokenizers": {"splitup/client/tokenizer.py"},
     "llguidance": {"splitup/client/grammar.py"},
+    "grpc": {"splitup/workers"},
+    "google": {"splitup/workers"},
     "tenseal": {"splitup/adapters/ckks.py"},
-    "torch": {"examples"},
+    "torch": {"examples", "deploy/splitup_deploy/edge"},
+    "torchao": {"deploy/splitup_deploy/edge"},
+    "executorch": {"deploy/splitup_deploy/edge"},
 }
 # The only modules that may import these packages: each stands behind an interface.
 INTERFACES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -74,42 +75,52 @@ def compute_confidence(sampler: Sampler, logits: np.ndarray, token: int, kind: s
 def write_blocks(
     request: TextRequest, size: int, options: DiffusionOptions, are_shifted: bool
 ) -> list[int]:
-    """Return the text of one block after the other; every iteration feeds all tokens again."""
-    sampler, prompt = request.sampler, request.prompt
-    assert isinstance(sampler, Sampler)
+    """Return the text; every iteration feeds all tokens again, from the definitions."""
+    prompt, iterations = request.prompt, Counter[int]()
     limit = len(prompt) + request.max_tokens
     text: list[int | None] = [*prompt, *(None,) * request.max_tokens]
     text += (None,) * (min(-(-limit // size) * size, request.context) - limit)
-    for start in range(len(prompt) // size * size, limit, size):
-        end = min(start + size, len(text))
-        iteration = 0
-        while (masks := [p for p in range(start, end) if text[p] is None]) and not _has_end(
-            request, text
-        ):
-            fed = [MASK if token is None else token for token in text[:end]]
-            rows = BlockModel(CONTEXT).run(make_block_step(fed, 0, block_size=size))
-            ends = [p for p in range(start, end) if p >= len(prompt) and text[p] in request.eos_ids]
-            masks = [p for p in masks if not ends or p < ends[0]]
-            found: dict[int, tuple[float, int]] = {}
-            for position in masks:
-                logits = rows[position - are_shifted].copy()
-                logits[MASK] = -np.inf
-                token = sampler.choose(logits, position, iteration)
-                confidence = compute_confidence(sampler, logits, token, options.confidence)
-                found[position] = (confidence, token)
+    while None in text[:limit] and not _has_end(request, text):
+        active = [text.index(None) // size]
+        while len(active) <= options.ahead and (active[-1] + 1) * size < len(text):
+            last = text[active[-1] * size : (active[-1] + 1) * size]
+            if last.count(None) > len(last) / 2:
+                break
+            active.append(active[-1] + 1)
+        fed = [MASK if token is None else token for token in text[: (active[-1] + 1) * size]]
+        rows = BlockModel(CONTEXT).run(make_block_step(fed, 0, block_size=size))
+        for block in active:
+            start, end = block * size, min((block + 1) * size, len(text))
+            known = [p for p in range(len(prompt), end) if text[p] in request.eos_ids]
+            masks = [p for p in range(start, end) if text[p] is None and p < min([*known, end])]
+            found = {
+                p: _choose(request, rows[p - are_shifted], p, iterations[block], options)
+                for p in masks
+            }
             order = sorted(masks, key=lambda p: (-found[p][0], p))
-            if are_shifted and start in masks:
-                order = [start, *(p for p in order if p != start)]
+            sure = [p for p in masks if are_shifted and p == start and block == active[0]]
+            order = [*sure, *(p for p in order if p not in sure)]
             if options.iterations is None:
-                count = max(1, sum(found[p][0] > options.threshold for p in order))
-                if are_shifted and start in masks and found[start][0] <= options.threshold:
-                    count = 1 + sum(found[p][0] > options.threshold for p in order)
+                taken = [p for p in order if p in sure or found[p][0] > options.threshold]
+                taken = taken or (order[:1] if block == active[0] else [])
             else:
-                count = size // options.iterations + (iteration < size % options.iterations)
-            for position in order[: max(1, count)]:
+                more = iterations[block] < size % options.iterations
+                taken = order[: max(1, size // options.iterations + more)]
+            for position in taken:
                 text[position] = found[position][1]
-            iteration += 1
+            iterations[block] += 1
     return _cut(request, text)
+
+
+def _choose(
+    request: TextRequest, row: np.ndarray, position: int, iteration: int, options: DiffusionOptions
+) -> tuple[float, int]:
+    logits = row.copy()
+    logits[MASK] = -np.inf
+    sampler = request.sampler
+    assert isinstance(sampler, Sampler)
+    token = sampler.choose(logits, position, iteration)
+    return compute_confidence(sampler, logits, token, options.confidence), token
 
 
 def _has_end(request: TextRequest, text: list[int | None]) -> bool:
@@ -133,6 +144,7 @@ def _cut(request: TextRequest, text: list[int | None]) -> list[int]:
     threshold=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     confidence=st.sampled_from(CONFIDENCES),
     iterations=st.none() | st.integers(1, 8),
+    ahead=st.integers(0, 2),
     temperature=st.sampled_from([0.0, 0.8]),
     are_shifted=st.booleans(),
     ends=st.booleans(),
@@ -147,24 +159,27 @@ def test_the_text_is_that_of_a_decoder_without_cache(
     threshold: float,
     confidence: Any,
     iterations: int | None,
+    ahead: int,
     temperature: float,
     are_shifted: bool,
     ends: bool,
     pipelined: bool,
     context: int,
 ) -> None:
+    ahead = ahead if iterations is None else 0
+    chunk = size * (1 + ahead) + room
     request = make_request(
         prompt,
         max_tokens,
         sampler=Sampler(temperature, 5),
         eos_ids=frozenset({0, 1, 2}) if ends else frozenset(),
-        chunk=size + room,
+        chunk=chunk,
         context=context,
     )
-    options = DiffusionOptions(None, threshold, confidence, iterations)
+    options = DiffusionOptions(None, threshold, confidence, iterations, ahead)
     decoder = make_decoder(request, size, options, are_shifted=are_shifted)
     promised = decoder.max_steps
-    tokens, steps = decode(decoder, BlockModel(size + room), pipelined=pipelined)
+    tokens, steps = decode(decoder, BlockModel(chunk), pipelined=pipelined)
     assert tokens == write_blocks(request, size, options, are_shifted)
     assert steps <= promised
     assert decoder.max_steps == 0 and decoder.next_step() is None

@@ -52,11 +52,15 @@ def make_request(prompt: list[int], seed: int, max_tokens: int, chunk: int) -> T
     ),
     seed=st.integers(0, 1000),
     chunk=st.integers(1, 40),
+    steps_back=st.sampled_from([None, 1, 3, 60]),
 )
 def test_texts_on_one_cache_are_those_of_fresh_caches(
-    texts: list[tuple[DecoderName, int, list[int], int]], seed: int, chunk: int
+    texts: list[tuple[DecoderName, int, list[int], int]],
+    seed: int,
+    chunk: int,
+    steps_back: int | None,
 ) -> None:
-    shared, contents = SequenceModel(chunk), CacheContents()
+    shared, contents = SequenceModel(chunk), CacheContents(steps_back=steps_back)
     conversation: list[int] = []
     for name, repeated, more, max_tokens in texts:
         prompt = [*conversation[:repeated], *more][:90]
@@ -110,6 +114,20 @@ def test_a_recurrent_model_goes_on_or_starts_again() -> None:
     with pytest.raises(InvalidInput, match="recurrent"):
         contents.feed(make_causal_step([9], 2))
     contents.feed(make_causal_step([9], 0))
+
+
+def test_a_model_with_windows_goes_back_within_its_bound_or_starts_again() -> None:
+    contents = CacheContents(steps_back=3)
+    text = list(range(12))
+    for start in range(0, 12, 2):
+        contents.feed(make_causal_step(text[start : start + 2], start))
+    assert contents.count_common([*text[:7], 50, 51]) == 7
+    assert contents.count_common([*text[:6], 50, 51]) == 0
+    contents.feed(make_causal_step([50], 7))
+    with pytest.raises(InvalidInput, match=r"at 6, 4 before .* at most 3; start at 0"):
+        contents.feed(make_causal_step([9], 6))
+    contents.feed(make_causal_step([9, 8], 0))
+    contents.feed(make_causal_step([8], 1))
 
 
 @pytest.mark.parametrize("cached", [-1, 0, 2, 3])

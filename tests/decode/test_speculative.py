@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitup.client.drafting import Speculation
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
@@ -206,6 +207,10 @@ def test_tokens_are_those_of_sequential_decoding(
         fails_after=fails_after,
     )
     assert run.finish() == wanted
+    furthest = 0
+    for step in run.steps:
+        assert step.start >= furthest - 2 * chunk, "within every model's bound"
+        furthest = max(furthest, step.start)
     if is_recurrent:
         for before, step in zip([None, *run.steps], run.steps, strict=False):
             check_path(step, before)
@@ -221,6 +226,14 @@ def test_good_drafts_take_fewer_round_trips(
     run.finish()
     assert len(run.tokens) == 200
     assert 200 * ROUND_TRIP_S / run.now_s > least
+
+
+def test_steps_ahead_need_a_model_that_goes_back_by_two_chunks() -> None:
+    """A rejected one is followed by a step that starts earlier."""
+    for steps_back, is_ahead in ((None, True), (8, True), (7, False)):
+        request = make_request([3, 1, 3, 1, 3, 1], Sampler(0.0), chunk=4)
+        decoder = Speculation(steps_back=steps_back).make_decoder(request)
+        assert decoder._may_go_back == is_ahead
 
 
 def test_a_step_ahead_continues_one_place_only() -> None:

@@ -106,15 +106,9 @@ def save_moe(
 
 
 def compute_logits(
-    config: dict[str, Any],
-    weights: dict[str, np.ndarray],
-    tokens: list[int],
-    seen: np.ndarray | None = None,
+    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
 ) -> np.ndarray:
-    """Return the logits after every token: float64 numpy, written from the papers.
-
-    ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself.
-    """
+    """Return the logits after every token: float64 numpy, written from the papers."""
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads, size = config["num_key_value_heads"], config.get("head_dim", hidden // heads)
@@ -137,7 +131,7 @@ def compute_logits(
         return (g / (1 + np.exp(-g)) * (h @ weights[up].T)) @ weights[down].T
 
     x = weights["model.embed_tokens.weight"][tokens]
-    future = np.where(np.tri(count, dtype=bool) if seen is None else seen, 0.0, -np.inf)
+    future = np.triu(np.full((count, count), -np.inf), 1)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")
@@ -145,7 +139,7 @@ def compute_logits(
             (h @ weights[prefix + f"self_attn.{p}_proj.weight"].T).reshape(count, -1, size)
             for p in "qkv"
         )
-        if config["model_type"] != "mixtral":
+        if config["model_type"] == "qwen3_moe":
             q = norm(q, prefix + "self_attn.q_norm.weight")
             k = norm(k, prefix + "self_attn.k_norm.weight")
         q, k = rotate(q), rotate(k)

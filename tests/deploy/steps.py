@@ -9,6 +9,7 @@ import numpy as np
 
 from splitup.backend.runtime import State, TaskProgram
 from splitup.decode.step import StepInput, make_arrays, make_causal_step
+from splitup.graph.step_groups import StepGroup
 
 
 class HasShape(Protocol):
@@ -58,3 +59,23 @@ def check_together(program: TaskProgram, plans: Sequence[Sequence[StepInput]]) -
         assert given == wanted
     digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
     assert digests[0] == digests[1]
+
+
+def check_merged(program: TaskProgram, plan: Sequence[StepInput], passes: int = 3) -> None:
+    """Check that consecutive steps, cut into passes at random, give the bytes of single steps."""
+    named = [step_inputs(program.inputs, step) for step in plan]
+    inputs = [[one[spec.name] for spec in program.inputs] for one in named]
+    alone = program.new_state()
+    wanted = [program.run(alone, one) for one in inputs]
+    assert program.merges
+    for seed in range(passes):
+        chance, state, given = np.random.default_rng(seed), program.new_state(), []
+        group = StepGroup(program.inputs, program.outputs, None, len(inputs))
+        for one in inputs:
+            if chance.random() < 0.1 * seed or not group.add(one):
+                given += program.run_in_order(state, group.to_run)
+                group = StepGroup(program.inputs, program.outputs, None, len(inputs))
+                assert group.add(one)
+        given += program.run_in_order(state, group.to_run)
+        assert given == wanted
+        assert program.compute_state_digest(state) == program.compute_state_digest(alone)

@@ -11,15 +11,18 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from splitup_node.status_file import read_status
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
+from splitup.decode.sampler import Sampler
+from splitup.decode.sequential import SequentialDecoder
 from tests.builders import HANG_S
-from tests.e2e.conftest import Network
-from tests.texts import TOKENS, Disturb, Text, generate_text
+from tests.e2e.conftest import DRAFT, EXAMPLE, MODEL, Network
+from tests.texts import PROMPT, TOKENS, Disturb, Text, generate_text
 
 
 async def generate(
@@ -74,6 +77,61 @@ def test_f26_killed_node_costs_a_pause_and_no_token(
     assert done.session.takeovers >= 1
     print(f"{position}: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
     assert done.gap_s <= HANG_S
+
+
+def test_f26_speculation_in_eight_texts_at_once_survives_a_killed_node(network: Network) -> None:
+    """Every text is the sequential one, with trees and steps in flight when the node dies."""
+    network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")
+    killed: list[str] = []
+    count, tokens = 8, 32
+
+    async def speculate(net: SplitUp, seed: int, sampler: Sampler) -> list[int]:
+        sessions: list[Session] = []
+        found: list[int] = []
+        async for token in net.generate(
+            MODEL,
+            PROMPT,
+            max_tokens=tokens,
+            temperature=sampler.temperature,
+            seed=seed,
+            decoder="speculative",
+            draft=DRAFT,
+            deadline_s=240,
+            on_session=sessions.append,
+        ):
+            found.append(token.id)
+            if not killed and len(found) >= tokens // 3:
+                executors = sessions[0].executors
+                killed.append(network.name_of(executors[len(executors) // 2]))
+                network.kill(killed[0])
+        return found
+
+    async def run() -> None:
+        async with SplitUp.connect(network.config) as net:
+            samplers = [Sampler(0.8 * (seed % 2), seed) for seed in range(count)]
+            wanted = [await generate_here(net, sampler, tokens) for sampler in samplers]
+            texts = (speculate(net, seed, samplers[seed]) for seed in range(count))
+            assert await asyncio.gather(*texts) == wanted
+
+    try:
+        asyncio.run(run())
+    finally:
+        network.start_again(*killed)
+    assert killed
+
+
+async def generate_here(net: SplitUp, sampler: Sampler, max_tokens: int) -> list[int]:
+    """Return the sequential decoder's text, computed on this machine alone."""
+    model, local = await net.fetch_text_model(MODEL), await net.open_local(MODEL)
+    prompt = await model.tokenizer.run(partial(model.tokenizer.encode, PROMPT))
+    decoder = SequentialDecoder(model.make_request(prompt, max_tokens=max_tokens, sampler=sampler))
+    found: list[int] = []
+    number = 0
+    while (step := decoder.next_step()) is not None:
+        found += decoder.receive_logits(number, await local.compute(step))
+        number += 1
+    await local.end()
+    return found
 
 
 def test_f26_two_nodes_killed_in_sequence(network: Network, undisturbed: list[int]) -> None:

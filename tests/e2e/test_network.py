@@ -205,6 +205,11 @@ async def test_a_draft_model_on_this_machine_gives_the_same_text_in_fewer_steps(
         receipt = await net.receipt(sessions[1].execution_id)
         assert receipt.status == "settled" and not receipt.slashes
         assert receipt.steps == sessions[1].steps < len(wanted)
+        # rows cost nothing of their own, and every step, tree or not, was recomputed and paid
+        manifest, evidence = sessions[1].manifest, await net.evidence(receipt)
+        assert [entry.task for entry in evidence.verdicts] == list(range(len(manifest.tasks)))
+        assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
+        assert receipt.paid_micro_usdc == 2 * manifest.price_micro_usdc(receipt.steps)
         assert await net.quote_generation(MODEL, PROMPT, max_tokens=24) == (
             await net.quote_generation(MODEL, PROMPT, max_tokens=24, decoder="speculative")
         )

@@ -3,10 +3,11 @@
     PYTHONPATH=.:node:oracle:deploy python -m tests.fuzz.guard_pages [--seconds N] [--seed N]
     PYTHONPATH=.:node:oracle:deploy python -m tests.fuzz.guard_pages --graph N
 
-A **case** is one step, or one batch, of one graph. Each runs twice, with every buffer right behind
+A **case** is one step, batch or pass of one graph. Each runs twice, with every buffer right behind
 a page that may not be touched and right before one, and with other bytes around. Each has to give
-the same bytes both times, in a batch those that it gives alone, and with and without native code
-what the reference allows. A find prints the line that replays its graph; the exit code is then 1.
+the same bytes both times, in a batch or pass those that it gives alone, and with and without native
+code what the reference allows. A find prints the line that replays its graph; the exit code is then
+1.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from tests.fuzz.legal_graphs import Case, draw_inputs, draw_rows, make_case
 AROUND: Final = (Surroundings("start", 0xFF), Surroundings("end", 0x5A))
 STEPS: Final = 10  # of a graph, one after the other
 BATCHES: Final = 6
+PASSES: Final = 2
 CHUNK: Final = 16  # graphs of a process: what it allocates is unmapped when it ends
 LIMIT_S: Final = 60  # of a graph, compiling included; a machine with other work stops for seconds
 
@@ -105,7 +107,8 @@ def try_case(case: Case, chance: random.Random) -> tuple[str, int]:
     for step in range(STEPS):
         _try_step(case, backends, chance, f"step {step}")
     batches = sum(_try_batches(case.graph, backend, chance) for backend in backends)
-    return case.kind, STEPS + batches
+    passes = sum(_try_passes(case.graph, backend, chance) for backend in backends)
+    return case.kind, STEPS + batches + passes
 
 
 def _load(case: Case) -> list[_Backend]:
@@ -219,6 +222,30 @@ def _try_batches(graph: CheckedGraph, backend: _Backend, chance: random.Random) 
 
         backend.each(run, f"batch {batch}")
     return BATCHES
+
+
+def _try_passes(graph: CheckedGraph, backend: _Backend, chance: random.Random) -> int:
+    """Run consecutive steps in one pass, which have to give what they give one after the other."""
+    if not backend.programs[0].merges:
+        return 0
+    alone, merged = backend.make_states(), backend.make_states()
+    for number in range(PASSES):
+        rows = [draw_rows(graph, chance, 3) for _ in range(3)]
+        while any(sum(one[s.name] for one in rows) > s.maximum for s in graph.symbols):
+            rows.pop()
+        inputs = [draw_inputs(graph, one, chance) for one in rows]
+
+        def run(place: int, inputs: Sequence[list[bytes]] = inputs) -> tuple[object, ...]:
+            program = backend.programs[place]
+            given = program.run_in_order(merged[place], inputs)
+            wanted = [program.run(alone[place], data) for data in inputs]
+            states = _read_state(merged[place]), _read_state(alone[place])
+            if given != wanted or states[0] != states[1]:
+                raise Find(f"{backend.name}: a pass differs from its single steps")
+            return (*map(tuple, given), states[0])
+
+        backend.each(run, f"pass {number}")
+    return PASSES
 
 
 # ---- many graphs, in processes that may die ----------------------------------------------------

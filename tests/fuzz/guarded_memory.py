@@ -136,7 +136,12 @@ def move_values(schedule: Schedule, surroundings: Surroundings) -> Schedule:
     launches = tuple(
         replace(launch, places=tuple(map(move, launch.places))) for launch in schedule.launches
     )
-    return replace(schedule, launches=launches, outputs=tuple(map(move, schedule.outputs)))
+    blocks = tuple(
+        replace(block, read=tuple(map(move, block.read)), kept=tuple(map(move, block.kept)))
+        for block in schedule.blocks
+    )
+    outputs = tuple(map(move, schedule.outputs))
+    return replace(schedule, launches=launches, blocks=blocks, outputs=outputs)
 
 
 def watch_values(memory: GuardedMemory, program: TaskProgram, schedule: Schedule) -> None:

@@ -109,13 +109,24 @@ def _make_byte_table() -> np.ndarray[Any, Any]:
 
 
 # Bytes per block of the encodings in splitup_deploy.frontends.decoder.quantised -> where its
-# integers are, and how they lose a level: Q8 becomes 6 bits, Q6 5, Q5 4, Q4 3.
+# numbers are, and how they lose a level: Q8 becomes 6 bits, Q6 5, Q5 4, Q4 3. The blocks that are
+# no GGUF's are those of 32, 64 or 128 elements that published models have.
 _BLOCKS: Final = {
+    17: (1, 17, _make_nibble_table()),
     18: (2, 18, _make_nibble_table()),
+    19: (3, 19, _make_nibble_table()),
     20: (4, 20, _make_nibble_table()),
     22: (6, 22, _make_nibble_table()),
     24: (8, 24, _make_nibble_table()),
     34: (2, 34, _make_byte_table()),
+    35: (3, 35, _make_nibble_table()),
+    66: (2, 66, _make_nibble_table()),
+    67: (3, 67, _make_nibble_table()),
+    84: (16, 80, _make_nibble_table()),
+    110: (32, 96, _make_nibble_table()),
+    130: (2, 130, _make_byte_table()),
+    132: (4, 132, _make_byte_table()),
+    136: (8, 136, _make_nibble_table()),
     144: (16, 144, _make_nibble_table()),
     176: (48, 176, _make_nibble_table()),
     210: (0, 128, _make_nibble_table()),

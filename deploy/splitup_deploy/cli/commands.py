@@ -11,6 +11,7 @@ import typer
 
 from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
+from splitup_deploy.cli.export import ExportOptions, export
 from splitup_deploy.cli.families import FamiliesOptions, families
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
@@ -42,6 +43,9 @@ app.command("calibrate", short_help="Measure how much results differ between mac
 )
 app.command("privacy", short_help="Measure what nodes can reconstruct of a private model's text.")(
     make_command(PrivacyOptions, privacy)
+)
+app.command("export", short_help="Write a model as one file for a small device.")(
+    make_command(ExportOptions, export)
 )
 app.command("families", short_help="List the language models that can be compiled.")(
     make_command(FamiliesOptions, families)

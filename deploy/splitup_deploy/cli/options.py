@@ -110,6 +110,14 @@ class CutOptions:
             help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable.",
         ),
     ] = None
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            "--adapter",
+            metavar="DIR",
+            help="LoRA adapter (a PEFT directory) to merge into a Hugging Face directory.",
+        ),
+    ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(

@@ -383,6 +383,7 @@ def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
         vocab=text.vocab,
         context=text.context,
         is_recurrent=text.is_recurrent,
+        steps_back=text.steps_back,
         chat=text.chat,
         diffusion=text.diffusion,
     )

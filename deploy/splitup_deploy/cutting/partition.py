@@ -318,22 +318,27 @@ class _Search:
 
     def check_atoms(self, labels: Sequence[str]) -> None:
         """Raise InvalidModel for an atom that needs more than the target, or than is legal."""
-        for position, atom in enumerate(self.atoms):
-            memory = next(self.grow(position))[1]
-            name = f"'{labels[position]}'" + (
-                " with what shares its state" if atom.end - atom.start > 1 else ""
+        memory = [next(self.grow(position))[1] for position in range(len(self.atoms))]
+        largest = max(range(len(memory)), key=memory.__getitem__)
+        if memory[largest] > self.target_bytes:  # the largest: with this target none is refused
+            raise InvalidModel(
+                f"operation {self._name(largest, labels)} alone needs {memory[largest]} bytes of "
+                f"memory; the target is {self.target_bytes}: raise --target-vram to at least "
+                f"{memory[largest]} bytes (for a text model, a smaller --chunk or --context also "
+                "helps)"
             )
-            if memory > self.target_bytes:
-                raise InvalidModel(
-                    f"operation {name} alone needs {memory} bytes of memory; the target is "
-                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes "
-                    "(for a text model, a smaller --chunk or --context also helps)"
-                )
+        for position, atom in enumerate(self.atoms):
             if atom.operations > limits.MAX_TASK_FLOPS:
                 raise InvalidModel(
-                    f"operation {name} alone takes {atom.operations} operations a step; a task may "
-                    f"take {limits.MAX_TASK_FLOPS}: give a smaller --chunk"
+                    f"operation {self._name(position, labels)} alone takes {atom.operations} "
+                    f"operations a step; a task may take {limits.MAX_TASK_FLOPS}: give a smaller "
+                    "--chunk"
                 )
+
+    def _name(self, position: int, labels: Sequence[str]) -> str:
+        atom = self.atoms[position]
+        shares = " with what shares its state" if atom.end - atom.start > 1 else ""
+        return f"'{labels[position]}'{shares}"
 
     def list_windows(self) -> _Windows:
         """Return every legal task."""

@@ -75,9 +75,15 @@ def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
 
     Raises InvalidModel naming what is missing or not supported.
     """
-    for front_end in FRONT_ENDS.values():
+    sizes = sizes or Sizes()
+    for name, front_end in FRONT_ENDS.items():
         if front_end.recognises(source):
-            return front_end.load(source, sizes or Sizes())
+            if sizes.adapter is not None and name != "huggingface":
+                raise InvalidModel(
+                    f"'{source}' is no Hugging Face directory with weights, which an adapter can "
+                    "be merged into"
+                )
+            return front_end.load(source, sizes)
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise InvalidModel(

@@ -12,15 +12,17 @@ from splitup_deploy.frontends.tracing import TracedModel
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that can be chosen when a model is compiled; None is the front end's default.
+    """What can be chosen when a model is compiled; None is the front end's default.
 
     ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
-    the sizes of an ONNX file's symbolic dimensions.
+    the sizes of an ONNX file's symbolic dimensions. ``adapter``: a directory with a LoRA adapter
+    that is merged into a Hugging Face directory's weights.
     """
 
     context: int | None = None
     chunk: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Text:
     """The tokenizer and limits of a text model. ``context`` is the largest number of positions.
 
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
-    layers from whose state a valid row cannot be removed. ``chat``: how it takes a conversation.
+    layers from whose state a valid row cannot be removed. ``steps_back``: how far a step may start
+    before the furthest one, if there is a bound. ``chat``: how it takes a conversation.
     ``diffusion``: how it writes blocks of tokens, if it does.
     """
 
@@ -37,6 +40,7 @@ class Text:
     vocab: int
     context: int
     is_recurrent: bool = False
+    steps_back: int | None = None
     chat: ChatInfo | None = None
     diffusion: DiffusionInfo | None = None
 

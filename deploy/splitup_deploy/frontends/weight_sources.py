@@ -147,7 +147,9 @@ class WeightSource:
 
     def examine_weight(self) -> tuple[Weight, list[str]]:
         """Do the same, and return the names of tensors in the file that hold NaN or infinity."""
-        checks = [FiniteCheck(self.encoding or self.spec.dtype) for _ in self.parts]
+        is_plain = self.encoding in ("", "bfloat16")
+        unit = 0 if is_plain else self.spec.shape[-1]
+        checks = [FiniteCheck(self.encoding or self.spec.dtype, unit) for _ in self.parts]
         watched = zip(checks, self.parts, strict=True)
         chunks = (chunk for check, part in watched for chunk in check.watch(_read_part(part)))
         digest, _ = compute_digest_of(chunks)

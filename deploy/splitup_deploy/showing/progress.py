@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import (
@@ -52,11 +54,26 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
 
 
 def write_file(file: Path, text: str) -> None:
-    """Write a file the user has named; raises InvalidInput."""
+    """Write a file the user has named, whole or not at all; raises InvalidInput."""
+    with write_whole(file) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def write_whole(file: Path) -> Iterator[BinaryIO]:
+    """Open a file the user has named, which appears when all is written; raises InvalidInput."""
+    is_device = file.exists() and not file.is_file()  # /dev/stdout, which nothing can replace
+    part = file if is_device else file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.write_text(text, encoding="utf-8")
+        with part.open("wb") as stream:
+            yield stream
+        if not is_device:
+            part.replace(file)
     except OSError as error:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
+    finally:
+        if not is_device:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

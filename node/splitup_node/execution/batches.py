@@ -1,7 +1,8 @@
 """What the worker runs next: the run that is due first, and others of the same task beside it.
 
-The queue says which run is due first. Runs of the same task that other executions have ready go
-into the same batch, as many as one pass over the task takes. Nobody waits for a batch to fill.
+The queue says which run is due first. The execution's next steps go into the same pass where their
+inputs are here already, as when a task that was taken over catches up; otherwise runs of the same
+task that other executions have ready do. Nobody waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from splitup.core import tuning
 from splitup.graph.gates import compute_zero_step
 from splitup.graph.manifest import Task
 from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.device_states import choose_idle
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.executions import Execution, Symbol
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.worker_pool import Workers
 
@@ -50,6 +52,8 @@ class BatchScheduler:
                 continue
             if run.gate is not None:
                 return [(execution, run)]
+            if following := self._take_following(execution, run):
+                return [(execution, run), *following]
             batch = [(execution, run), *self._take_others(execution, run)]
             # an execution may have been failed since, to make room for another one's state
             batch = [(one, its_run) for one, its_run in batch if not one.is_over]
@@ -84,6 +88,16 @@ class BatchScheduler:
             self._table.fail_slowest(idle, reason)
         part.state_bytes = needed_bytes
 
+    def _take_following(self, execution: Execution, first: Run) -> list[tuple[Execution, Run]]:
+        """Return the execution's next steps that are ready too, as many as one pass takes."""
+        program = self._programs[execution.manifest.tasks[first.task].task_id]
+        if not self._workers.merges(program):
+            return []
+        has_room = _make_row_count(execution.parts[first.task].symbols, first)
+        end = first.step + tuning.MERGE_STEPS
+        runs = self._queue.take_following(first, lambda run: run.step < end and has_room(run))
+        return [(execution, run) for run in runs]
+
     def _take_others(self, execution: Execution, first: Run) -> list[tuple[Execution, Run]]:
         """Return runs of the same task that other executions have ready, as many as fit."""
         task_id = execution.manifest.tasks[first.task].task_id
@@ -91,19 +105,15 @@ class BatchScheduler:
         if width == 1 or not len(self._queue):
             return []
         taken = {first.execution_id}
-        symbols = execution.parts[first.task].symbols
-        rows = [symbol.count(first) for symbol in symbols]
+        has_room = _make_row_count(execution.parts[first.task].symbols, first)
 
         def is_wanted(run: Run) -> bool:
-            nonlocal rows
             other = self._table.by_id[run.execution_id].manifest.tasks[run.task]
             if len(taken) >= width or run.execution_id in taken or other.task_id != task_id:
                 return False
-            total = [count + symbol.count(run) for count, symbol in zip(rows, symbols, strict=True)]
-            if any(count > one.most for count, one in zip(total, symbols, strict=True)):
+            if not has_room(run):
                 return False
             taken.add(run.execution_id)
-            rows = total
             return True
 
         others = []
@@ -128,3 +138,18 @@ def compute_gated_step(execution: Execution, run: Run, gate: Tensor) -> tuple[Ru
 def has_all_rows(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
     """Return whether a step has all the rows that the task's declared operations are for."""
     return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)
+
+
+def _make_row_count(symbols: Sequence[Symbol], first: Run) -> Callable[[Run], bool]:
+    """Return a function that adds a run's rows to those of ``first``, and returns if they fit."""
+    rows = [symbol.count(first) for symbol in symbols]
+
+    def has_room(run: Run) -> bool:
+        nonlocal rows
+        total = [count + symbol.count(run) for count, symbol in zip(rows, symbols, strict=True)]
+        if any(count > one.most for count, one in zip(total, symbols, strict=True)):
+            return False
+        rows = total
+        return True
+
+    return has_room

@@ -73,7 +73,9 @@ class StepLoop:
         self._scheduler = scheduler
         self._outputs = outputs
         self._finisher = finisher
-        self._background: deque[tuple[RunRequest, asyncio.Future[RunAnswer]]] = deque()
+        self._background: deque[tuple[Sequence[RunRequest], asyncio.Future[list[RunAnswer]]]] = (
+            deque()
+        )
         self._is_schedule_due = False  # ``schedule`` is called once this callback has ended
         self._is_busy = False
         self._is_paused = False
@@ -195,35 +197,44 @@ class StepLoop:
 
     # ---- background runs -----------------------------------------------------------------------
 
-    async def run_background(
-        self, session: int, program: int, inputs: Sequence[bytes | memoryview]
-    ) -> RunAnswer:
-        """Run one step when no live run is ready. Raises TaskFailed or WorkerLost."""
-        future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
-        self._background.append((RunRequest(session, program, inputs), future))
+    async def run_background(self, requests: Sequence[RunRequest]) -> list[RunAnswer]:
+        """Run consecutive steps of a session, in one pass, when no live run is ready.
+
+        Raises TaskFailed or WorkerLost.
+        """
+        future: asyncio.Future[list[RunAnswer]] = asyncio.get_running_loop().create_future()
+        self._background.append((requests, future))
         self.schedule()
         return await future
 
     def _run_background(self) -> None:
         while self._background:
-            request, future = self._background.popleft()
+            requests, future = self._background.popleft()
             if future.done():
                 continue
             self._set_busy(True)
-            self._workers.run(request, partial(self._on_background, future))
+            self._workers.run_together(requests, partial(self._on_background, future))
             return
 
-    def _on_background(self, future: asyncio.Future[RunAnswer], answer: Answer) -> None:
+    def _on_background(
+        self, future: asyncio.Future[list[RunAnswer]], answers: Sequence[Answer]
+    ) -> None:
         self._set_busy(False)
+        computed = [answer for answer in answers if isinstance(answer, RunAnswer)]
+        for answer in computed:
+            self.background.add((answer.ended_ns - answer.started_ns) // len(answers))
         if not future.done():
-            if isinstance(answer, SplitUpError):
-                future.set_exception(answer)
+            if len(computed) == len(answers):
+                future.set_result(computed)
             else:
-                self.background.add(answer.ended_ns - answer.started_ns)
-                future.set_result(answer)
+                future.set_exception(next(a for a in answers if isinstance(a, SplitUpError)))
         self.schedule()
 
     # ---- how busy the node is ------------------------------------------------------------------
+
+    def has_executions(self) -> bool:
+        """Return whether a token may have to wait for a background run."""
+        return self._queue.executions > 0
 
     @property
     def queue_ms(self) -> int:

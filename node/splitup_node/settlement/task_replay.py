@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from splitup.core import limits
-from splitup.graph.gates import shut
+from splitup.core import limits, tuning
 from splitup.graph.manifest import Manifest
+from splitup.graph.step_groups import StepGroup
 from splitup.messages.plans import Request
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
@@ -16,6 +17,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.storage.log_store import LogObject, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
+from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
@@ -60,8 +62,9 @@ async def recompute(
 ) -> Digests:
     """Run all steps of a task from zero state, and return their digests.
 
-    A step runs when no live run is ready. Raises PeerFault for logs that are damaged or too short,
-    StorageUnavailable, TaskFailed, WorkerLost.
+    Consecutive steps take one pass where the program's kernels allow it; the next ones are read
+    meanwhile. A pass begins when no live run is ready. Raises PeerFault for logs that are damaged
+    or too short, InvalidInput, StorageUnavailable, TaskFailed, WorkerLost.
     """
     task, steps, manifest = replay.task, replay.steps, replay.manifest
     entry = manifest.tasks[task]
@@ -77,29 +80,79 @@ async def recompute(
         )
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
-    digests = Digests(len(entry.inputs), len(entry.outputs))
     specs = [port.spec for port in entry.inputs], [port.spec for port in entry.outputs]
-    session, worker = engine.new_session(), workers.restarts
+    merges, has_executions = workers.merges(program), engine.step_loop.has_executions
+
+    def make_group() -> StepGroup:
+        most = tuning.MERGE_STEPS_BUSY if has_executions() else tuning.MERGE_STEPS
+        return StepGroup(*specs, entry.gate, most if merges else 1)
+
+    group = make_group()
+    passes = _Passes(engine, workers, program, Digests(*map(len, specs)), on_outputs)
     try:
-        for step in range(steps):
+        for _ in range(steps):
             inputs = [await anext(stream) for stream in streams]
-            if (zeros := shut(*specs, entry.gate, inputs)) is not None:
-                digests.add_inputs(zeros[0])
-                digests.add_outputs(zeros[1])
-                if on_outputs is not None:
-                    await on_outputs(step, zeros[1])
-                continue
-            if workers.restarts != worker:  # the new worker would begin with zero state
-                raise WorkerLost("the worker died while a task was recomputed")
-            answer = await engine.step_loop.run_background(session, program, inputs)
-            digests.add_inputs(inputs)
-            digests.add_outputs(answer.outputs)
-            if on_outputs is not None:
-                await on_outputs(step, answer.outputs)
+            if not group.add(inputs):
+                await passes.start(group)
+                group = make_group()
+                group.add(inputs)
+        await passes.start(group)
+        await passes.finish()
         if entry.state_bytes and steps:
-            digests.state = await workers.digest_state(session)
+            passes.digests.state = await workers.digest_state(passes.session)
     finally:
-        workers.drop([session])
+        await passes.close()
         for stream in streams:
             await stream.aclose()
-    return digests
+    return passes.digests
+
+
+class _Passes:
+    """Runs one group of steps after the other in a session of its own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: Workers,
+        program: int,
+        digests: Digests,
+        on_outputs: OnOutputs | None,
+    ) -> None:
+        self.digests, self.session = digests, engine.new_session()
+        self._engine, self._workers, self._program = engine, workers, program
+        self._on_outputs = on_outputs
+        self._worker = workers.restarts
+        self._step = 0
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, group: StepGroup) -> None:
+        """Start a group once the one before it is done."""
+        await self.finish()
+        self._running = asyncio.create_task(self._run(group))
+
+    async def finish(self) -> None:
+        """Wait for the group that runs, if any; raise what it raises."""
+        if self._running is not None:
+            await self._running
+            self._running = None
+
+    async def close(self) -> None:
+        """Give up what still runs, and the session."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._workers.drop([self.session])
+
+    async def _run(self, group: StepGroup) -> None:
+        requests = [RunRequest(self.session, self._program, one) for one in group.to_run]
+        results: list[RunAnswer] = []
+        if requests:
+            if self._workers.restarts != self._worker:  # the new one would begin with zero state
+                raise WorkerLost("the worker died while a task was recomputed")
+            results = await self._engine.step_loop.run_background(requests)
+        for inputs, outputs in group.pop([answer.outputs for answer in results]):
+            self.digests.add_inputs(inputs)
+            self.digests.add_outputs(outputs)
+            if self._on_outputs is not None:
+                await self._on_outputs(self._step, outputs)
+            self._step += 1

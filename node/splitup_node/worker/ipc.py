@@ -40,7 +40,7 @@ class Kind(IntEnum):
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
-    RUNS = 7  # of one program in several sessions
+    RUNS = 7  # of one program: in several sessions, or consecutive ones of one session
     UNLOAD = 8  # u64 program -> nothing; its memory is freed
     LOST = 9  # answers no request: UTF-8 sentence, why the worker ends with its device
 

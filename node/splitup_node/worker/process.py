@@ -111,6 +111,7 @@ class Worker:
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
             "width": program.width if self.runs_together else 1,
+            "merges": program.merges and self.runs_together,
         }
 
     def unload(self, number: int) -> None:
@@ -130,8 +131,11 @@ class Worker:
     def run_all(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
         """Run one step of one program in each session, as many of them at once as fit.
 
-        The failure of one step does not affect the others.
+        The failure of one step does not affect the others. Several requests of one session alone
+        are consecutive steps: behind one that fails none is run.
         """
+        if len({request.session for request in requests}) == 1:
+            return self._run_in_order(requests)
         answers: dict[int, RunAnswer | Exception] = {}
         group: dict[int, tuple[Any, dict[str, int]]] = {}  # by request: state, rows
         for index, request in enumerate(requests):
@@ -147,6 +151,20 @@ class Worker:
             group[index] = (state, rows)
         answers |= self._run_group(requests, group)
         return [answers[index] for index in range(len(requests))]
+
+    def _run_in_order(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
+        program, state = self._get_state(requests[0])
+        started_ns = time.time_ns()
+        try:
+            results = program.run_in_order(state, [request.inputs for request in requests])
+        except InvalidInput:  # nothing has run; the steps before the wrong one are good
+            answers: list[RunAnswer | Exception] = []
+            for request in requests:
+                failed = answers and isinstance(answers[-1], Exception)
+                answers.append(answers[-1] if failed else self._try_run(request))
+            return answers
+        ended_ns = time.time_ns()
+        return [RunAnswer(started_ns, ended_ns, outputs) for outputs in results]
 
     def _run_group(
         self, requests: Sequence[RunRequest], group: Mapping[int, tuple[Any, dict[str, int]]]

@@ -107,6 +107,7 @@ class Supervisor:
         self._due_s = 0.0  # when the oldest request must have been answered
         self._next_id = 0
         self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
+        self._merging: set[int] = set()  # programs whose consecutive steps can run in one pass
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
@@ -185,16 +186,23 @@ class Supervisor:
             raise WorkerLost(f"the worker was killed while it loaded {task}") from None
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
+        if loaded["merges"]:
+            self._merging.add(loaded["program"])
         return loaded
 
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
         await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self._run_timeout_s)
         self._widths.pop(program, None)
+        self._merging.discard(program)
 
     def get_width(self, program: int) -> int:
         """Return how many runs of a program, in different sessions, fit into one batch."""
         return self._widths[program]
+
+    def merges(self, program: int) -> bool:
+        """Return whether consecutive steps of one session can run in one pass."""
+        return program in self._merging
 
     def run(self, request: RunRequest, handler: RunHandler) -> None:
         """Send one run; ``handler`` is called later, with the answer, TaskFailed or WorkerLost."""
@@ -205,7 +213,10 @@ class Supervisor:
         self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
 
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
-        """Send runs of one program in several sessions; ``handler`` gets all answers, in order."""
+        """Send runs of one program; ``handler`` gets all answers, in order.
+
+        They are of several sessions, or consecutive ones of a session.
+        """
         if len(requests) == 1:
             self.run(requests[0], lambda answer: handler([answer]))
             return

@@ -117,6 +117,11 @@ class Workers:
         worker, own = self._programs[program]
         return self._supervisors[worker].get_width(own)
 
+    def merges(self, program: int) -> bool:
+        """Return whether consecutive steps of one session can run in one pass."""
+        worker, own = self._programs[program]
+        return self._supervisors[worker].merges(own)
+
     async def load(
         self,
         worker: int,

@@ -36,6 +36,7 @@ class Replay:
     claims: Sequence[Sequence[Path]] = ()  # each per output, to compare within ``tolerances``
     tolerances: Sequence[Tolerance] = ()
     logits: int | None = None  # index of the output that holds them
+    merges: bool = False  # whether many steps take one pass; no party is convicted by that
     seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
 
 
@@ -61,6 +62,7 @@ async def replay(job: Replay) -> dict[str, Any]:
             "weights": rest.pop(0) if weights else None,
             "inputs": rest[: len(job.inputs)],
             "steps": job.steps,
+            "merges": job.merges,
             "gate": job.gate,
             "determinism": job.determinism,
             "claims": [[next(claimed) for _ in claim] for claim in job.claims],

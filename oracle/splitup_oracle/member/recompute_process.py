@@ -7,6 +7,7 @@ and whether the results are defined well enough to refuse any. A job:
     task, weights    descriptors of open files; weights null for a task without any
     inputs           per input port the tensors of all steps, each preceded by its length
     steps            the number of steps
+    merges           whether consecutive steps may take one pass
     gate             the input that shuts the task when it is zero (splitup.graph.gates), or null
     determinism      the class to compute in; another class is an error
     claims           lists that hold per output port a file like an input's, to be compared
@@ -27,12 +28,14 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph import gates
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
 from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
+from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
@@ -69,8 +72,7 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
     claims = [_ClaimComparison(job, program.outputs, claimed) for claimed in job["claims"]]
-    for tensors in _iter_steps(job, job["steps"]):
-        read, results = _run(program, state, job, tensors)
+    for read, results in _iter_results(program, state, job):
         for digest, tensor in zip((*inputs, *outputs), (*read, *results), strict=True):
             digest.add_tensor(tensor)
         for claim in claims:
@@ -143,6 +145,23 @@ def _iter_steps(job: Mapping[str, Any], steps: int) -> Iterator[list[bytes]]:
         file.seek(0)  # a copy of a descriptor shares its place in the file
     for _ in range(steps):
         yield [read_tensor(file) for file in files]
+
+
+def _iter_results(
+    program: runtime.TaskProgram, state: Any, job: Mapping[str, Any]
+) -> Iterator[tuple[Tensors, Tensors]]:
+    """Yield what counts as the inputs of each step, and its outputs; several take one pass."""
+
+    def run() -> list[tuple[Tensors, Tensors]]:
+        return group.pop(program.run_in_order(state, group.to_run))
+
+    most = tuning.MERGE_STEPS if program.merges and job["merges"] else 1
+    group = StepGroup(program.inputs, program.outputs, job["gate"], most)
+    for tensors in _iter_steps(job, job["steps"]):
+        if not group.add(tensors):
+            yield from run()
+            group.add(tensors)
+    yield from run()
 
 
 def _run(

@@ -20,14 +20,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.speculation.rates import Pace, StepTimes
-from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates
+from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
 from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, walk
 from splitup.decode.step import StepInput, make_tree_step
 
@@ -106,8 +106,9 @@ class SpeculativeDecoder:
     """Generates what ``SequentialDecoder`` generates, in fewer steps.
 
     ``next_draft`` returns what the draft model should compute, if there is one, ``receive_draft``
-    takes the result. ``may_go_back``: a step may start before the last one's start, which a target
-    with recurrent layers cannot (``splitup.decode.step.check_path``). Times are ``clock``'s.
+    takes the result. ``may_go_back``: a step may start before the last one's start, by less than
+    two chunks before the furthest start. A target with recurrent layers cannot take that
+    (``splitup.decode.step.check_path``). Times are ``clock``'s.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class SpeculativeDecoder:
         self._arrival: tuple[float, float] | None = None  # when the last result was sent, and came
         self._last_s: float | None = None  # when the last tokens came
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
-        self._draft: StepInput | None = None  # that step
+        self._draft: Question | None = None  # what it is asked
         self._draft_begun_s: float | None = None
         self._has_grown = True  # the tree, since sources drafted last
         self._finished = False
@@ -298,24 +299,24 @@ class SpeculativeDecoder:
 
     # ---- drafts --------------------------------------------------------------------------------
 
-    def next_draft(self) -> StepInput | None:
-        """Return the draft model's next step, None while it has none or its logits are awaited."""
+    def next_draft(self) -> Question | None:
+        """Return what the draft model is asked next, None while it computes or has nothing to."""
         if self._draft is None or self._draft_begun_s is not None or self._finished:
             return None
         self._draft_begun_s = self._clock()
         return self._draft
 
-    def receive_draft(self, logits: npt.NDArray[np.float32] | None) -> None:
-        """Take the logits of the draft model's step; None when it has failed and gives no more."""
-        source, step, begun_s = self._pending, self._draft, self._draft_begun_s
+    def receive_draft(self, answer: Any) -> None:
+        """Take the draft model's answer (``DraftSource.finish``); None when it gives no more."""
+        source, asked, begun_s = self._pending, self._draft, self._draft_begun_s
         self._pending = self._draft = self._draft_begun_s = None
-        if source is None or step is None or begun_s is None:
+        if source is None or asked is None or begun_s is None:
             return
-        if logits is None:
+        if answer is None:
             self._sources.remove(source)
             return
-        self._known.drafts.learn(len(step.tokens), self._clock() - begun_s)
-        source.finish(self._root, logits)
+        self._known.drafts.learn(asked.rows, self._clock() - begun_s)
+        source.finish(self._root, answer)
         self._has_grown = True
 
     def _extend_tree(self) -> None:
@@ -344,7 +345,7 @@ class SpeculativeDecoder:
     def _compute_wait_s(self) -> float:
         """Return in how many seconds the pending drafts may be expected."""
         assert self._draft is not None
-        whole_s = self._known.drafts.compute_s(len(self._draft.tokens))
+        whole_s = self._known.drafts.compute_s(self._draft.rows)
         if self._draft_begun_s is None:
             return whole_s
         passed_s = self._clock() - self._draft_begun_s

@@ -43,6 +43,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
+        self._line = 1.0, 0.0  # seconds of no row, and of each
 
     @property
     def is_known(self) -> bool:
@@ -58,17 +59,17 @@ class StepTimes:
         self._seconds = _STEP_MEMORY * self._seconds + seconds
         self._squares = _STEP_MEMORY * self._squares + rows * rows
         self._products = _STEP_MEMORY * self._products + rows * seconds
-
-    def compute_s(self, rows: int) -> float:
-        """Return the seconds to expect, a constant before any step was measured."""
-        if not self._weight:
-            return 1.0
         mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
         spread = self._squares - self._weight * mean_rows**2
         common = self._products - self._weight * mean_rows * mean_s
         slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
-        return max(mean_s + slope * (rows - mean_rows), _LEAST_S)
+        self._line = mean_s - slope * mean_rows, slope
+
+    def compute_s(self, rows: int) -> float:
+        """Return the seconds to expect, a constant before any step was measured."""
+        constant_s, slope = self._line
+        return max(constant_s + slope * rows, _LEAST_S)
 
 
 class Pace:

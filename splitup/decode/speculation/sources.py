@@ -1,11 +1,12 @@
-"""Where drafts come from: a smaller model, and n-grams of the text."""
+"""Where drafts come from: a smaller model, here or elsewhere, and n-grams of the text."""
 
 from __future__ import annotations
 
 import bisect
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,40 @@ _MARGIN_PRIORS: Final = (  # those of the example's pair, as a first guess for a
 _NGRAM_PRIORS: Final = {4: (0.75, 0.08), 3: (0.6, 0.1), 2: (0.3, 0.1)}  # by tokens that agree
 
 
+_TREE_NODES: Final = 32  # of one answer of a model elsewhere
+_TREE_DEPTH: Final = 3  # steps of that model, one after the other; more come too late
+
+
+@dataclass(frozen=True, slots=True)
+class TreeQuestion:
+    """Asks a model elsewhere for a tree behind certain tokens and guessed ones."""
+
+    text: tuple[int, ...]
+    guessed: tuple[int, ...]
+    most: int = _TREE_NODES  # nodes
+    depth: int = _TREE_DEPTH
+
+    @property
+    def rows(self) -> int:
+        """Return what the time of an answer depends on."""
+        return self.most
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Drafts: node i continues node ``parents[i]``, an earlier one, or the text (-1).
+
+    ``chances`` are those of a node after its parent.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+
+
+Question = StepInput | TreeQuestion  # what a source asks of its model
+
+
 class DraftSource(Protocol):
     """Proposes what may follow nodes of a tree, by ``Node.add_drafts``."""
 
@@ -45,16 +80,19 @@ class DraftSource(Protocol):
         """Return the chances that its drafts behind a node have, before they are known."""
         ...
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> Question | None:
         """Draft behind ``nodes`` of the tree below ``root``, which is the last token of ``text``.
 
-        Returns a step whose logits it needs first, None when it is done. It adds itself to
-        ``seen_by`` of the nodes that it has taken, which without a step are all.
+        Returns what its model has to answer first, None when it is done. It adds itself to
+        ``seen_by`` of the nodes that it has taken, which without a question are all.
         """
         ...
 
-    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
-        """Take the logits of the step, float32 [R, vocab]; ``root`` may be another one by now."""
+    def finish(self, root: Node, answer: Any) -> None:
+        """Take the answer: a step's logits, float32 [R, vocab], or a TokenTree.
+
+        ``root`` may be another one by now.
+        """
         ...
 
 
@@ -152,6 +190,10 @@ class ModelDrafts:
         outputs = [rows[node] for node in self._nodes]
         return make_tree_step(tokens, parents, start, outputs)
 
+    def roll_back(self, length: int) -> None:
+        """Forget what the cache holds behind the first ``length`` tokens of the text."""
+        self._fed = min(self._fed, length)
+
     def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
         """Rank the logits of every node that the tree still has."""
         vocab, ends = self._request.vocab, self._request.eos_ids
@@ -162,6 +204,70 @@ class ModelDrafts:
                 rate = self._rates.find([score for _, score in ranked])
                 node.add_drafts(rate, [token for token, _ in ranked], ends)
         self._nodes = []
+
+
+class TreeDrafts:
+    """Trees of a model elsewhere, which is asked for one behind the likeliest node at a time."""
+
+    def __init__(self, request: TextRequest) -> None:
+        self._ends = request.eos_ids
+        self._text: Sequence[int] = ()
+        self._asked: tuple[Node, TreeQuestion] | None = None
+
+    @property
+    def is_instant(self) -> bool:
+        """Return False: it needs an answer."""
+        return False
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return the node behind which a tree is made."""
+        return () if self._asked is None else (self._asked[0],)
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return the chances at a middling margin."""
+        return _MARGIN_PRIORS[len(_MARGINS) // 2 + 1]
+
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> TreeQuestion | None:
+        """Ask for a tree behind the first of ``nodes``; ``text`` may grow meanwhile."""
+        place = nodes[0]
+        place.seen_by.append(self)
+        self._text = text
+        question = TreeQuestion(tuple(text), tuple(place.list_path(root) or ()))
+        self._asked = place, question
+        return question
+
+    def finish(self, root: Node, answer: TokenTree) -> None:
+        """Add the tree, or what is left of it below ``root``."""
+        assert self._asked is not None
+        (place, question), self._asked = self._asked, None
+        below: dict[int, list[int]] = {}
+        for number, above in enumerate(answer.parents):
+            below.setdefault(above, []).append(number)
+        start = -1
+        if place.list_path(root) is None:  # the text has gone past the place, or elsewhere
+            asked = (*question.text, *question.guessed)
+            if tuple(self._text[: len(asked)]) != asked:
+                return
+            for token in self._text[len(asked) :]:
+                found = (each for each in below.get(start, ()) if answer.tokens[each] == token)
+                if (start := next(found, -1)) < 0:
+                    return
+            place = root
+        waiting = [(place, start)]
+        while waiting:
+            parent, number = waiting.pop()
+            numbers = sorted(below.get(number, ()), key=lambda each: -answer.chances[each])
+            if not numbers:
+                continue
+            if self not in parent.seen_by:
+                parent.seen_by.append(self)
+            rate = Rate([answer.chances[each] for each in numbers])
+            parent.add_drafts(rate, [answer.tokens[each] for each in numbers], self._ends)
+            for each in numbers:
+                if (child := parent.children.get(answer.tokens[each])) is not None:
+                    waiting.append((child, each))
 
 
 class NgramRates:

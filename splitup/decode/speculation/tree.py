@@ -93,10 +93,14 @@ def walk(
         yield -negative, node, parent
         if node is None or node.position >= last_position:
             continue
-        below = [(child.chance, child) for child in node.children.values()]
-        for chance, child in [(c, None) for c in guessed] if node in awaited else below:
-            if -negative * chance >= LEAST_REACH:
-                heapq.heappush(heap, (negative * chance, next(order), child, node))
+        if awaited and node in awaited:
+            for chance in guessed:
+                if -negative * chance >= LEAST_REACH:
+                    heapq.heappush(heap, (negative * chance, next(order), None, node))
+            continue
+        for child in node.children.values():
+            if -negative * child.chance >= LEAST_REACH:
+                heapq.heappush(heap, (negative * child.chance, next(order), child, node))
 
 
 def choose_nodes(

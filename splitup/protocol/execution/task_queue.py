@@ -7,7 +7,8 @@ with different bytes is a fault of its sender while the first one waits, and ign
 Executions share the node fairly (start-time fair queueing, Goyal et al. 1996): a run is due at the
 later of now and the end of its execution's last run, in virtual time, where one whole step of any
 execution takes equally long. Among runs due together those on long critical paths go first. Runs of
-other executions may be batched with the run that is due first (``take_with``) without delaying it.
+other executions may be batched with the run that is due first (``take_with``) without delaying it,
+and so may its own next steps (``take_following``), when a task that was taken over catches up.
 """
 
 from __future__ import annotations
@@ -216,6 +217,29 @@ class TaskQueue:
                 self._ready.remove(entry)
         if taken:
             heapq.heapify(self._ready)
+        return taken
+
+    def take_following(self, run: Run, is_wanted: Callable[[Run], bool]) -> list[Run]:
+        """Return the steps behind the last ``next`` run whose inputs are here, to be run with it.
+
+        They end before the first one that ``is_wanted`` refuses or whose gate is zero. All have to
+        be finished in order, like runs that ``next`` returned.
+        """
+        execution, lane = self._get(run.execution_id), self._find(run.execution_id, run.task)
+        taken: list[Run] = []
+        if lane is None or not lane.waiting:
+            return taken
+        limit = execution.max_steps if execution.end is None else execution.end
+        for step in range(run.step + 1, limit):
+            if lane.find_shut(step) is not None:
+                break
+            if any(step not in tensors for tensors in lane.waiting.values()):
+                break
+            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
+            following = Run(run.execution_id, run.task, step, inputs)
+            if not is_wanted(following):
+                break
+            taken.append(following)
         return taken
 
     def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:

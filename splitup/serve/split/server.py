@@ -72,7 +72,7 @@ class SplitServer:
         info = get_text_info(model.manifest, name)
         if info.diffusion is not None:
             raise InvalidInput(
-                f"model {name} writes blocks of tokens, and devices feed one token after the other"
+                f"model {name} writes blocks of tokens, and devices feed one after the other"
             )
         cut = Cut.find(model.manifest, name)
         if not cut.max_rows:

@@ -216,8 +216,10 @@ class DeviceSessions:
                 session.submitted += 1
             outputs = [(await future)[cut.output] for future in futures]
         except BaseException as error:
-            if isinstance(error, ExecutionFailed) or session.model.info.is_recurrent:
-                self._drop(session, "evicted")  # recurrent layers cannot go back to this position
+            info = session.model.info
+            reach = request.seq_len if info.steps_back is None else info.steps_back
+            if isinstance(error, ExecutionFailed) or info.is_recurrent or request.seq_len > reach:
+                self._drop(session, "evicted")  # its layers cannot go back to this position
             raise
         session.rows = request.position + request.seq_len
         return Computed(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,9 +111,11 @@ def test_objects_are_what_the_manifest_says() -> None:
     assert {name for name in joined if not name.endswith(".rope")} <= set(original)
 
 
-def test_a_target_that_no_task_can_meet(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"KV cache' alone needs \d+ bytes.*target is 500000"):
+def test_a_target_that_no_task_can_meet_is_refused_with_one_that_is_enough() -> None:
+    with pytest.raises(InvalidModel, match=r"' alone needs \d+ bytes.*target is 500000") as caught:
         build(str(EXAMPLE), 500_000)
+    (least,) = map(int, re.findall(r"at least (\d+) bytes", str(caught.value)))
+    assert max(task.vram_bytes for task in build(str(EXAMPLE), least).manifest.tasks) <= least
 
 
 def test_one_task_when_the_target_is_large() -> None:

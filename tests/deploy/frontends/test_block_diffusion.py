@@ -12,72 +12,31 @@ import pytest
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.showing.families import list_families, render_families
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
 from splitup.decode.step import make_block_step
 from splitup.graph.manifest import DiffusionInfo, load_manifest
+from tests.deploy.blocks import BLOCK, CASES, GOLDEN, MASK, SDAR, TOKENS, save_blocks
 from tests.deploy.checkpoints import CASES as CHECKPOINTS
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
-from tests.deploy.moes import COMMON, QWEN3_MOE, compute_logits, make_weights, save_moe
 from tests.deploy.steps import run_step, step_inputs
-
-BLOCK, MASK = 4, 38
-# as published: fields of the code that trained it, and no experts
-SDAR: dict[str, Any] = {
-    **COMMON,
-    "architectures": ["SDARForCausalLM"],
-    "model_type": "sdar",
-    "rms_norm_eps": 1e-6,
-    "head_dim": 16,
-    "block_size": BLOCK,
-    "mask_token_id": MASK,
-    "fuse_cross_entropy": True,
-    "use_sliding_window": False,
-    "max_window_layers": 2,
-    "sliding_window": None,
-}
-SDAR_MOE: dict[str, Any] = {
-    **QWEN3_MOE,
-    "architectures": ["SDARMoeForCausalLM"],
-    "model_type": "sdar_moe",
-    "block_length": BLOCK,
-    "mask_token_id": MASK,
-    "ep_size": 1,
-}
-# what the numpy model takes for "no experts"
-NO_EXPERTS = {
-    "num_experts": 1,
-    "moe_intermediate_size": 1,
-    "mlp_only_layers": [0, 1],
-    "decoder_sparse_step": 1,
-}
-CASES = {"sdar": SDAR, "sdar-moe": SDAR_MOE}
-
-
-def save_blocks(directory: Path, config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Write a model directory and return its weights."""
-    weights = make_weights({**NO_EXPERTS, **config})
-    save_moe(directory, config, weights=weights)
-    return weights
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_give_the_logits_of_a_block_causal_mask(name: str, tmp_path: Path) -> None:
     """Two blocks of the prompt in one step, then a block that is denoised twice."""
-    weights = save_blocks(tmp_path, CASES[name])
+    with np.load(GOLDEN, allow_pickle=False) as golden:
+        wanted = golden[name]
+    save_blocks(tmp_path, CASES[name])
     program = load_reference(str(tmp_path))
     state = program.new_state()
-    tokens = [3, 17, 39, 0, 8, 8, 25, 31, 2, MASK, 5, MASK]
-    block_of = np.arange(len(tokens)) // BLOCK
-    seen = block_of[:, None] >= block_of[None, :]
-    config = {**NO_EXPERTS, **CASES[name]}
-    wanted = compute_logits(config, weights, tokens, seen)
-    given = run_step(program, state, make_block_step(tokens[:8], 0, block_size=BLOCK))
+    given = run_step(program, state, make_block_step(TOKENS[:8], 0, block_size=BLOCK))
     assert relative_error(given, wanted[:8]) <= 1e-5
     run_step(program, state, make_block_step([MASK] * 4, 8))  # leaves no trace
-    given = run_step(program, state, make_block_step(tokens[8:], 8))
+    given = run_step(program, state, make_block_step(TOKENS[8:], 8))
     assert relative_error(given, wanted[8:]) <= 1e-5
 
 
@@ -87,11 +46,10 @@ def test_a_cut_model_gives_the_bytes_of_the_whole(tmp_path: Path) -> None:
     cut, whole = CutModel(compiled), load_reference(str(tmp_path), Sizes(chunk=8))
     assert len(cut.manifest.tasks) >= 4
     states, state = cut.new_states(), whole.new_state()
-    tokens = [3, 17, 39, 0, 8, 8, 25, 31, 2, MASK, 5, MASK]
     for step in (
-        make_block_step(tokens[:8], 0, (7,), block_size=BLOCK),
+        make_block_step(TOKENS[:8], 0, (7,), block_size=BLOCK),
         make_block_step([MASK] * 4, 8),
-        make_block_step(tokens[8:], 8),
+        make_block_step(TOKENS[8:], 8),
     ):
         inputs = step_inputs(cut.inputs, step)
         (wanted,) = whole.run(state, [inputs[spec.name] for spec in whole.inputs])
@@ -112,6 +70,16 @@ def test_the_manifest_says_how_blocks_are_written(tmp_path: Path) -> None:
         wrong = text.model_copy(update={"diffusion": info.model_copy(update=change)})
         with pytest.raises(InvalidModel, match=message):
             load_manifest(manifest.model_copy(update={"text": wrong}).to_bytes())
+
+
+def test_the_families_say_what_writes_blocks() -> None:
+    rows = list_families()
+    assert {row["architecture"] for row in rows if row["decoder"] == "diffusion"} == {
+        "SDARForCausalLM",
+        "SDARMoeForCausalLM",
+        "Fast_dLLM_QwenForCausalLM",
+    }
+    assert "SDARForCausalLM" in str(text := render_families(rows)) and "--decoder" in str(text)
 
 
 def test_fast_dllm_is_a_qwen2_with_shifted_logits() -> None:

@@ -19,6 +19,7 @@ from splitup_deploy.uncut_model import load_reference
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from splitup.backend.devices import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.client.generation import generate_tokens
 from splitup.client.tokenizer import ModelTokenizer
@@ -48,7 +49,7 @@ from tests.deploy.frontends import test_step as promises
 from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.hybrids import CASES
 from tests.deploy.llamas import relative_error
-from tests.deploy.steps import check_together, feed, run_step, step_inputs
+from tests.deploy.steps import check_merged, check_together, feed, run_step, step_inputs
 
 BOUND = 1e-5
 CHUNK = 8
@@ -202,6 +203,12 @@ def test_several_sequences_in_one_pass_equal_each_alone(program: TaskProgram) ->
     plans[0].append(make_tree_step(TOKENS[9:12], [-1, 0, 1], 5, kept=(0, 2)))
     plans[2].append(make_tree_step(TOKENS[7:8], [-1], 3))
     check_together(program, plans)
+
+
+@pytest.mark.skipif(select_device().renderer != "X86", reason="other devices take single steps")
+def test_consecutive_trees_in_one_pass_equal_single_steps(program: TaskProgram) -> None:
+    """The state of a recurrent layer lags behind, and is updated at every step."""
+    check_merged(program, [step for step, _ in draw_steps(3, 3)])
 
 
 def test_a_replay_gives_the_same_state(program: TaskProgram) -> None:

@@ -11,6 +11,7 @@ import pytest
 from splitup_deploy.cutting.build import CompiledModel, build, parse_dims
 from splitup_deploy.frontends.onnx.graph_file import read_onnx
 from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.frontends.weight_sources import FileSlice
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidInput, InvalidModel
@@ -59,7 +60,7 @@ def test_initialisers_stay_in_the_file_under_their_names(tmp_path: Path) -> None
     data = Path(source).read_bytes()
     for name, array in weights.items():
         place = model.graph.tensors[name].data
-        assert not isinstance(place, bytes)
+        assert isinstance(place, FileSlice)
         assert data[place.start : place.end] == array.tobytes()
     assert build(source, LARGE).model_id == build(source, LARGE).model_id
 

@@ -14,6 +14,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.backend.buffers import make_writer
+from splitup.backend.devices import select_device
 from splitup.backend.launching import NativeCall
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core.tensors import TensorSpec
@@ -29,7 +30,7 @@ from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE, compute_logits, load_example, relative_error
 from tests.deploy.moes import QWEN3_MOE, save_moe
-from tests.deploy.steps import check_together, feed, run_step, step_inputs
+from tests.deploy.steps import check_merged, check_together, feed, run_step, step_inputs
 
 MODELS = ("packages-4m", "gemma3", "qwen3-moe")
 LENGTH = 15  # twice gemma3's window of 6, and within the context of 16 of the smallest
@@ -94,6 +95,37 @@ def test_a_chunk_of_one_row_needs_no_symbols(path: Path, program: TaskProgram) -
     tokens = draw_tokens(program)[:6]
     given, wanted = feed(single, tokens), feed(program, tokens)
     assert relative_error(given, wanted) <= 1e-5  # other kernels: not bit for bit
+
+
+def draw_plan(program: TaskProgram, seed: int) -> list[StepInput]:
+    """Return sequences, trees with rows kept, blocks and steps back, with random rows wanted."""
+    rng = np.random.default_rng(seed)
+    plan: list[StepInput] = []
+    start, kept, last = 0, tuple[int, ...](), 0
+    for _ in range(14):
+        rows = int(rng.integers(1, 5))
+        tokens, kind = draw_tokens(program, rows, int(rng.integers(99))), rng.random()
+        outputs = [int(row) for row in rng.integers(0, rows, rng.integers(1, 3))]
+        if kind < 0.4 or start + rows > LENGTH - 1:
+            start = min(start, LENGTH - 5)
+            step = make_tree_step(tokens, [*range(-1, rows - 1)], start, outputs)
+        elif kind < 0.8:
+            parents = [int(rng.integers(-1, row)) if row else -1 for row in range(rows)]
+            step = make_tree_step(tokens, parents, start, outputs, kept)
+        else:
+            step = make_block_step(tokens, start, outputs)
+        plan.append(step)
+        kept = tuple(step.sees[int(rng.integers(rows))]) if 0.4 <= kind < 0.8 else ()
+        last, start = start, start + (len(kept) or int(rng.integers(rows + 1)))
+        if rng.random() < 0.1:
+            start, kept = last, ()
+    return plan
+
+
+@pytest.mark.skipif(select_device().renderer != "X86", reason="other devices take single steps")
+def test_consecutive_steps_in_one_pass_equal_single_steps(program: TaskProgram) -> None:
+    for seed in range(3):
+        check_merged(program, draw_plan(program, seed))
 
 
 def test_only_the_wanted_rows_come_back_in_any_order(program: TaskProgram) -> None:
@@ -254,7 +286,7 @@ def test_any_integers_are_safe(program: TaskProgram) -> None:
         return rng.choice(_EXTREMES, (rows, *spec.shape[1:])).astype(np.int32).tobytes()
 
     for _ in range(12):
-        rows, count = (int(n) for n in rng.integers(1, 9, 2))
+        rows, count = (int(n) for n in rng.integers(1, min(specs["tokens"].shape[0], 8) + 1, 2))
         step = [
             draw(specs["tokens"], rows),
             draw(specs["layout"], rows),

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
 from splitup_node.worker.ipc import RunRequest
 
 from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
+from splitup.messages.base import CLIENT
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.storage.log_store import LogWriter
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
 from tests.node.network import Store, TestClient, TestNode, make_certificate
@@ -117,6 +121,77 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
             execution = certificate.plan.request.execution_id
             for step, expected in enumerate(compute(xs)):
                 np.testing.assert_array_equal(results[execution, step], expected)
+        assert node.failed.empty()
+    finally:
+        await client.pool.close()
+        await node.close()
+
+
+async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) -> None:
+    """As when a task that was taken over catches up: all inputs are there, in any order."""
+    (tmp_path / "a").mkdir()
+    node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
+    sizes: list[int] = []
+    run_together = node.supervisor.run_together
+
+    def record(requests: Sequence[RunRequest], handler: Any) -> None:
+        sizes.append(len(requests))
+        run_together(requests, handler)
+
+    node.supervisor.run_together = record  # type: ignore[method-assign]
+    rows = (1, 1, 2, 1, 3, 3, 2, 1)  # 8 in the first pass, 6 in the second one
+    random = np.random.default_rng(0)
+    inputs = [random.integers(0, 9, (count, SIZE)).astype(np.float32) for count in rows]
+    try:
+        await node.start({TASK_ID: GRAPH})
+        certificate = make_certificate(
+            manifest, [node.entry], client.identity.signing_key_hex, steps=len(rows), tag="one"
+        )
+        execution = node.engine.start(certificate, manifest)
+        await client.connect(certificate)
+        loop, ready = node.engine.step_loop, asyncio.Event()
+        schedule = loop.schedule
+
+        def watch() -> None:
+            schedule()
+            if len(node.engine._table.queue):
+                ready.set()
+
+        loop.schedule = watch  # type: ignore[method-assign]
+        loop.pause()
+        order = [*range(len(rows) - 1, 0, -1), 0]  # the first step comes last
+        for step in order:
+            client.send(certificate, step, inputs[step], {node.identity.address})
+        async with asyncio.timeout(HANG_S):
+            await ready.wait()
+            loop.resume()
+            for step, expected in enumerate(compute(inputs)):
+                frame = await client.outputs.get()
+                assert frame.step == step and bytes(frame.payload) == expected.tobytes()
+            assert sizes == [5, 3]
+            client.end(certificate, len(rows))
+            finished = await node.finished.get()
+        store = node.store.open(certificate, manifest, execution.executor_map)
+        request = certificate.plan.request
+        log = LogWriter(request.execution_id, request.client, store)
+        for step, xs in enumerate(inputs):
+            await append_output(log, store, LogName(CLIENT, 0, "", step), xs.tobytes())
+        await log.finish()
+        replay = TaskReplay(
+            store,
+            request,
+            manifest,
+            certificate.plan.executors(),
+            0,
+            len(rows),
+        )
+        sizes.clear()
+        program = node.programs[TASK_ID]
+        digests = await recompute(node.engine, node.supervisor, program, replay)
+        own = finished.parts[0].digests
+        assert (digests.inputs, digests.outputs) == (own.inputs, own.outputs)
+        assert digests.state == own.state
+        assert sizes == [5, 3]
         assert node.failed.empty()
     finally:
         await client.pool.close()

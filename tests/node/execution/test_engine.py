@@ -202,7 +202,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
 
     async def verify() -> None:
         while not is_over.is_set():
-            await engine.step_loop.run_background(checking, program, [x])
+            await engine.step_loop.run_background([RunRequest(checking, program, [x])])
 
     verifying = [asyncio.create_task(verify()) for _ in range(8)]
     certificate = pair.plan(0, 0, 0, 0, steps=steps)

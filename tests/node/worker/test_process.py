@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -351,5 +351,24 @@ async def test_runs_of_several_sessions_share_a_batch_and_fail_separately(tmp_pa
         answers = await run_all({1: 5, 2: 5, 4: 3})  # 13 rows: two passes
         times = [answer.started_ns for answer in answers if isinstance(answer, RunAnswer)]
         assert len(times) == 3 and times[0] < times[1] == times[2]
+
+        async def run_in_order(session: int, steps: Sequence[bytes]) -> list[Any]:
+            answers = asyncio.get_running_loop().create_future()
+            requests = [RunRequest(session, program, [data]) for data in steps]
+            supervisor.run_together(requests, answers.set_result)
+            async with asyncio.timeout(HANG_S):
+                return list(await answers)
+
+        assert supervisor.merges(program)
+        rows = [np.full((1, 4), number, np.float32).tobytes() for number in range(5)]
+        answers = await run_in_order(10, rows)
+        assert len({answer.started_ns for answer in answers}) == 1  # one pass for all
+        squares = np.arange(5, dtype=np.float32) ** 2
+        last = [np.frombuffer(answer.outputs[0], np.float32)[0] for answer in answers]
+        assert last == np.cumsum(squares).tolist()
+        answers = await run_in_order(11, [*rows[:3], b"?", *rows[3:]])
+        assert all(isinstance(answer, RunAnswer) for answer in answers[:3])
+        assert all(isinstance(answer, TaskFailed) for answer in answers[3:])
+        assert all("1 bytes" in str(answer) for answer in answers[3:])
     finally:
         await supervisor.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
+from splitup_oracle.member.rulings import _replay
 
 from splitup.backend.devices import select_device
 from splitup.core import limits, tuning
@@ -19,7 +20,7 @@ from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph, encode_float
 from splitup.messages.completions import EMPTY_DIGEST
-from tests.graph.graphs import Builder
+from tests.graph.graphs import Builder, make_running_sum
 from tests.node.graphs import make_accumulator, make_sum
 
 STEPS, SIZE = 3, 4
@@ -71,6 +72,34 @@ async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> 
         "accepted": [],
         "is_defined": True,
     }
+
+
+async def test_a_contradiction_is_judged_step_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many steps take one pass only where nobody is convicted by it; the digests are the same."""
+    job, (x,) = make_job(tmp_path, make_running_sum(8, SIZE), 1)
+    before = np.concatenate([np.zeros((1, SIZE), np.float32), np.cumsum(x * x, axis=0)[:-1]])
+    right = ((digest_steps(x * x + before),), digest(before[-1] + x[-1] * x[-1]))
+    wrong = (right[0], "ab" * 32)
+    replay, passes = recomputation.replay, list[bool]()
+
+    async def record(asked: recomputation.Replay) -> dict[str, Any]:
+        passes.append(asked.merges)
+        return await replay(asked)
+
+    monkeypatch.setattr(recomputation, "replay", record)
+    found = []
+    for claimed, expected in (
+        ({right}, [True]),
+        ({wrong}, [True, False]),
+        ({right, wrong}, [False]),
+    ):
+        passes.clear()
+        found.append(await _replay(job, claimed))
+        assert passes == expected
+    assert found[0] == found[1] == found[2]
+    assert (tuple(found[0]["outputs"]), found[0]["state"]) == right
 
 
 async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_path: Path) -> None:

@@ -281,6 +281,32 @@ def test_runs_that_go_with_others_keep_nobody_waiting() -> None:
     assert turns[rider] >= 320 and min(turns[session] for session in others) >= 80
 
 
+def test_steps_that_run_together_are_finished_in_order() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0), (CLIENT, 1)), 1, 0)], 9)
+    for port, steps in ((0, (0, 1, 2, 3, 5)), (1, (0, 1, 2, 3, 4, 5))):
+        for step in steps:
+            queue.offer(FIRST, (CLIENT, port), step, make_tensor((CLIENT, port), step))
+    run = queue.next()
+    assert run is not None
+    assert [one.step for one in queue.take_following(run, lambda one: True)] == [1, 2, 3]
+    following = queue.take_following(run, lambda one: one.step < 3)
+    assert [one.step for one in following] == [1, 2] and queue.next() is None
+    for one in (run, *following):
+        assert queue.finish(one, [])
+        assert not queue.finish(one, [])  # it is done
+    left = queue.next()
+    assert left is not None and left.step == 3 and queue.next() is None
+    assert queue.take_following(left, lambda one: True) == []
+    queue.end(FIRST, 6)
+    queue.offer(FIRST, (CLIENT, 0), 4, make_tensor((CLIENT, 0), 4))
+    following = queue.take_following(left, lambda one: True)
+    assert [one.step for one in following] == [4, 5]
+    for one in (left, *following):
+        queue.finish(one, [])
+    assert queue.is_complete(FIRST) and queue.buffered_bytes == 0 and queue.next() is None
+
+
 def test_dropped_execution_runs_no_more_and_frees_its_buffers() -> None:
     queue = TaskQueue()
     queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)

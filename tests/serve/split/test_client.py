@@ -10,9 +10,10 @@ import pytest
 from splitup_deploy.cutting.build import CompiledModel
 
 from splitup.client.split_client import SplitClient
-from splitup.core.errors import InvalidInput, SplitUpError
+from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import make_arrays, make_tree_step
+from splitup.graph.manifest import DiffusionInfo
 from splitup.messages.split import PATH
 from splitup.net.split_connection import SplitServerConnection
 from tests.serve.split.local_nodes import CHUNK, NAME, LocalNodes, serve_split
@@ -68,6 +69,26 @@ async def test_files_that_are_not_the_model_s_are_refused(
             await generate(device)
         with pytest.raises(InvalidInput, match="offers no private model 'other'"):
             await device.open("other")
+
+
+async def test_a_model_that_writes_blocks_is_refused_at_both_ends(
+    nodes: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = nodes.cut.manifest.text
+    assert text is not None
+    blocks = text.model_copy(update={"diffusion": DiffusionInfo(block_size=4, mask_id=1)})
+    manifest = nodes.cut.manifest.model_copy(update={"text": blocks})
+    monkeypatch.setattr(nodes.cut, "manifest", manifest)
+    with pytest.raises(InvalidInput, match="writes blocks of tokens, and devices feed one after"):
+        async with serve_split(nodes):
+            raise AssertionError("it is served")
+    # a server that does not look offers it nevertheless
+    monkeypatch.setattr("splitup.serve.split.server.get_text_info", lambda *_: text)
+    nodes.files[manifest.model_id[2:]] = tmp_path / "blocks"
+    nodes.files[manifest.model_id[2:]].write_bytes(manifest.to_bytes())
+    async with serve_split(nodes) as url, SplitClient(url, cache=tmp_path / "c") as device:
+        with pytest.raises(InvalidModel, match="writes blocks of tokens, and devices feed one"):
+            await device.open(NAME)
 
 
 def test_the_path_is_the_servers() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tinygrad.tensor import Tensor
 
+from splitup_deploy.frontends.decoder.caches import open_cache
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
 from splitup_deploy.frontends.decoder.step_function import Mixer, Step
 
@@ -26,7 +27,7 @@ def choose_mixer(config: DecoderConfig) -> Mixer | None:
 def attend_compressed(
     step: Step, x: Tensor, layer: int, latent: Latent
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return x plus the attention of one layer, and its cache [context, rank + turned]."""
+    """Return x plus the attention of one layer, and its cache [rows, rank + turned]."""
     c, rows, mark = step.config, step.rows, step.tracer.mark
     label, block = f"block {layer} attention", f"model.layers.{layer}"
     prefix, fixed, rank = f"{block}.self_attn", c.head_dim - latent.turned, latent.rank
@@ -42,15 +43,17 @@ def attend_compressed(
     weight = step.norm_weight(f"{prefix}.kv_a_layernorm.weight", rank)
     normed = mark(step.normalise(low[:, :rank], weight, latent.norm_epsilon), f"{label}: kv norm")
     fresh = mark(Tensor.cat(normed, moving[:, c.heads], dim=1), f"{label}: cache row")
-    cache = mark(step.write_cache(layer, fresh), f"{label}: KV cache")
+    cache = open_cache(step, layer)
+    held = cache.write(fresh)
     brought = _bring(step, query[:, :, :fixed], prefix, latent)
     brought = mark(brought, f"{label}: query of compressed k")
     query = mark(Tensor.cat(brought, moving[:, : c.heads], dim=2), f"{label}: query")
     mixed = step.read_cache(
         layer,
+        cache,
         query.reshape(rows, 1, c.heads, 1, width),
-        cache.reshape(c.context, 1, width),
-        cache[:, :rank].reshape(c.context, 1, rank),
+        held.reshape(held.shape[0], 1, width),
+        held[:, :rank].reshape(held.shape[0], 1, rank),
     )
     values = mark(
         _expand(step, mixed.reshape(rows, c.heads, rank), prefix, latent), f"{label}: expanded v"
@@ -60,7 +63,7 @@ def attend_compressed(
         values, name, [(name, c.hidden)], c.heads * latent.value_dim, c.output_bias
     )
     x = step.add(x, branch, f"{block}.post_attention_layernorm.weight", label)
-    return x, {f"layers.{layer}.kv": cache}
+    return x, cache.updates
 
 
 def _compute_query(step: Step, h: Tensor, prefix: str, label: str, latent: Latent) -> Tensor:

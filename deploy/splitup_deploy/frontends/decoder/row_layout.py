@@ -55,12 +55,10 @@ class Layout:
         fresh = is_named.where(source, 0) + start - 1
         return (place < start).where(place, is_named.where(fresh, -context))
 
-    def find_kept(self, context: int) -> Tensor:
-        """Return which old row each cache row before the start keeps: int32 [context].
+    def find_shifts(self, place: Tensor, context: int) -> Tensor:
+        """Return by how many rows the rows at these positions move back: int32, as ``place``.
 
-        The last chunk of them keep rows further on, by the shifts in the first row's columns.
+        The last chunk of rows before the start have shifts, in the first row's columns.
         """
-        place = self._tracer.iota(context)
         last = place - (self.get_start(context) - self.chunk)
-        shift = self._tracer.lookup(self.shifts, last)
-        return place + shift.maximum(0).minimum(self.chunk)
+        return self._tracer.lookup(self.shifts, last).maximum(0).minimum(self.chunk)

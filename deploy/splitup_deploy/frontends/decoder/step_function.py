@@ -4,9 +4,10 @@ One block is described once, with named variations (``DecoderConfig``); a family
 choice of variations (``splitup_deploy.frontends.families.dense``).
 
 A step processes T rows, 1 to C, and returns logits for R of them. ``splitup.decode.step`` describes
-its inputs, ``docs/adr/0006-one-step-function.md`` the reasons. Every layer has one state,
-``[context, 2, kv_heads, head_dim]`` (keys, then values), which the step returns updated; a
-``Mixer``, which replaces attention, may have other states. All rows are looked up or selected, with
+its inputs, ``docs/adr/0006-one-step-function.md`` the reasons. Every layer has a state
+``[cache rows, 2, kv_heads, head_dim]`` (keys, then values), which the step returns updated
+(``splitup_deploy.frontends.decoder.caches``); a ``Mixer``, which replaces attention, may have other
+states. All rows are looked up or selected, with
 zeros for indices outside, so no input can read beyond a tensor.
 
 A row's attention sums over positions, not over places in the cache, so the order of summation does
@@ -27,6 +28,7 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.caches import Cache, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.rotary import RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
@@ -44,6 +46,24 @@ FeedForward = Callable[["Step", Tensor, int], Tensor]
 Mixer = Callable[["Step", Tensor, int], tuple[Tensor, dict[str, Tensor]]]
 
 
+def choose_chunk(config: DecoderConfig, chunk: int | None) -> int:
+    """Return the most rows of a step: those wanted, by default 64, or the context if that is less.
+
+    Raises InvalidModel for a chunk that is not within 1 and the context, or less than a block.
+    """
+    if chunk is not None and not 1 <= chunk <= config.context:
+        raise InvalidModel(
+            f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
+        )
+    least = 1 if config.diffusion is None else config.diffusion.block_size
+    if chunk is not None and chunk < least:
+        raise InvalidModel(
+            f"the model writes blocks of {least} tokens, which do not fit a step of {chunk} rows; "
+            f"give --chunk {least} or more"
+        )
+    return chunk or max(least, min(CHUNK, config.context))
+
+
 def trace_decoder(
     config: DecoderConfig,
     weights: Weights,
@@ -53,15 +73,10 @@ def trace_decoder(
 ) -> TracedModel:
     """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
-    The default of ``chunk`` is 64 rows, or the context if that is less. ``feed_forward`` replaces
-    the dense MLP, ``mixer`` replaces attention. Raises InvalidModel for a chunk that is not within
-    1 and the context.
+    ``feed_forward`` replaces the dense MLP, ``mixer`` replaces attention. Raises what
+    ``choose_chunk`` raises.
     """
-    if chunk is not None and not 1 <= chunk <= config.context:
-        raise InvalidModel(
-            f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
-        )
-    chunk = chunk or min(CHUNK, config.context)
+    chunk = choose_chunk(config, chunk)
     with tracing():
         tracer = Tracer()
         rows = tracer.symbol("T", chunk) if chunk > 1 else 1
@@ -196,9 +211,10 @@ class Step(RowOperations):
         qk = self.rotate(qk, turned, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
-        cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
+        cache = open_cache(self, layer)
+        held = cache.write(fresh)
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
-        mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
+        mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1])
         if gates:
             mixed = mark(
                 mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values"
@@ -206,40 +222,20 @@ class Step(RowOperations):
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
-        return x, {f"layers.{layer}.kv": cache}
+        return x, cache.updates
 
-    def read_cache(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def read_cache(
+        self, layer: int, cache: Cache, query: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
         """Return the attention of query [rows, kv_heads, groups, 1, size] over a layer's cache.
 
-        Keys and values are [context, kv_heads, size]; the result [rows, heads * size of a value].
+        Keys and values are [cache rows, kv_heads, size]; the result is [rows, heads * size of a
+        value].
         """
         c, label = self.config, f"block {layer} attention"
-        slots = self.tracer.mark(self.find_slots(layer), f"{label}: cache rows seen")
+        slots = self.tracer.mark(cache.find_slots(), f"{label}: cache rows seen")
         scale = c.attention_scale or 1.0 / math.sqrt(c.head_dim)
         return self.attend_rows(query, keys, values, slots, scale, label, cap=c.attention_cap)
-
-    def find_slots(self, layer: int) -> Tensor:
-        """Return the cache rows that a layer's rows see, by position: int32 [rows, context]."""
-        c = self.config
-        slots = self.layout.find_slots(c.context)
-        if c.local is None or layer not in c.local.layers or c.local.window >= c.context:
-            return slots
-        place = self.layout.positions.reshape(self.rows, 1)
-        is_near = place < self.tracer.iota(c.context).reshape(1, c.context) + c.local.window
-        return is_near.where(slots, -c.context)
-
-    def write_cache(self, layer: int, fresh: Tensor) -> Tensor:
-        """Return the layer's KV cache: kept rows, new rows [rows, *shape of one], then zeros.
-
-        Rows that are not kept become zeros.
-        """
-        c = self.config
-        row = tuple(int(size) for size in fresh.shape[1:])
-        old = self.tracer.state(TensorSpec(f"layers.{layer}.kv", "float32", (c.context, *row)))
-        place, start = self.tracer.iota(c.context), self.layout.get_start(c.context)
-        kept = self.tracer.lookup(old, self.layout.find_kept(c.context))
-        new = self.tracer.lookup(fresh, place - start)
-        return (place < start).reshape(c.context, *(1,) * len(row)).where(kept, new)
 
     def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
         """Return x plus the feed-forward part of one layer."""

@@ -134,7 +134,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     if tokenizer is None:
         return SourceModel("function", traced, None)
     eos_ids = _read_eos_ids(file, config.vocab)
-    text = make_text(config, tokenizer, eos_ids, read_chat(file.metadata))
+    text = make_text(config, sizes.chunk, tokenizer, eos_ids, read_chat(file.metadata))
     return SourceModel("text-generation", traced, text)
 
 

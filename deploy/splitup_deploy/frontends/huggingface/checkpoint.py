@@ -14,6 +14,7 @@ from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
+from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig, Quantised
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
@@ -57,7 +58,12 @@ WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
 class DirectoryWeights:
     """The tensors of a directory's weights files, by name."""
 
-    def __init__(self, directory: Path, rename: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rename: Callable[[str], str] = str,
+        quantisation: QuantisationConfig | None = None,
+    ) -> None:
         self._directory = directory
         self._asked: set[str] = set()
         self._tensors: dict[str, WeightSource] = {}
@@ -68,6 +74,11 @@ class DirectoryWeights:
                 if usual in self._tensors:
                     raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
                 self._tensors[usual] = _name(source, usual)
+        self._quantised: dict[str, Quantised] = {}
+        if quantisation is not None:
+            self._quantised, used = quantisation.find_layers(self._tensors)
+            rest = {name: one for name, one in self._tensors.items() if name not in used}
+            self._tensors = rest | {name: one.source for name, one in self._quantised.items()}
         module, other = _OTHER_NAME
         self._others = {name.replace(other, module): name for name in self._tensors}
 
@@ -80,9 +91,13 @@ class DirectoryWeights:
             raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
         self._asked.add(found)
         source = self._tensors[found]
+        quantised = self._quantised.get(found)
+        if quantised is not None and quantised.shape == shape:
+            return _name(source, name)
         if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
+            kind = source.spec if quantised is None else f"quantised{list(quantised.shape)}"
             raise InvalidModel(
-                f"weight '{name}' in '{self._directory}' is {source.spec}; "
+                f"weight '{name}' in '{self._directory}' is {kind}; "
                 f"config.json wants {list(shape)} in one of {', '.join(FLOAT_DTYPES)}"
             )
         return _name(source, name)
@@ -90,16 +105,30 @@ class DirectoryWeights:
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights have the same storage format; ``get`` reports absent ones."""
         found = (self._tensors.get(self._find(name)) for name in names)
-        return len({source.spec.dtype for source in found if source is not None}) <= 1
+        return len({_get_storage(source) for source in found if source is not None}) <= 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
         """Return the weights (name, rows) concatenated along the rows, called ``name``."""
         sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
-        dtypes = {source.spec.dtype for source in sources}
-        if len(dtypes) != 1:
-            raise InvalidModel(f"the parts of '{name}' have different dtypes: {sorted(dtypes)}")
-        spec = TensorSpec(name, dtypes.pop(), shape)
-        return join_sources(spec, sources)
+        if len({_get_storage(source) for source in sources}) != 1:
+            dtypes = sorted({source.spec.dtype for source in sources})
+            raise InvalidModel(f"the parts of '{name}' have different dtypes: {dtypes}")
+        first = sources[0].spec
+        return join_sources(TensorSpec(name, first.dtype, (shape[0], *first.shape[1:])), sources)
+
+    def change(
+        self, name: str, shape: tuple[int, ...], change: Callable[[WeightSource], WeightSource]
+    ) -> None:
+        """Change a weight that must be there, in float32, float16 or bfloat16 and of a shape."""
+        found = self._find(name)
+        if found in self._quantised:
+            raise InvalidModel(f"weight '{name}' is quantised: an adapter cannot be merged into it")
+        source = self._tensors.get(found)
+        if source is None:
+            raise InvalidModel(f"'{self._directory}' has no weight '{name}' to be changed")
+        if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(f"weight '{name}' is {source.spec}; the adapter is for {shape}")
+        self._tensors[found] = change(source)
 
     def __contains__(self, name: str) -> bool:
         """Say whether a weight is there."""
@@ -181,6 +210,11 @@ class DirectoryWeights:
             turned = Turned(source, first, rows)
             source = WeightSource(replace(spec, name=name, shape=shape), (turned,))
         return replace(source, names=(bank,))
+
+
+def _get_storage(source: WeightSource) -> tuple[object, ...]:
+    """Return what weights must have in common to become one."""
+    return source.spec.dtype, source.encoding, source.encoding and source.spec.shape[1:]
 
 
 def _name(source: WeightSource, name: str) -> WeightSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ from splitup_deploy.frontends.families.architectures import trace_language_model
 from splitup_deploy.frontends.families.encoders import find_encoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
-from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.huggingface.directory import parse_config, split_quantisation
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder_shapes
+from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.weight_sources import Absent, WeightSource
 
@@ -36,32 +38,41 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
     whole = read_json(file, tuning.MAX_CONFIG_BYTES)
     if (found := find_encoder(whole)) is not None:
         return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
-    table = find_text_tower(whole)
+    table, quantisation = split_quantisation(whole)
+    table = find_text_tower(table)
     config = parse_config(table, sizes.context)
-    weights = ShapeWeights(table)
+    weights = ShapeWeights(table, quantisation)
     traced = trace_language_model(config, weights, sizes.chunk)
     return SourceModel("text-generation", traced, None)
 
 
 class ShapeWeights:
-    """Weights without bytes: shapes, and the dtype that config.json names."""
+    """Weights without bytes: shapes, and the dtype or the quantisation that config.json names."""
 
-    def __init__(self, table: dict[str, Any]) -> None:
+    def __init__(
+        self, table: dict[str, Any], quantisation: QuantisationConfig | None = None
+    ) -> None:
         dtype = table.get("dtype", table.get("torch_dtype", "float32"))
         if dtype not in FLOAT_DTYPES:
             raise InvalidModel(
                 f"config.json has dtype {dtype!r:.40}; one of {', '.join(FLOAT_DTYPES)} is wanted"
             )
         self._dtype = str(dtype)
+        self._quantisation = quantisation
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return a weight without bytes."""
+        if self._quantisation is not None and len(shape) == 2:
+            found = self._quantisation.make_shape(name, *shape, self._dtype)
+            if found is not None:
+                return found
         return WeightSource(TensorSpec(name, self._dtype, shape), (Absent(),))
 
     def can_join(self, names: list[str]) -> bool:
-        """Return True: all weights have the same storage format."""
+        """Return True: weights that are joined have the same storage format."""
         return True
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
         """Return the weights (name, rows) concatenated along the rows, called ``name``."""
-        return self.get(name, *shape)
+        first = self.get(parts[0][0], *shape)
+        return replace(first, spec=replace(first.spec, name=name))

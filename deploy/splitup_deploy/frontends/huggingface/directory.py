@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from splitup_deploy.frontends.families.text_towers import (
 from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
-from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.huggingface.lora import merge_adapter
+from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
 
 
 def is_huggingface_directory(source: str) -> bool:
@@ -38,26 +41,77 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     directory = Path(source)
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     if (found := find_encoder(whole)) is not None:
+        if sizes.adapter is not None:
+            raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
         return load_encoder(directory, whole, *found, sizes)
-    table = find_text_tower(whole)
+    opened = open_decoder(directory, sizes)
+    traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
+    notes = opened.check_all_read()
+    if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
+        notes += ("modules.json is not read: the model generates text and gives no embeddings",)
+    traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
+    return SourceModel("text-generation", traced, opened.text)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDecoder:
+    """A decoder's directory before its step is described; ``left_out``: what is not read of it."""
+
+    config: DecoderConfig
+    weights: DirectoryWeights
+    text: Text
+    left_out: Mapping[str, str]
+    is_quantised: bool
+    notes: tuple[str, ...]
+
+    def check_all_read(self) -> tuple[str, ...]:
+        """Return what to say of weights that were left out; raise InvalidModel for unknown ones."""
+        return self.weights.check_all_read(self.left_out)
+
+
+def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
+    """Read the configuration of a decoder, and find its weights; raises InvalidModel."""
+    whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    table, quantisation = split_quantisation(whole)
+    table = find_text_tower(table)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    text = make_text(config, tokenizer, _read_eos_ids(directory, table), read_chat(directory))
+    eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
+    text = make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
-        raise InvalidModel(f"'{source}' has an adapter, {adapters[0]:.80}: merge it into the model")
-    is_tower = table is not whole
-    weights = DirectoryWeights(directory, rename_weight if is_tower else str)
+        raise InvalidModel(
+            f"'{directory}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json "
+            "to a directory of their own, and give that with --adapter"
+        )
+    is_tower = table["architectures"] != whole["architectures"]
+    weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
+    notes: tuple[str, ...] = ()
+    if sizes.adapter is not None:
+        notes = (merge_adapter(sizes.adapter, weights, rename_weight if is_tower else str),)
     config = _find_own_head(config, weights)
-    traced = trace_language_model(config, weights, sizes.chunk)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if is_tower:
         others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
-    notes = weights.check_all_read(others)
-    if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
-        notes += ("modules.json is not read: the model generates text and gives no embeddings",)
-    traced = replace(traced, notes=(*traced.notes, *notes))
-    return SourceModel("text-generation", traced, text)
+    return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+
+
+def split_quantisation(
+    whole: dict[str, Any],
+) -> tuple[dict[str, Any], QuantisationConfig | None]:
+    """Return a config.json without what it says of quantised weights, and that."""
+    table = dict(whole)
+    inner = table.get("text_config")
+    found = [table.pop("quantization_config", None)]
+    if isinstance(inner, dict):
+        table["text_config"] = inner = dict(inner)
+        found.append(inner.pop("quantization_config", None))
+    found = [one for one in found if one is not None]
+    if not found:
+        return table, None
+    if not isinstance(found[0], dict) or any(one != found[0] for one in found):
+        raise Fields(whole).refuse("quantization_config", "one object")
+    return table, QuantisationConfig(found[0])
 
 
 def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from splitup.core.tensors import ITEM_BYTES
-from splitup_deploy.frontends.weight_sources import FileSlice
+from splitup_deploy.frontends.weight_sources import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class OnnxTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: FileSlice | bytes
+    data: Part | bytes
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,129 @@
+"""What the commands of draft and target workers share, and that of who drives them."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitup.cli.console import Output
+from splitup.cli.serve import catch_signals
+
+if TYPE_CHECKING:
+    from splitup.workers.rpc import Tls
+    from splitup.workers.servers import DraftWorker, TargetWorker
+    from splitup.workers.sessions import SessionLimits
+
+
+def make_context(verb: str) -> dict[str, Any]:
+    """Return the settings of a command whose flags may be SPLITUP_VERB_FLAG in the environment."""
+    return {"auto_envvar_prefix": f"SPLITUP_{verb.replace('-', '_').upper()}"}
+
+
+def _read_settings(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of a file as the flags' defaults."""
+    if path is None:
+        return None
+    known = {parameter.name for parameter in context.command.params} - {"settings"}
+    try:
+        values = {
+            name.replace("-", "_"): value
+            for name, value in tomllib.loads(path.read_text("utf-8")).items()
+        }
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise typer.BadParameter(f"{path} sets '{unknown[0]}', which is no flag of this command")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+SettingsFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        metavar="FILE",
+        is_eager=True,
+        callback=_read_settings,
+        help="TOML file with values of these flags; flags and the environment override it.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFlags:
+    """Files for TLS."""
+
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate chain, PEM.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-ca", metavar="FILE", help="Who has to have signed the other side's."),
+    ] = None
+
+    def read(self) -> Tls:
+        """Return the files; raise ConfigurationError."""
+        from splitup.workers.rpc import Tls
+
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFlags:
+    """Where a worker listens, and what it keeps."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; beyond this machine with TLS."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = 0
+    sessions: Annotated[
+        int,
+        typer.Option(
+            "--sessions", metavar="N", min=1, help="Texts at once; the least recent one goes."
+        ),
+    ] = 8
+    session_ttl: Annotated[
+        float,
+        typer.Option("--session-ttl", metavar="S", min=1.0, help="Seconds until an unused one."),
+    ] = 300.0
+
+    @property
+    def limits(self) -> SessionLimits:
+        """Return the limits of sessions."""
+        from splitup.workers.sessions import SessionLimits
+
+        return SessionLimits(self.sessions, self.session_ttl)
+
+
+async def run_worker(
+    output: Output, worker: DraftWorker | TargetWorker, flags: WorkerFlags, tls: Tls, what: str
+) -> None:
+    """Serve until the process is asked to end."""
+    from splitup.workers.rpc import start_server
+
+    stopped = asyncio.Event()
+    server, address = await start_server(
+        worker.service, worker.handlers, flags.host, flags.port, tls
+    )
+    try:
+        output.say(f"{what}; address: {address}")
+        output.hint("Ctrl-C: stop")
+        with catch_signals(stopped):
+            await stopped.wait()
+    finally:
+        await server.stop(grace=1.0)
+        await worker.close()

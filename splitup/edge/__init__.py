@@ -1,0 +1,1 @@
+"""Exported models (``splitup-deploy export``) on the device itself, without a network."""

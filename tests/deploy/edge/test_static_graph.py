@@ -1,0 +1,113 @@
+"""The static graph gives the logits of the model that is cut for the market, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from splitup_deploy.edge.onnx_file import write_onnx
+from splitup_deploy.frontends.onnx.graph_file import read_onnx
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.uncut_model import load_reference
+
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.step import make_block_step, make_causal_step, make_tree_step
+from tests.deploy.blocks import BLOCK, SDAR, save_blocks
+from tests.deploy.checkpoints import CASES, GOLDEN, TOKENS, save_checkpoint
+from tests.deploy.edge.static_runs import feed_static, open_static, run_numpy
+from tests.deploy.llamas import relative_error, save_llama
+from tests.deploy.moes import MIXTRAL, save_moe
+from tests.deploy.steps import run_step
+
+BOUND = 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_dense_family_gives_its_logits(name: str, tmp_path: Path) -> None:
+    """One row a step, and chunks of eight with a last one of four, against Hugging Face's."""
+    case = CASES[name]
+    save_checkpoint(tmp_path, case)
+    with np.load(GOLDEN / "logits.npz", allow_pickle=False) as file:
+        wanted = file[f"{name}/prefill"]
+    for block in (1, 8):
+        model, shape = open_static(tmp_path, case.context or 32, block)
+        steps = []
+        for start in range(0, len(TOKENS), block):
+            rows = TOKENS[start : start + block]
+            steps.append(make_causal_step(rows, start, outputs=range(len(rows))))
+        given, _ = feed_static(run_numpy(model), shape, steps)
+        assert relative_error(np.concatenate(given), wanted) <= BOUND
+
+
+def test_the_market_computes_the_file_as_it_computes_the_model(tmp_path: Path) -> None:
+    """Prefill of two blocks, a block denoised twice, its commit: all in one file, by tinygrad."""
+    save_blocks(tmp_path / "model", {**SDAR, "num_hidden_layers": 1})
+    model, shape = open_static(tmp_path / "model", 16, 2 * BLOCK)
+    file = tmp_path / "static.onnx"
+    with file.open("wb") as stream:
+        stream.writelines(write_onnx(model))
+    again = read_onnx(file)
+    assert again.graph.nodes == model.graph.nodes and again.graph.inputs == model.graph.inputs
+    program = load_reference(str(file))
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        given = [np.ascontiguousarray(inputs[port.name]).tobytes() for port in program.inputs]
+        made = program.run(program.new_state(), given)
+        return {
+            port.name: np.frombuffer(data, np.float32).reshape(port.shape)
+            for port, data in zip(program.outputs, made, strict=True)
+        }
+
+    mask = SDAR["mask_token_id"]
+    steps = [
+        make_block_step([3, 17, 39, 0, 8, 8, 25, 31], 0, block_size=BLOCK),
+        make_block_step([mask] * 4, 8),
+        make_block_step([2, mask, 5, mask], 8),
+        make_block_step([2, 9, 5, 11], 8),
+        make_block_step([mask] * 4, 12),
+    ]
+    commits = [True, False, False, True, False]
+    given, _ = feed_static(run, shape, steps, commits=commits)
+    dynamic = load_reference(str(tmp_path / "model"), Sizes(context=16, chunk=2 * BLOCK))
+    state = dynamic.new_state()
+    for step, logits in zip(steps, given, strict=True):
+        assert relative_error(logits, run_step(dynamic, state, step)) <= BOUND
+
+
+def test_an_iteration_leaves_the_cache_and_trees_keep_their_rows(tmp_path: Path) -> None:
+    """A tree of which one branch stays gives the logits of the sequence alone."""
+    save_llama(tmp_path, {"max_position_embeddings": 16})
+    model, shape = open_static(tmp_path, 16, 6)
+    run = run_numpy(model)
+    start = make_causal_step([5, 6, 7], 0)
+    _, before = feed_static(run, shape, [start])
+    _, after = feed_static(run, shape, [start, make_block_step([9] * 4, 3)], commits=[True, False])
+    assert before.tobytes() == after.tobytes()
+    tree = make_tree_step([8, 1, 2, 3, 4], [-1, 0, 0, 2, 1], 3)  # 8 2 3 stay
+    last = make_tree_step([11], [-1], 6, kept=(0, 2, 3))
+    given, _ = feed_static(run, shape, [start, tree, last])
+    wanted, _ = feed_static(
+        run,
+        shape,
+        [make_causal_step([5, 6, 7, 8, 2, 3], 0, outputs=[5]), make_causal_step([11], 6)],
+    )
+    assert relative_error(given[1][3:4], wanted[0]) <= BOUND
+    assert relative_error(given[2], wanted[1]) <= BOUND
+
+
+def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
+    save_llama(tmp_path / "llama", {"max_position_embeddings": 16})
+    model, shape = open_static(tmp_path / "llama", 8, 4)
+    run = run_numpy(model)
+    with pytest.raises(InvalidInput, match=r"needs 9 positions.* 8: shorten it, or .*--max-len 9"):
+        feed_static(run, shape, [make_causal_step([1] * 3, 6)])
+    with pytest.raises(InvalidInput, match="5 rows, and the model was exported for 4"):
+        feed_static(run, shape, [make_causal_step([1] * 5, 0)], chunk=8)
+    with pytest.raises(InvalidModel, match="context 17 is not possible; the model takes 1 to 16"):
+        open_static(tmp_path / "llama", 17, 4)
+    with pytest.raises(InvalidModel, match="block of 9 rows does not fit 8 positions"):
+        open_static(tmp_path / "llama", 8, 9)
+    save_moe(tmp_path / "moe", MIXTRAL)
+    with pytest.raises(InvalidModel, match="has experts, which a static graph does not hold"):
+        open_static(tmp_path / "moe", 8, 4)

@@ -1,0 +1,155 @@
+"""Quantised Hugging Face directories: what they stand for, what they compute, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.uncut_model import load_reference
+from tinygrad.tensor import Tensor
+
+from splitup.core.errors import InvalidModel
+from tests.deploy import moes
+from tests.deploy.llamas import TINY, compute_logits, relative_error
+from tests.deploy.quantisations import CASES, compressed, packed, save_quantised, write_tensors
+from tests.deploy.steps import feed
+
+PROJECTIONS = 7
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_stand_for_what_the_format_s_formula_gives(name: str, tmp_path: Path) -> None:
+    _, weights = save_quantised(tmp_path, *CASES[name])
+    traced = load_model(str(tmp_path), Sizes(chunk=1)).traced
+    assert traced.notes == ()
+    quantised = [one for one in traced.weights.values() if one.encoding]
+    for source in quantised:
+        names = [weight for weight in weights if _is_part(weight, source.spec.name)]
+        wanted = np.concatenate([weights[name] for name in names])
+        blocks = np.frombuffer(b"".join(source.read()), np.uint8).reshape(source.spec.shape)
+        given = dequantise(Tensor(blocks.copy()), source.encoding).numpy()
+        assert relative_error(given, wanted) <= 1e-6, source.spec.name
+    assert len(quantised) == PROJECTIONS - 3  # q, k, v are one, and gate and up
+
+
+def _is_part(name: str, joined: str) -> bool:
+    module, _, projection = name.removesuffix(".weight").rpartition(".")
+    return joined.startswith(module) and projection.removesuffix("_proj") in {
+        "qkv_proj": ["q", "k", "v"],
+        "gate_up_proj": ["gate", "up"],
+    }.get(joined.split(".")[-2], [joined.split(".")[-2].removesuffix("_proj")])
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4", "gptq", "awq"])
+def test_a_model_computes_what_its_dequantised_weights_do(name: str, tmp_path: Path) -> None:
+    """Logits within 1e-5, and the same greedy tokens over 64."""
+    config, weights = save_quantised(tmp_path, *CASES[name])
+    tokens = [5, 7]
+    for _ in range(62):
+        tokens.append(int(compute_logits(config, weights, tokens)[-1].argmax()))
+    wanted = compute_logits(config, weights, tokens)
+    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), tokens)
+    assert relative_error(given, wanted) <= 1e-5
+    assert (given.argmax(1) == wanted.argmax(1)).all()
+
+
+def test_experts_stay_quantised(tmp_path: Path) -> None:
+    """Each has tensors of its own; a table of all is looked up."""
+    config = {**moes.QWEN3_MOE, "mlp_only_layers": [], "num_hidden_layers": 1}
+    config |= {"hidden_size": 64, "moe_intermediate_size": 32}
+    weights = moes.make_weights(config)
+    tensors: dict[str, tuple[str, np.ndarray]] = {}
+    for name, array in weights.items():
+        stem = name.removesuffix(".weight")
+        if ".experts." not in name:
+            tensors[name] = ("F32", array)
+            continue
+        stored, weights[name] = packed(4, 32)(array)
+        tensors |= {f"{stem}.{part}": numbers for part, numbers in stored.items()}
+    moes.save_moe(tmp_path, config, weights=weights)
+    table = json.loads((tmp_path / "config.json").read_text())
+    table["quantization_config"] = CASES["int4"][0]
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), [5, 7, 1])
+    wanted = moes.compute_logits(config, weights, [5, 7, 1])
+    assert relative_error(given, wanted) <= 1e-5
+
+
+_GPTQ, _AWQ, _INT4 = (CASES[name][0] for name in ("gptq", "awq", "int4"))
+REFUSED: dict[str, dict[str, Any]] = {
+    "quant_method = 'bitsandbytes'": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "desc_act = True; supported: false": {**_GPTQ, "desc_act": True},
+    "bits = 3": {**_GPTQ, "bits": 3},
+    "checkpoint_format = 'marlin'": {**_GPTQ, "checkpoint_format": "marlin"},
+    "dynamic = ": {**_GPTQ, "dynamic": {"-:.*": {}}},
+    "version = 'gemv'": {**_AWQ, "version": "gemv"},
+    "zero_point = False": {**_AWQ, "zero_point": False},
+    "the format 'nvfp4-pack-quantized'": compressed("nvfp4-pack-quantized", type="float"),
+    "num_bits = 2": compressed("pack-quantized", num_bits=2),
+    "transform_config = ": {**_INT4, "transform_config": {"config_groups": {"R1": {}}}},
+    "kv_cache_scheme = ": {**_INT4, "kv_cache_scheme": {"num_bits": 8}},
+    "weight_block_size = ": {**CASES["fp8"][0], "weight_block_size": [64, 64]},
+    "the field 'outliers'": {**_AWQ, "outliers": 3},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_variation_that_is_not_read_is_refused_by_name(message: str, tmp_path: Path) -> None:
+    config = {**TINY, "quantization_config": REFUSED[message]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidModel, match=message) as error:
+        load_model(str(tmp_path))
+    assert len(str(error.value)) <= 220
+
+
+Q = "model.layers.0.self_attn.q_proj"
+TENSORS: dict[str, tuple[str, dict[str, tuple[str, np.ndarray]]]] = {
+    "columns in another order": ("int4", {f"{Q}.weight_g_idx": ("I32", np.zeros(128, "i4"))}),
+    "which do not fit": ("fp8", {f"{Q}.weight_scale_inv": ("F32", np.ones((2, 3), "f4"))}),
+    "zero points": ("int8", {f"{Q}.weight_zero_point": ("I8", np.zeros((128, 1), "i1"))}),
+    r"is quantised\[128, 64\]": ("int4", {f"{Q}.weight_shape": ("I64", np.array([128, 64]))}),
+    "is .128, 96. in int32": ("int4", {f"{Q}.weight_shape": ("I64", np.array([128, 96]))}),
+    "no weight_shape": ("int4", {f"{Q}.weight_shape": ("I64", np.array([128]))}),
+    "has scales of int32": ("int4", {f"{Q}.weight_scale": ("I32", np.ones((128, 4), "i4"))}),
+    "has inputs in another order": ("gptq", {f"{Q}.g_idx": ("I32", np.zeros(128, "i4"))}),
+    "with scales": ("awq", {f"{Q}.scales": ("F16", np.ones((3, 128), "f2"))}),
+    "lacks qzeros": ("awq", {f"{Q}.scales": ("F16", np.ones(128, "f2"))}),
+}
+
+
+@pytest.mark.parametrize("message", TENSORS)
+def test_tensors_that_do_not_belong_together(message: str, tmp_path: Path) -> None:
+    name, changed = TENSORS[message]
+    save_quantised(tmp_path, *CASES[name], replaced=changed)
+    with pytest.raises(InvalidModel, match=message) as error:
+        load_model(str(tmp_path), Sizes(chunk=1))
+    assert Q in str(error.value)
+
+
+def test_a_scale_or_a_number_that_is_none_is_named(tmp_path: Path) -> None:
+    config, quantise = CASES["fp8"]
+    stored, _ = quantise(np.zeros((128, 128), np.float32))
+    for part, bad in (("weight", np.uint8(0xFF)), ("weight_scale_inv", np.float32(np.nan))):
+        dtype, array = stored[part]
+        array = array.copy()
+        array[0, 0] = bad
+        save_quantised(tmp_path, config, quantise, replaced={f"{Q}.{part}": (dtype, array)})
+        (note,) = load_model(str(tmp_path), Sizes(chunk=1)).traced.notes
+        assert f"NaN or infinity in weight '{Q}.weight'" in note
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4", "gptq", "awq"])
+def test_a_preview_without_weights_has_the_sizes_of_the_model(name: str, tmp_path: Path) -> None:
+    save_quantised(tmp_path / "whole", *CASES[name])
+    whole = load_model(str(tmp_path / "whole"), Sizes(chunk=1)).traced.graph
+    shapes = load_model(str(tmp_path / "whole" / "config.json"), Sizes(chunk=1)).traced.graph
+    for known, shape in zip(whole.weights, shapes.weights, strict=True):
+        assert (known.name, known.dtype) == (shape.name, shape.dtype)
+        assert known.shape == shape.shape or name == "int4"  # its scales' dtype is not said
