@@ -144,11 +144,15 @@ def measure_fresh(text: Sequence[int]) -> float:
 
 
 async def measure_quality(
-    teacher: Example, blocks: Example, prompts: list[list[int]], thresholds: Sequence[float]
+    teacher: Example,
+    blocks: Example,
+    prompts: list[list[int]],
+    thresholds: Sequence[float],
+    temperatures: Sequence[tuple[float, float]] = (GREEDY, SAMPLED),
 ) -> list[Quality]:
     """Return the quality of the teacher's texts and the block model's, greedy and sampled."""
     found = []
-    for temperature, teachers in (GREEDY, SAMPLED):
+    for temperature, teachers in temperatures:
         for threshold in (None, *thresholds):
             say(f"T = {temperature}, threshold {threshold}")
             rows = []

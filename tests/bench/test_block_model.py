@@ -5,7 +5,15 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from bench.measure.block_model import BLOCKS, PLOT, Example, Quality, draw_plot, measure_quality
+from bench.measure.block_model import (
+    BLOCKS,
+    GREEDY,
+    PLOT,
+    Example,
+    Quality,
+    draw_plot,
+    measure_quality,
+)
 from bench.testbed.models import load_draft
 from splitup.demo.run import MODEL, find_example
 
@@ -22,13 +30,13 @@ async def test_the_shipped_block_model_writes_likely_text_in_fewer_steps(tmp_pat
         for name in (MODEL, BLOCKS):
             examples.append(Example(name, *await load_draft(tmp_path / name, 64, name)))
         teacher, blocks = examples
-        found = await measure_quality(teacher, blocks, [PROMPT], (0.5,))
+        found = await measure_quality(teacher, blocks, [PROMPT], (0.5,), [GREEDY])
     finally:
         for example in examples:
             example.programs.close()
-    own, greedy, _, sampled = found
+    own, greedy = found
     assert own.tokens_per_step == 1 and own.threshold is None
-    assert greedy.tokens_per_step > 1.3 and sampled.tokens_per_step > 1.1
+    assert greedy.tokens_per_step > 1.3
     assert greedy.nats < 3, "a model that guesses at random has 7.6"
 
 
