@@ -162,10 +162,12 @@ def test_a_replaced_node_is_named_with_its_fault() -> None:
     assert describe_fault("A", "out of memory") == "node A: out of memory"
 
 
-def test_an_adapter_needs_a_host_and_a_name() -> None:
+def test_an_adapter_needs_a_host_and_may_be_named() -> None:
     assert AdapterFlags().read() is None
-    for name in ("adapter_host", "expert", "check_host"):
-        with pytest.raises(InvalidInput, match="needs both --adapter-host URL and --expert NAME"):
+    for name in ("expert", "check_host"):
+        with pytest.raises(InvalidInput, match="needs --adapter-host URL"):
             AdapterFlags(**{name: "x"}).read()
+    chosen = AdapterFlags("http://host").read()
+    assert chosen is not None and chosen.expert == "", "the prompt's words choose"
     options = AdapterFlags("http://host", "poems").read()
     assert options is not None and (options.url, options.expert) == ("http://host", "poems")

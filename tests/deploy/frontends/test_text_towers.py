@@ -171,7 +171,7 @@ def test_the_command_lists_every_family() -> None:
     result = CliRunner().invoke(app, ["families", "--json"])
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
     assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
-    use = {"use": "text-generation", "text_tower": None}
+    use = {"use": "text-generation", "text_tower": None, "decoder": None}
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
