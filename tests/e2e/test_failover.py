@@ -83,7 +83,7 @@ def test_f26_speculation_in_eight_texts_at_once_survives_a_killed_node(network: 
     """Every text is the sequential one, with trees and steps in flight when the node dies."""
     network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")
     killed: list[str] = []
-    count, tokens = 8, 32
+    count, tokens = 8, 20
 
     async def speculate(net: SplitUp, seed: int, sampler: Sampler) -> list[int]:
         sessions: list[Session] = []
