@@ -173,6 +173,20 @@ CASES: dict[str, Case] = {
         },
         context=24,
     ),
+    "smollm3": Case(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "rope_theta": 1000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": Case("Olmo2ForCausalLM", "olmo2", {"rope_theta": 1000.0}),
     "gemma2": Case("Gemma2ForCausalLM", "gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0}),
     "gemma3": Case(
         "Gemma3ForCausalLM",
@@ -220,6 +234,10 @@ def iter_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     for layer in range(c["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         norms = ["input", "post_attention"]
+        if family == "olmo2":
+            norms = ["post_attention", "post_feedforward"]
+            yield f"{prefix}self_attn.q_norm.weight", (query,)
+            yield f"{prefix}self_attn.k_norm.weight", (cached,)
         norms += ["pre_feedforward", "post_feedforward"] if gemma else []
         for norm in norms:
             yield f"{prefix}{norm}_layernorm.weight", (hidden,)

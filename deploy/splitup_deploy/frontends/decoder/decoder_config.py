@@ -87,7 +87,9 @@ class DecoderConfig:
     fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
     output_gate: bool = False  # after every query head comes a gate for that head's output
     unit_norms: bool = False  # norms multiply by 1 + weight
-    post_norms: bool = False  # the outputs of attention and MLP are normalised as well
+    pre_norms: bool = True  # the inputs of attention and MLP are normalised
+    post_norms: bool = False  # the outputs of attention and MLP are normalised
+    unturned: frozenset[int] = frozenset()  # layers without rope
     activation: Literal["silu", "gelu-tanh"] = "silu"
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)

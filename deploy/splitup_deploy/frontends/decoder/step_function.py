@@ -125,6 +125,10 @@ class Step(RowOperations):
         """Return the RMS norm of x [rows, hidden]."""
         return self.tracer.mark(self.normalise(x, self.norm_weight(name)), label)
 
+    def norm_input(self, x: Tensor, name: str, label: str) -> Tensor:
+        """Return the input of attention or MLP, which few models do not normalise."""
+        return self.norm(x, name, label) if self.config.pre_norms else x
+
     def norm_weight(self, name: str, size: int = 0) -> Tensor:
         """Return what a norm multiplies by: [size], by default [hidden]."""
         weight = self.tensor(self.weights.get(name, size or self.config.hidden))
@@ -189,7 +193,7 @@ class Step(RowOperations):
         c, rows, mark = self.config, self.rows, self.tracer.mark
         label, prefix = f"block {layer} attention", f"model.layers.{layer}"
         groups, width = c.heads // c.kv_heads, c.heads * c.head_dim
-        h = self.norm(x, f"{prefix}.input_layernorm.weight", f"{label}: norm")
+        h = self.norm_input(x, f"{prefix}.input_layernorm.weight", f"{label}: norm")
         heads, turned = c.heads + 2 * c.kv_heads, c.heads + c.kv_heads
         name = f"{prefix}.self_attn.qkv_proj"
         parts = [
@@ -208,7 +212,8 @@ class Step(RowOperations):
             gate, qkv = pairs[:, :, 1], pairs[:, :, 0].cat(qkv[:, 2 * gates :], dim=1)
         is_normed = c.qk_norm or c.wide_qk_norm
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
-        qk = self.rotate(qk, turned, layer, label)
+        is_turned = layer not in c.unturned
+        qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = open_cache(self, layer)
@@ -241,7 +246,7 @@ class Step(RowOperations):
         """Return x plus the feed-forward part of one layer."""
         label, prefix = f"block {layer} MLP", f"model.layers.{layer}"
         name = "pre_feedforward" if self.config.post_norms else "post_attention"
-        h = self.norm(x, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
+        h = self.norm_input(x, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
         branch = feed_forward(self, h, layer)
         return self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
 

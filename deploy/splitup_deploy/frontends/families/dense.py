@@ -95,6 +95,49 @@ def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
     return add_window(fields, config, range(config.layers))
 
 
+def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a SmolLM3ForCausalLM configuration: a Llama of which every fourth layer has no rope."""
+    if "rope_parameters" not in fields:
+        fields.get_number("rope_theta")  # the default of this family is not the plain one
+    fields.get_written("tie_word_embeddings")
+    config = add_rope(fields, read_shape(fields, context))
+    period = fields.get_integer("no_rope_layer_interval", 4)
+    turned: Any = fields.get("no_rope_layers")  # 1 for a layer with rope
+    if turned is None:
+        turned = [int((layer + 1) % period != 0) for layer in range(config.layers)]
+    is_list = isinstance(turned, list) and len(turned) == config.layers
+    if not is_list or any(type(one) is not int or one not in (0, 1) for one in turned):
+        raise fields.refuse("no_rope_layers", f"{config.layers} of 0, 1")
+    unturned = frozenset(layer for layer, one in enumerate(turned) if not one)
+    bias = fields.get_flag("attention_bias", False)
+    config = replace(
+        config,
+        unturned=unturned,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.get_flag("mlp_bias", False),
+    )
+    if not fields.get_flag("use_sliding_window", False):
+        fields.get("sliding_window"), fields.get("layer_types")  # without effect then
+        return config
+    layers = read_local_layers(fields, config.layers, lambda layer: layer in unturned)
+    return add_window(fields, config, layers)
+
+
+def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read an Olmo2ForCausalLM configuration: only the outputs of attention and MLP are normed."""
+    bias = fields.get_flag("attention_bias", False)
+    config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5))
+    return replace(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        wide_qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
 def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Gemma2ForCausalLM configuration: every second layer is local, from the first on."""
     config = add_rope(fields, _read_gemma(fields, context))
@@ -136,6 +179,8 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
     "Phi3ForCausalLM": read_phi3,
+    "SmolLM3ForCausalLM": read_smollm3,
+    "Olmo2ForCausalLM": read_olmo2,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
 }
