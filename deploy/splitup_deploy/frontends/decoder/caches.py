@@ -16,15 +16,15 @@ So a row's sums do not depend on how the steps were divided, nor on where in the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOp
 
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-
-if TYPE_CHECKING:
-    from splitup_deploy.frontends.decoder.step_function import Step
+from splitup_deploy.frontends.decoder.row_layout import Layout
+from splitup_deploy.frontends.tracing import Tracer
 
 _CHUNKS_BACK: Final = 2  # a speculative decoder's steps ahead go back by less
 _VECTORS: Final = 32  # the number of positions that a row reads is a multiple of this
@@ -43,6 +43,15 @@ def count_ring_rows(config: DecoderConfig, layer: int, chunk: int) -> int:
         return 0
     rows = config.local.window - 1 + (1 + _CHUNKS_BACK) * chunk
     return rows if rows < config.context else 0
+
+
+class Step(Protocol):
+    """What a cache takes from the step that is traced."""
+
+    config: DecoderConfig
+    layout: Layout
+    tracer: Tracer
+    rows: UOp | int
 
 
 class Cache(Protocol):
