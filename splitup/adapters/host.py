@@ -95,7 +95,7 @@ class AdapterHost:
         }
         add_routes(app, api.ROUTES["adapter host"], handlers)
         if self._options.origins:
-            app.router.add_route("OPTIONS", "/v1/{path:.*}", _answer_preflight)
+            app.router.add_route("OPTIONS", "/{path:.*}", _answer_preflight)
             app.on_response_prepare.append(self._allow_origin)
         return app
 

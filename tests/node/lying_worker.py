@@ -17,7 +17,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.process import Worker, main
 
 LIE_EVERY, LIE_AT = 1, 0
-BITS: tuple[int, ...] = ()  # of the mantissas; (): all, and numbers are wrong by 1
+BITS: tuple[int, ...] = ()  # of the mantissas; (): all, and numbers are wrong by 1 + LIE_AT
 
 
 class LyingWorker(Worker):
@@ -41,7 +41,8 @@ class LyingWorker(Worker):
         if BITS:
             bits = BITS[self._session % len(BITS)]
             return [round_mantissas(data, bits).tobytes() for data in outputs]
-        return [(np.frombuffer(data, np.float32) + 1).tobytes() for data in outputs]
+        # liars that tell the same lie would confirm each other
+        return [(np.frombuffer(data, np.float32) + 1 + LIE_AT).tobytes() for data in outputs]
 
 
 def round_mantissas(data: bytes | memoryview, bits: int) -> np.ndarray[Any, Any]:

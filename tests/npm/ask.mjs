@@ -27,7 +27,7 @@ for await (const chunk of await client.chat.completions.create({ ...plain, strea
 const json_schema = { name: "answer", strict: true, schema };
 const answer = await client.chat.completions.parse({
   ...plain,
-  max_tokens: 60,
+  max_tokens: 100,
   response_format: { type: "json_schema", json_schema },
 });
 found.parsed = answer.choices[0].message.parsed;
@@ -44,7 +44,8 @@ found.called = (await called.finalChatCompletion()).choices[0].message.tool_call
 const response = await client.responses.create({
   model,
   input: "library for",
-  max_output_tokens: 60,
+  max_output_tokens: 100,
+  temperature: 0,
   text: { format: { type: "json_schema", ...json_schema } },
 });
 found.response = JSON.parse(response.output_text);

@@ -194,6 +194,10 @@ class _Builder:
         weight = self.hold(source, 1.0 if self.config.unit_norms else 0.0)
         return self.add("RMSNormalization", x, weight, axis=-1, epsilon=self.epsilon)
 
+    def norm_input(self, x: str, name: str) -> str:
+        """Return the input of attention or MLP, which few models do not normalise."""
+        return self.norm(x, name) if self.config.pre_norms else x
+
     def add_branch(self, x: str, branch: str, norm: str) -> str:
         if self.config.post_norms:
             branch = self.norm(branch, norm)
@@ -222,8 +226,10 @@ class _Builder:
         return [self.cut(x, 1, end - rows, end) for end, (_, rows) in zip(ends, parts, strict=True)]
 
     def rotate(self, heads: str, layer: int) -> str:
-        """Return heads [block, heads, head_dim], rotated by their positions."""
+        """Return heads [block, heads, head_dim], rotated by their positions if the layer does so."""
         c, block = self.config, self.shape.block
+        if layer in c.unturned:
+            return heads
         is_local = c.local is not None and layer in c.local.layers
         rope = c.local.rope if c.local is not None and is_local else c.rope
         half = rope.pairs
@@ -265,7 +271,7 @@ class _Builder:
         """Return x plus the attention of a layer, and the layer's new keys and new values."""
         c, s = self.config, self.shape
         prefix, groups = f"model.layers.{layer}", c.heads // c.kv_heads
-        h = self.norm(x, f"{prefix}.input_layernorm.weight")
+        h = self.norm_input(x, f"{prefix}.input_layernorm.weight")
         parts = [
             (f"{kind}_proj", count * c.head_dim)
             for kind, count in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads))
@@ -342,7 +348,7 @@ class _Builder:
         """Return x plus the gated MLP of a layer."""
         c, prefix = self.config, f"model.layers.{layer}"
         norm = "pre_feedforward" if c.post_norms else "post_attention"
-        h = self.norm(x, f"{prefix}.{norm}_layernorm.weight")
+        h = self.norm_input(x, f"{prefix}.{norm}_layernorm.weight")
         parts = [(f"{kind}_proj", c.intermediate) for kind in ("gate", "up")]
         gate, up = self.project_parts(h, f"{prefix}.mlp", "gate_up_proj", parts, c.mlp_bias)
         inner = gate

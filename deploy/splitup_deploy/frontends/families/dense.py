@@ -118,7 +118,9 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
         mlp_bias=fields.get_flag("mlp_bias", False),
     )
     if not fields.get_flag("use_sliding_window", False):
-        fields.get("sliding_window"), fields.get("layer_types")  # without effect then
+        fields.get("sliding_window")  # without effect then
+        if fields.get("layer_types") not in (None, ["full_attention"] * config.layers):
+            raise fields.refuse("layer_types", "full_attention alone without use_sliding_window")
         return config
     layers = read_local_layers(fields, config.layers, lambda layer: layer in unturned)
     return add_window(fields, config, layers)
