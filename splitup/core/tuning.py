@@ -227,6 +227,7 @@ COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
 VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a node may have been restarting
 MAX_CLASSES: Final = 64  # determinism classes whose computation here a member remembers
+MAX_DEFINED: Final = 64  # disputed tasks of which a member remembers that noise changes little
 RULING_RETRY_S: Final = 10.0  # before a member tries again to fetch inputs that were missing
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block

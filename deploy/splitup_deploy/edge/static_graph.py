@@ -226,7 +226,7 @@ class _Builder:
         return [self.cut(x, 1, end - rows, end) for end, (_, rows) in zip(ends, parts, strict=True)]
 
     def rotate(self, heads: str, layer: int) -> str:
-        """Return heads [block, heads, head_dim], rotated by their positions if the layer does so."""
+        """Return heads [block, heads, head_dim], turned by position where the layer does so."""
         c, block = self.config, self.shape.block
         if layer in c.unturned:
             return heads

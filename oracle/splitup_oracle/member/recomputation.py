@@ -18,6 +18,7 @@ from splitup.protocol.settlement.proof_of_sampling import compute_ruling_s
 from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
 
 _MODULE: Final = "splitup_oracle.member.recompute_process"
+_FOUND: Final = {"inputs", "outputs", "state", "accepted", "is_defined", "noisy_steps"}
 _DEVICE: Final = re.compile(r"[^/]+/(?P<device>[A-Z0-9]+:[A-Z0-9]+)(?:/|$)")
 
 
@@ -38,13 +39,16 @@ class Replay:
     logits: int | None = None  # index of the output that holds them
     merges: bool = False  # whether many steps take one pass; no party is convicted by that
     seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
+    defined_steps: int = 0  # first steps that are known to be defined for this seed …
+    defined_inputs: Sequence[str] = ()  # … and inputs of these digests
 
 
 async def replay(job: Replay) -> dict[str, Any]:
     """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
 
     Also which of the claims are ``accepted``, one bool for each, and whether the result is defined
-    (``is_defined``): if it is not, rounding alone may be why a claim is not accepted. Raises
+    (``is_defined``): if it is not, rounding alone may be why a claim is not accepted. Its first
+    ``noisy_steps`` were tried, 0 where no claim was refused. Raises
     Unavailable if it failed: another determinism class, not enough memory or time, a crash. The
     message ends with the last line that the process wrote to stderr.
     """
@@ -69,6 +73,8 @@ async def replay(job: Replay) -> dict[str, Any]:
             "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
             "logits": job.logits,
             "seed": job.seed,
+            "defined_steps": job.defined_steps,
+            "defined_inputs": list(job.defined_inputs),
             "memory_bytes": programs * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES
             if on_cpu
             else 0,
@@ -76,7 +82,7 @@ async def replay(job: Replay) -> dict[str, Any]:
             "cpu_s": int(2 * time_s),
         }
         found = await _ask(device, question, time_s, files)
-    if found.keys() != {"inputs", "outputs", "state", "accepted", "is_defined"}:
+    if found.keys() != _FOUND:
         raise Unavailable(f"the recomputation answered with {sorted(found)}")
     return found
 

@@ -71,6 +71,7 @@ async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> 
         "state": digest(sums[-1]),
         "accepted": [],
         "is_defined": True,
+        "noisy_steps": 0,
     }
 
 
@@ -147,6 +148,10 @@ async def test_s05_what_rounding_may_explain_is_no_lie(
     job = replace(job, claims=[[claimed]], tolerances=[tolerance], seed="0x12/3")
     found = await recomputation.replay(job)
     assert (found["accepted"], found["is_defined"]) == ([False], is_defined)
+    assert found["noisy_steps"] == 1
+    for inputs, again in ((found["inputs"], True), (["00" * 32], is_defined)):  # nobody else's
+        known = replace(job, defined_steps=1, defined_inputs=inputs)
+        assert (await recomputation.replay(known))["is_defined"] == again
     found = await recomputation.replay(replace(job, seed=""))
     assert found["is_defined"], "asked only of results of another class"
 
