@@ -21,6 +21,7 @@ class Recorder:
     """
 
     url: str = ""
+    target: str = ""  # the server's own URL, where nothing is recorded
     refused: bytes | None = None
     before: Callable[[], None] | None = None
     sent: list[bytearray] = field(default_factory=list)
@@ -67,7 +68,7 @@ def run_recorder(target: str) -> Iterator[Recorder]:
     found = re.fullmatch(r"http://([^:/]+):(\d+)", target)
     assert found
     address = (found[1], int(found[2]))
-    recorder = Recorder()
+    recorder = Recorder(target=target)
     open_sockets: set[socket.socket] = set()
     threads: list[threading.Thread] = []
 

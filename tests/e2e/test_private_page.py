@@ -129,7 +129,7 @@ def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None
         order = Forward(type="forward", model=PRIVATE, seq_len=1, hidden_dim=256)
         body = encode_binary(order, np.ones(256, "<f4").tobytes())
         for _ in range(2):
-            url = f"{recorder.url}/api/v1/split/forward"
+            url = f"{recorder.target}/api/v1/split/forward"
             headers = {"Content-Type": "application/octet-stream"}
             request = urllib.request.Request(url, body, headers)
             with urllib.request.urlopen(request, timeout=HANG_S) as reply:
