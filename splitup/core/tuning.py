@@ -114,6 +114,8 @@ HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
 HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
 HTTP_SHUTDOWN_S: Final = 2.0  # time for open requests to finish when a server stops
 MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
+LOG_WARNINGS: Final = 20  # of one kind that a daemon's log takes per period; strangers cause them
+LOG_PERIOD_S: Final = 60.0
 
 # ---- strangers: who is not authorised yet, at an HTTP server ----
 
