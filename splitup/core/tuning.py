@@ -192,6 +192,10 @@ REORG_BLOCKS: Final = (
     64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
 )
 RECEIPT_POLL_S: Final = 0.05
+BLOCK_EARLY: Final = 0.15  # of the time between blocks: so long before it is due, a block is …
+BLOCK_EARLY_S: Final = 0.5  # … asked for often, or so long before
+BLOCK_POLL_MAX_S: Final = 1.0  # longest pause until then
+BLOCK_LATE_POLL_S: Final = 0.25  # longest pause while a block is late
 RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
 GAP_CHECK_S: Final = 2.0  # how often a sender checks that its last transactions are still known
 SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.chain.client import Chain
-from splitup.chain.event_stream import BlockId, ChainEvent, Trail
+from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
@@ -58,6 +58,41 @@ def test_trail_is_bounded_and_always_reaches_back_far_enough(has_event: list[boo
     assert checkpoints[-1].number <= max(0, len(has_event) - tuning.REORG_BLOCKS)
 
 
+POLL_S = 0.05
+
+
+def follow(times: list[float]) -> tuple[int, list[float]]:
+    """Return how often a follower asks, and how late it sees each block that comes at a time."""
+    pace, now, asked, seen = BlockPace(POLL_S), times[0], 0, 0
+    late = []
+    while seen < len(times):
+        asked += 1
+        present = sum(at <= now for at in times)
+        late += [now - at for at in times[seen:present]]
+        if present > seen:
+            pace.note_block(present, now)
+            seen = present
+        now += pace.compute_pause(now)
+    return asked, late
+
+
+@pytest.mark.parametrize(("interval_s", "most"), [(0.25, 3), (1.0, 5), (2.0, 9), (12.0, 24)])
+def test_a_steady_chain_is_asked_seldom_and_its_blocks_are_seen_at_once(
+    interval_s: float, most: float
+) -> None:
+    asked, late = follow([interval_s * number for number in range(200)])
+    assert max(late) <= POLL_S + 1e-9
+    assert asked <= most * 200 + interval_s / POLL_S  # the first interval is not known yet
+
+
+@given(st.lists(st.floats(0.001, 15.0), min_size=2, max_size=60))
+def test_blocks_without_a_pace_are_seen_within_a_second_and_late_ones_sooner(
+    pauses: list[float],
+) -> None:
+    _, late = follow([sum(pauses[:number]) for number in range(len(pauses))])
+    assert max(late) <= tuning.BLOCK_POLL_MAX_S
+
+
 # ---- on a chain --------------------------------------------------------------------------------
 
 
@@ -87,6 +122,22 @@ async def test_events_arrive_in_order_from_the_past_into_the_present(network: Ne
     assert asked.args["client"] == network.client.address
     assert asked.args["inputsDigest"] == "0x" + "aa" * 32
     assert asked.args["maxPrice"] == PRICE_MICRO_USDC
+
+
+async def test_who_follows_no_events_is_told_of_every_head(network: Network) -> None:
+    async with await Chain.connect(network.url, network.deployment) as chain:
+        head = await chain.fetch_head()
+        assert await chain.wait_for_head("") == head
+        following = asyncio.ensure_future(anext(chain.events(from_block=head.number + 1)))
+        await network.rpc.request("anvil_mine", "0x1")
+        mined = await asyncio.wait_for(chain.wait_for_head(head.hash), HANG_S)
+        assert mined.number == head.number + 1
+        await network.rpc.request("anvil_reorg", 1, [])
+        replaced = await asyncio.wait_for(chain.wait_for_head(mined.hash), HANG_S)
+        assert replaced.number == mined.number and replaced.hash != mined.hash
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
 
 
 async def test_confirmations_hold_events_back(network: Network) -> None:
