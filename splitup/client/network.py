@@ -331,6 +331,7 @@ class Network:
         token. Close the iterator (or exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft, diffusion)
+        ends = StopFilter(stop)
         if adapter is not None and not adapter.expert:
             adapter = await self._choose_adapter(model, prompt, adapter)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
@@ -355,7 +356,7 @@ class Network:
             if on_session is not None:
                 on_session(session)
             async for token in generate_tokens(
-                session, machine, tokenizer, ends=StopFilter(stop), drafting=drafting
+                session, machine, tokenizer, ends=ends, drafting=drafting
             ):
                 yield token
 
