@@ -148,6 +148,10 @@ class Chain:
             raise explain_refusal(f"{contract}.{function}", error) from None
         return abi.decode_result(function, bytes.fromhex(data[2:]))
 
+    def count_requests(self) -> int:
+        """Return how many requests the endpoint has got on this connection."""
+        return self._rpc.requests
+
     async def fetch_head(self) -> Block:
         """Return the chain's latest block, never a lower one than before.
 

@@ -277,7 +277,7 @@ class Member:
     def get_status(self) -> dict[str, Any]:
         status = self.machine.get_status(time.monotonic())
         down = sorted(peer.account for peer in self.gossip.peers if not peer.is_up)
-        return {**status, "peers_down": down}
+        return {**status, "peers_down": down, "chain_requests": self.chain.count_requests()}
 
     def get_demand(self) -> bytes:
         """Return the reply to a heartbeat, as JSON; at most ``tuning.DEMAND_AGE_S`` old."""
