@@ -50,7 +50,7 @@ async def wait_for_receipt(
     ``from_block`` is a block at or before the request's. An execution of ``account`` that was not
     settled by its deadline is refunded: nobody else would call for the refund.
     """
-    failure: ChainUnavailable | None = None
+    failure: Unavailable | None = None
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     unknown_s = _UNKNOWN_S if timeout_s is None else min(timeout_s, _UNKNOWN_S)
@@ -72,7 +72,7 @@ async def wait_for_receipt(
                         limit.reschedule(loop.time() + max(open_s, 0) + _GRACE_S)
                     if row["client"] == account and open_s <= 0:
                         await _try_refund(chain, execution_id)
-                except ChainUnavailable as error:
+                except Unavailable as error:  # also of an endpoint that has no event yet
                     failure = error
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
