@@ -22,6 +22,7 @@ import numpy as np
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import get_numpy_dtype
 from splitup.decode.static_step import StaticShape
+from splitup_deploy.edge.static_experts import compute_experts
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import MoeConfig
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
@@ -83,12 +84,11 @@ def build_static_step(config: DecoderConfig, weights: Weights, shape: StaticShap
     Raises InvalidModel for parts that such a graph does not have here.
     """
     _check_parts(config)
-    return _Builder(config, weights, shape).build()
+    return GraphBuilder(config, weights, shape).build()
 
 
 def _check_parts(config: DecoderConfig) -> None:
     parts = {
-        "experts": isinstance(config, MoeConfig) and config.experts is not None,
         "latent attention": config.latent is not None,
         "recurrent layers": config.recurrent is not None,
         "gates behind attention": config.output_gate,
@@ -96,12 +96,14 @@ def _check_parts(config: DecoderConfig) -> None:
     for part, is_there in parts.items():
         if is_there:
             raise InvalidModel(
-                f"the model has {part}, which a static graph does not hold yet: dense models with "
-                "attention in all layers can be exported (splitup-deploy families)"
+                f"the model has {part}, which a static graph does not hold: models with plain "
+                "attention in all layers can be exported, with experts or without"
             )
 
 
-class _Builder:
+class GraphBuilder:
+    """A static step while it is described."""
+
     def __init__(self, config: DecoderConfig, weights: Weights, shape: StaticShape) -> None:
         self.config, self.weights, self.shape = config, weights, shape
         self.epsilon = float(np.float32(config.norm_epsilon))  # as a file holds it
@@ -345,18 +347,32 @@ class _Builder:
         return self.reshape(mixed, s.block, c.heads * c.head_dim)
 
     def feed_forward(self, x: str, layer: int) -> str:
-        """Return x plus the gated MLP of a layer."""
+        """Return x plus the gated MLP of a layer, or its experts."""
         c, prefix = self.config, f"model.layers.{layer}"
         norm = "pre_feedforward" if c.post_norms else "post_attention"
         h = self.norm_input(x, f"{prefix}.{norm}_layernorm.weight")
-        parts = [(f"{kind}_proj", c.intermediate) for kind in ("gate", "up")]
-        gate, up = self.project_parts(h, f"{prefix}.mlp", "gate_up_proj", parts, c.mlp_bias)
+        experts = c.experts if isinstance(c, MoeConfig) else None
+        if experts is None or layer in experts.dense_layers:
+            branch = self.compute_gated_mlp(h, f"{prefix}.mlp", c.intermediate)
+        else:
+            branch = compute_experts(self, h, layer, experts)
+        return self.add_branch(x, branch, f"{prefix}.post_feedforward_layernorm.weight")
+
+    def compute_gated_mlp(self, h: str, prefix: str, inner: int) -> str:
+        """Return the gated MLP of h [block, hidden] whose weights are called ``prefix``.*_proj."""
+        c = self.config
+        parts = [(f"{kind}_proj", inner) for kind in ("gate", "up")]
+        gate, up = self.project_parts(h, prefix, "gate_up_proj", parts, c.mlp_bias)
+        name = f"{prefix}.down_proj"
+        return self.project(self.activate(gate, up), name, c.hidden, inner, c.mlp_bias)
+
+    def activate(self, gate: str, up: str) -> str:
+        """Return the activation of ``gate``, times ``up``."""
         inner = gate
-        if c.activation == "gelu-tanh":  # 0.5 (1 + tanh(u)) = sigmoid(2u); arXiv 1606.08415
+        if (
+            self.config.activation == "gelu-tanh"
+        ):  # 0.5 (1 + tanh(u)) = sigmoid(2u); arXiv 1606.08415
             cubic = self.scale(self.add("Mul", gate, gate), 0.044715)
             inner = self.add("Mul", gate, self.add("Add", cubic, self.scalar(1.0)))
             inner = self.scale(inner, 2.0 * math.sqrt(2.0 / math.pi))
-        active = self.add("Mul", self.add("Mul", gate, self.add("Sigmoid", inner)), up)
-        name = f"{prefix}.mlp.down_proj"
-        branch = self.project(active, name, c.hidden, c.intermediate, c.mlp_bias)
-        return self.add_branch(x, branch, f"{prefix}.post_feedforward_layernorm.weight")
+        return self.add("Mul", self.add("Mul", gate, self.add("Sigmoid", inner)), up)
