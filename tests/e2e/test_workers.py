@@ -65,10 +65,12 @@ async def compare(network: Network, targets: list[str], draft: str) -> list[list
     async with AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(network.config))
         texts = [
-            collect(net.generate(MODEL, PROMPT, max_tokens=TOKENS, sampler=sampler))
-            for sampler in SAMPLERS
+            net.generate(
+                MODEL, PROMPT, max_tokens=TOKENS, temperature=one.temperature, seed=one.seed
+            )
+            for one in SAMPLERS
         ]
-        wanted = await asyncio.gather(*texts)
+        wanted = await asyncio.gather(*map(collect, texts))
         drafts = remote.WorkerGroup("DraftService", [draft], Tls())
         stack.push_async_callback(drafts.close)
         for address in targets:
