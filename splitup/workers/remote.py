@@ -131,20 +131,33 @@ class WorkerGroup:
             )
 
     async def ping(self) -> pb.PingResponse:
-        """Return what the first worker that answers has, and use it.
+        """Return what the worker that answers first has, which is the nearest one, and use it.
 
         Raises Unavailable when no worker answers.
         """
-        problems: list[str] = []
-        for _ in self.addresses:
+
+        async def ask(number: int) -> tuple[int, pb.PingResponse]:
+            request, options = pb.PingRequest(), CallOptions()
             try:
-                answer: pb.PingResponse = await self.call(
-                    "Ping", pb.PingRequest(), CallOptions(), timeout_s=PING_S
+                return number, await self.call(
+                    "Ping", request, options, timeout_s=PING_S, worker=number
                 )
-                return answer
             except SplitUpError as error:
-                problems.append(f"{self.address}: {error}")
-                self.replace(self._current)
+                raise Unavailable(f"{self.addresses[number]}: {error}") from None
+
+        problems: list[str] = []
+        tasks = [asyncio.create_task(ask(number)) for number in range(len(self))]
+        try:
+            for found in asyncio.as_completed(tasks):
+                try:
+                    self._current, answer = await found
+                    return answer
+                except Unavailable as error:
+                    problems.append(str(error))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         raise Unavailable(f"no worker of {self.service} answers ({'; '.join(problems)})")
 
     async def close(self) -> None:
