@@ -3,10 +3,17 @@
 A draft model is asked what the target writes, not what people write. So the target continues the
 starts of descriptions (see train_packages_lm.py), a third each greedily, at T = 0.8 and at T = 1,
 and the draft model learns the target's own probabilities of the next token, of which the likeliest
-64 are kept. Training goes on from the draft model's weights; its shape stays. Needs torch,
-transformers and tokenizers, which SplitUp itself does not.
+64 are kept. Training goes on from the draft model's weights; its shape stays. The result is the
+mean of the weights before and after, which drafts better than either (arXiv 2109.01903). Needs
+torch, transformers and tokenizers, which SplitUp itself does not.
 
-    python distil_draft.py packages-4m packages-draft-0.7m OUT
+    python distil_draft.py packages-4m packages-draft-0.7m OUT --texts 3072 --cpu-seconds 160
+
+made the present packages-draft-0.7m of the one that train_packages_lm.py gave, in about 250 CPU
+seconds; an earlier form of this file kept 32 tokens and took the starts of 20,000 descriptions. Of
+19 texts of 64 tokens, the target's token was the first / among the first 4 / 8 choices of the draft
+model in 66 / 89 / 94 % before and 72 / 91 / 96 % after, greedy, and at T = 0.8 under the same noise
+in 56 / 82 / 90 % before and 57 / 84 / 91 % after.
 """
 
 import argparse
@@ -115,9 +122,12 @@ def main() -> None:
     def sample_loss(rng: np.random.Generator) -> torch.Tensor:
         return compute_loss(draft, texts, torch.from_numpy(rng.choice(len(texts[0]), BATCH)))
 
+    before = {name: each.clone() for name, each in draft.state_dict().items()}
     for is_trained in (False, True):
         if is_trained:
             train(draft, sample_loss, options.cpu_seconds, lr_muon=0.01, lr_adam=2e-3)
+            after = draft.state_dict()
+            draft.load_state_dict({name: (before[name] + after[name]) / 2 for name in before})
         for temperature, text in judged:
             report(target, draft, text, temperature)
     draft.half().save_pretrained(options.out)
