@@ -282,9 +282,11 @@ def make_tables(games: Games, results: Results, draws: Draws) -> dict[str, str]:
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
-    """Replace the tables of the page; raise KeyError for a place that has none."""
+    """Replace these tables of the page; other places stay as they are."""
 
     def replace_table(match: re.Match[str]) -> str:
+        if match[1] not in tables:
+            return match[0]
         return f"<!-- {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", replace_table, page, flags=re.DOTALL)
