@@ -165,6 +165,15 @@ class PrivateFlags:
             "--split-ttl", metavar="S", min=1.0, help="Seconds until an unused one is forgotten."
         ),
     ] = 300.0
+    adapter_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-host",
+            metavar="URL",
+            help="A host of encrypted adapters that the page may ask from the user's browser; "
+            "repeatable.",
+        ),
+    ] = None
 
 
 @with_options
@@ -244,8 +253,9 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
-        sessions = SessionOptions(private.sessions, private.ttl_s) if private.enabled else None
-        api = ApiServer(net, options, access, timelines, sessions)
+        hosts = tuple(private.adapter_hosts or ())
+        sessions = SessionOptions(private.sessions, private.ttl_s, hosts)
+        api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
         try:
             for model, draft in drafts.items():
                 await api.add_model(model, draft)
@@ -256,7 +266,7 @@ async def _serve(
                 )
             app = api.make_app()
             explorer.add_to(app, timelines, access)
-            add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
+            add_page(app, MARKET_PAGE, has_keys=access.keys is not None, adapter_hosts=hosts)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(drafts)

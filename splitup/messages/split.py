@@ -163,9 +163,10 @@ class PrivateModel(Message):
 
 
 class PrivateModels(Message):
-    """What a server offers to devices."""
+    """What a server offers to devices: models, and the URLs of hosts of encrypted adapters."""
 
     models: tuple[PrivateModel, ...]
+    adapter_hosts: tuple[str, ...] = ()
 
 
 class ConfigAnswer(Message):

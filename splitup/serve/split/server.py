@@ -100,7 +100,10 @@ class SplitServer:
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        models = split.PrivateModels(models=tuple(one.describe() for one in self._allowed(key)))
+        models = split.PrivateModels(
+            models=tuple(one.describe() for one in self._allowed(key)),
+            adapter_hosts=self._sessions.options.adapter_hosts,
+        )
         return web.json_response(
             models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}
         )

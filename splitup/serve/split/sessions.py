@@ -9,6 +9,7 @@ session was evicted feeds its rows again from position 0.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import Counter, OrderedDict
@@ -27,16 +28,26 @@ from splitup.serve.split.models import SplitModel
 
 KNOWN_GONE: Final = 4_096  # sessions that ended, whose ids are remembered
 _ID_BYTES: Final = 24
+_ORIGIN: Final = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How many sessions there may be at once, and how long one is kept that nobody uses."""
+    """How many sessions there may be at once, and how long one is kept that nobody uses.
+
+    ``adapter_hosts`` are URLs of hosts that the page's devices may ask themselves.
+    """
 
     most: int = 32
     ttl_s: float = 300.0
+    adapter_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for url in self.adapter_hosts:  # a word of a content security policy
+            if not _ORIGIN.fullmatch(url):
+                raise InvalidInput(
+                    f"the adapter host '{url}' is no URL as https://host:port, without a path"
+                )
         if self.most < 1 or self.ttl_s <= 0:
             raise InvalidInput("there must be room for one session, for longer than 0 s")
 

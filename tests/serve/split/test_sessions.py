@@ -15,6 +15,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from splitup.core.errors import InvalidInput
 from splitup.messages import split
 from splitup.serve.access import Access
 from splitup.serve.api_keys import ApiKeys
@@ -433,3 +434,9 @@ async def test_there_are_these_endpoints_and_one_takes_a_body(nodes: LocalNodes)
         ("GET", "/stream"),
         ("POST", "/forward"),
     }
+
+
+@pytest.mark.parametrize("url", ["adapters", "https://a/path", "https://a; img-src *", "ftp://a"])
+def test_an_adapter_host_that_is_no_origin_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="the adapter host '"):
+        SessionOptions(adapter_hosts=("https://[::1]:8470", url))
