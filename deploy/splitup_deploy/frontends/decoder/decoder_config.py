@@ -61,6 +61,25 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """Queries that grow with their position p: by 1 + rate ln(1 + floor(p / positions))."""
+
+    rate: float
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """The activation (up + 1) gate sigmoid(alpha gate), with gate and up bounded by ``limit``.
+
+    A gate is bounded above, up on both sides.
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """The sizes of a decoder, and its variations; the defaults are Llama's."""
 
@@ -87,11 +106,20 @@ class DecoderConfig:
     fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
     output_gate: bool = False  # after every query head comes a gate for that head's output
     unit_norms: bool = False  # norms multiply by 1 + weight
+    layer_norms: bool = False  # norms subtract the mean before
+    norm_bias: bool = False  # norms add a bias
+    parallel: bool = False  # attention and MLP have one input, and both are added to it
     pre_norms: bool = True  # the inputs of attention and MLP are normalised
     post_norms: bool = False  # the outputs of attention and MLP are normalised
     unturned: frozenset[int] = frozenset()  # layers without rope
-    activation: Literal["silu", "gelu-tanh"] = "silu"
+    neighbours: bool = False  # rope rotates element 2i with 2i + 1
+    sinks: bool = False  # every query head has a score of its own that no value belongs to
+    growth: Growth | None = None
+    activation: Literal["silu", "gelu-tanh"] | Clamped = "silu"
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    head_bias: bool = False
     logit_cap: float | None = None
+    logit_scale: float = 1.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add

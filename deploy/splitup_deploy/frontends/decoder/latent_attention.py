@@ -47,7 +47,8 @@ def attend_compressed(
     held = cache.write(fresh)
     brought = _bring(step, query[:, :, :fixed], prefix, latent)
     brought = mark(brought, f"{label}: query of compressed k")
-    query = mark(Tensor.cat(brought, moving[:, : c.heads], dim=2), f"{label}: query")
+    query = Tensor.cat(brought, moving[:, : c.heads], dim=2)
+    query = mark(step.grow(query, layer, label), f"{label}: query")
     mixed = step.read_cache(
         layer,
         cache,

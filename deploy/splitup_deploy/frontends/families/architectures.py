@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,14 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.decoder.step_function import choose_chunk, trace_decoder
-from splitup_deploy.frontends.families import block_diffusion, dense, hybrid, mixture_of_experts
+from splitup_deploy.frontends.families import (
+    block_diffusion,
+    dense,
+    gpt_oss,
+    granite,
+    hybrid,
+    mixture_of_experts,
+)
 from splitup_deploy.frontends.families.dense import Read
 from splitup_deploy.frontends.source_model import Text
 from splitup_deploy.frontends.tracing import TracedModel
@@ -20,9 +28,28 @@ from splitup_deploy.frontends.tracing import TracedModel
 ARCHITECTURES: Final[dict[str, Read]] = {
     **dense.ARCHITECTURES,
     **mixture_of_experts.ARCHITECTURES,
+    **gpt_oss.ARCHITECTURES,
+    **granite.ARCHITECTURES,
     **hybrid.ARCHITECTURES,
     **block_diffusion.ARCHITECTURES,
 }
+# Parts of names in a checkpoint -> what they are called here, where a family has its own.
+_OWN_NAMES: Final[dict[str, dict[str, str]]] = {
+    **mixture_of_experts.OWN_NAMES,
+    **dict.fromkeys(granite.ARCHITECTURES, granite.OWN_NAMES),
+}
+
+
+def find_renaming(architecture: str) -> Callable[[str], str]:
+    """Return the function of a weight's name in an architecture's checkpoint that gives ours."""
+    names = _OWN_NAMES.get(architecture, {})
+
+    def rename(name: str) -> str:
+        for own, usual in names.items():
+            name = name.replace(own, usual)
+        return name
+
+    return rename
 
 
 def make_text(

@@ -70,7 +70,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
         prefix="mlp",
         names=PROJECTIONS,
         router=Router(renormalised=True),
-        shared=Shared(shared, "shared_expert", gated=True),
+        shared=Shared(shared, "mlp.shared_expert", gated=True),
     )
     return add_experts(fields, _read_qwen3_5(fields, config), experts)
 
@@ -86,7 +86,8 @@ def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
     shape = _read_kimi_rule(fields, config.layers)
     router = read_sigmoid_router(fields, grouped=True)
     experts = read_experts(fields, config.layers, router, is_listed=True)
-    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"))
+    shared = experts.shared and replace(experts.shared, module="block_sparse_moe.shared_experts")
+    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"), shared=shared)
     return add_experts(fields, replace(config, recurrent=shape), experts)
 
 

@@ -12,6 +12,7 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
+    find_renaming,
     make_text,
     trace_language_model,
 )
@@ -85,10 +86,15 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
             "to a directory of their own, and give that with --adapter"
         )
     is_tower = table["architectures"] != whole["architectures"]
-    weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
+    own = find_renaming(table["architectures"][0])
+
+    def rename(name: str) -> str:
+        return own(rename_weight(name) if is_tower else name)
+
+    weights = DirectoryWeights(directory, rename, quantisation)
     notes: tuple[str, ...] = ()
     if sizes.adapter is not None:
-        notes = (merge_adapter(sizes.adapter, weights, rename_weight if is_tower else str),)
+        notes = (merge_adapter(sizes.adapter, weights, rename),)
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if is_tower:

@@ -1,0 +1,162 @@
+"""Small random checkpoints of families that vary what others have: norms, routers, factors, order.
+
+The names and shapes of their weights are those that Hugging Face's library saves:
+``golden/make_golden.py`` writes them to ``golden/variation_shapes.json``, beside the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.deploy.checkpoints import GOLDEN, Case
+from tests.deploy.mixtures import Shapes
+
+SHAPES = GOLDEN / "variation_shapes.json"
+
+
+def iter_shapes(case: Case) -> Shapes:
+    """Yield every weight's name and shape, as they were saved."""
+    name = next(name for name, one in CASES.items() if one is case)
+    for weight, shape in json.loads(SHAPES.read_text())[name].items():
+        yield weight, tuple(shape)
+
+
+_YARN = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8}
+_GROWING = {
+    **_YARN,
+    "type": "yarn",
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.1,
+}
+_GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 4.0,
+    "rope_theta": 1000.0,
+    "tie_word_embeddings": True,
+}
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        "gpt_oss",
+        {
+            **_EXPERTS,
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "attention_bias": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_theta": 150_000,
+            "rope_scaling": {**_YARN, "rope_type": "yarn", "truncate": False},
+            "initial_context_length": 8,
+            "experts_per_token": 2,
+            "swiglu_limit": 1.5,
+        },
+    ),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        "olmo3",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_theta": 500_000,
+            "rope_scaling": {**_YARN, "rope_type": "yarn", "attention_factor": 1.2},
+        },
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        "cohere2",
+        {
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.25,
+            "sliding_window": 6,
+            "sliding_window_pattern": 2,
+            "rope_theta": 1000.0,
+            "tie_word_embeddings": True,
+            "position_embedding_type": "rope_gptj",
+            "use_parallel_block": True,
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        "ministral3",
+        {"head_dim": 16, "rope_parameters": _GROWING, "sliding_window": None},
+    ),
+    "mistral4": (
+        "Mistral4ForCausalLM",
+        "mistral4",
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 0,
+            "num_hidden_layers": 1,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": True,
+            "n_group": 2,
+            "topk_group": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 10,
+            "rms_norm_eps": 1e-6,
+            "rope_interleave": True,
+            "rope_parameters": {**_GROWING, "partial_rotary_factor": 0.4},
+        },
+    ),
+    "granite": ("GraniteForCausalLM", "granite", {**_GRANITE, "attention_bias": True}),
+    "granite-moe": (
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        {**_GRANITE, **_EXPERTS, "num_hidden_layers": 1},
+    ),
+    "granite-moe-shared": (
+        "GraniteMoeSharedForCausalLM",
+        "granitemoeshared",
+        {**_GRANITE, **_EXPERTS, "num_hidden_layers": 1, "shared_intermediate_size": 20},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        {
+            **_EXPERTS,
+            "head_dim": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "rotary_dim": 8,
+            "rope_theta": 1000.0,
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "use_routing_bias": True,
+        },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        "phimoe",
+        {
+            **_EXPERTS,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": None,
+            "router_jitter_noise": 0.4,
+            "rope_theta": 1000.0,
+        },
+    ),
+}
+CASES = {
+    name: Case(architecture, kind, change, shapes=iter_shapes)
+    for name, (architecture, kind, change) in _TABLE.items()
+}
