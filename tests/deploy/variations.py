@@ -7,9 +7,13 @@ The names and shapes of their weights are those that Hugging Face's library save
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from tests.deploy.checkpoints import GOLDEN, Case
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests.deploy.checkpoints import GOLDEN, Case, save_checkpoint
 from tests.deploy.mixtures import Shapes
 
 SHAPES = GOLDEN / "variation_shapes.json"
@@ -160,3 +164,21 @@ CASES = {
     name: Case(architecture, kind, change, shapes=iter_shapes)
     for name, (architecture, kind, change) in _TABLE.items()
 }
+
+
+def save_mxfp4(directory: Path) -> None:
+    """Write gpt-oss with experts in MXFP4, of random numbers and scales."""
+    save_checkpoint(directory, CASES["gpt-oss"])
+    path, random = directory / "model.safetensors", np.random.RandomState(3)
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inner, out = tensors.pop(name).shape
+        shape = (count, out, inner // 32)
+        tensors[f"{name}_blocks"] = random.randint(0, 256, (*shape, 16)).astype(np.uint8)
+        tensors[f"{name}_scales"] = random.randint(122, 125, shape).astype(np.uint8)
+    save_file(tensors, path)
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+    quantisation = {"quant_method": "mxfp4", "modules_to_not_convert": [*skipped, "lm_head"]}
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = quantisation
+    (directory / "config.json").write_text(json.dumps(config))

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
-from splitup.core.errors import InvalidModel
 from splitup.decode.step import make_causal_step, make_tree_step
 from tests.deploy.checkpoints import GOLDEN, TOKENS, compute_checkpoint_digest, save_checkpoint
 from tests.deploy.llamas import relative_error
 from tests.deploy.steps import feed, run_step
-from tests.deploy.variations import CASES
+from tests.deploy.variations import CASES, save_mxfp4
 
 BOUND = 1e-5
 CHUNK = 4
@@ -45,3 +43,9 @@ def test_rows_chunks_and_trees_agree(name: str, golden: dict[str, Any], tmp_path
     np.testing.assert_array_equal(given[[0, 2, 3]], wanted[start : start + 3])
     step = make_tree_step([TOKENS[start + 3]], [-1], start + 3, kept=(0, 2, 3))
     np.testing.assert_array_equal(run_step(program, state, step)[0], wanted[start + 3])
+
+
+def test_experts_in_mxfp4_stay_so(golden: dict[str, Any], tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    program = load_reference(str(tmp_path), Sizes(chunk=1))
+    assert relative_error(feed(program, TOKENS), golden["gpt-oss-mxfp4"]) <= BOUND

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,18 @@ from tests.deploy.checkpoints import (
 )
 
 
-def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return logits [tokens, vocab] of one pass, and of one pass per token with a cache."""
+def compute_logits(
+    case: Case, save: Callable[[Path], None] | None = None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return logits [tokens, vocab] of one pass, and of one pass per token with a cache.
+
+    ``save`` writes another checkpoint of the case.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder), case)
+        if save is None:
+            save_checkpoint(Path(folder), case)
+        else:
+            save(Path(folder))
         model, report = getattr(transformers, case.architecture).from_pretrained(
             folder,
             dtype=torch.float32,
@@ -97,6 +105,8 @@ def write(file: Path, cases: Mapping[str, Case]) -> None:
         arrays[f"{name}/prefill"] = whole.astype("<f4")
         arrays[f"{name}/steps"] = steps.astype("<f4")
         arrays[f"{name}/digest"] = np.array(compute_checkpoint_digest(case))
+    if "gpt-oss" in cases:
+        arrays["gpt-oss-mxfp4"], _ = compute_logits(cases["gpt-oss"], variations.save_mxfp4)
     np.savez_compressed(file, **arrays)
     print(f"{file.stat().st_size} bytes")
 
