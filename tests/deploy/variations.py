@@ -45,6 +45,18 @@ _GRANITE = {
     "rope_theta": 1000.0,
     "tie_word_embeddings": True,
 }
+_MAMBA = {
+    "shared_intermediate_size": 20,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": True,
+}
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": (
@@ -129,6 +141,53 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GraniteMoeSharedForCausalLM",
         "granitemoeshared",
         {**_GRANITE, **_EXPERTS, "num_hidden_layers": 1, "shared_intermediate_size": 20},
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            **_EXPERTS,
+            **_MAMBA,
+            "layer_types": ["mamba", "attention"],
+            "position_embedding_type": "nope",
+        },
+    ),
+    "granite-4-dense": (
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        {
+            **_GRANITE,
+            **_MAMBA,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "num_hidden_layers": 1,
+            "layer_types": ["attention"],
+            "position_embedding_type": "rope",
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {
+            "head_dim": 16,
+            "rms_norm_eps": 1e-6,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2,
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
     ),
     "minimax-m2": (
         "MiniMaxM2ForCausalLM",

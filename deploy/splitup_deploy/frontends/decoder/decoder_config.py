@@ -25,7 +25,9 @@ class Recurrent:
     ``taps`` is the length of the convolution. A memory decays as a whole, or by key channel
     (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
     ``converted`` means the form that GGUF's converter writes: value head h uses key head
-    h mod key_heads, and the file holds -exp(A_log) instead of A_log.
+    h mod key_heads, and the file holds -exp(A_log) instead of A_log. ``grouped``: queries, keys,
+    values and gates are one projection, of every key head in turn; strengths and decays another.
+    ``selective``: a state space (Mamba-2) instead of the delta rule.
     """
 
     layers: frozenset[int]
@@ -36,6 +38,10 @@ class Recurrent:
     taps: int
     by_channel: bool = False
     converted: bool = False
+    grouped: bool = False
+    selective: bool = False
+    conv_bias: bool = False
+    bias: bool = False  # of the projections, if ``selective``
 
     @property
     def channels(self) -> int:

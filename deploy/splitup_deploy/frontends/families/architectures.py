@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.graph.manifest import ChatInfo
-from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
+from splitup_deploy.frontends.decoder import latent_attention, state_spaces
 from splitup_deploy.frontends.decoder.caches import count_steps_back
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
@@ -76,5 +76,5 @@ def trace_language_model(
     config: DecoderConfig, weights: Weights, chunk: int | None = None
 ) -> TracedModel:
     """Trace a step of a decoder with the parts that its configuration asks for (``decoder``)."""
-    mixer = recurrent_layers.choose_mixer(config, latent_attention.choose_mixer(config))
+    mixer = state_spaces.choose_mixer(config, latent_attention.choose_mixer(config))
     return trace_decoder(config, weights, chunk, choose_feed_forward(config), mixer)

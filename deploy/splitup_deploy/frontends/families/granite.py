@@ -1,16 +1,18 @@
-"""Granite 3 and 4: Llama with factors; with experts, and a shared MLP beside them or alone.
+"""Granite 3 and 4: Llama with factors; with experts, a shared MLP beside them or alone, Mamba-2.
 
-Sources: arXiv 2408.13359 (the factors, muP); the model cards of Granite 4. Field names, defaults
-and their meaning are those of the Hugging Face models of the same names.
+Sources: arXiv 2408.13359 (the factors); the model cards of Granite 4. Field names, defaults and
+their meaning are those of the Hugging Face models of the same names.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import tuning
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import Read, add_rope, read_llama, read_shape
@@ -45,11 +47,86 @@ def read_granite_moe_shared(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, config, _read_experts(fields, config.intermediate, shared))
 
 
+def read_granite_hybrid(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a GraniteMoeHybridForCausalLM configuration: Granite 4, with and without Mamba-2.
+
+    Without ``position_embedding_type`` "rope" attention knows no positions. Without experts the
+    shared MLP is the only one.
+    """
+    fields.rename({"layers_block_type": "layer_types"})
+    position = fields.get("position_embedding_type")
+    if position not in (None, "rope", "nope"):
+        raise fields.refuse("position_embedding_type", "rope, nope, null")
+    inner = "shared_intermediate_size"
+    config = read_shape(fields, context, grouped=False, inner=inner)
+    config = add_rope(fields, config)
+    if position != "rope":
+        config = replace(config, unturned=frozenset(range(config.layers)))
+    bias = fields.get_flag("attention_bias", False)
+    config = _add_factors(fields, replace(config, qkv_bias=bias, output_bias=bias))
+    config = replace(config, recurrent=_read_mamba(fields, config.layers, config.hidden))
+    experts = fields.get_integer("intermediate_size")
+    if fields.get("num_local_experts", 8) == 0:
+        for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef"):
+            fields.get(name)  # without effect then
+        return config
+    return add_experts(
+        fields, config, _read_experts(fields, experts, Shared(config.intermediate, "mlp"))
+    )
+
+
 ARCHITECTURES: Final[dict[str, Read]] = {
     "GraniteForCausalLM": read_granite,
     "GraniteMoeForCausalLM": read_granite_moe,
     "GraniteMoeSharedForCausalLM": read_granite_moe_shared,
+    "GraniteMoeHybridForCausalLM": read_granite_hybrid,
 }
+_KINDS: Final = {
+    "mamba": True,
+    "linear_attention": True,
+    "attention": False,
+    "full_attention": False,
+}
+
+
+def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
+    """Read the layers with Mamba-2, None if there are none."""
+    kinds: Any = fields.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in _KINDS for k in kinds):
+        raise fields.refuse("layer_types", f"{layers} of {', '.join(_KINDS)}")
+    fields.get("mamba_chunk_size")  # how the original divides its work
+    fields.expect("mamba_n_groups", 1)  # versions of the original differ for several
+    if fields.get("time_step_limit") not in (None, [0.0, math.inf]):
+        raise fields.refuse("time_step_limit", "0 to infinity")
+    width = fields.get_integer("mamba_expand", 2) * hidden
+    heads = fields.get_integer("mamba_n_heads", 128)
+    size = width // heads
+    if fields.get("mamba_d_head", "auto") != "auto":
+        size = fields.get_integer("mamba_d_head")
+    shape = {"key_dim": fields.get_integer("mamba_d_state", 256), "value_dim": size}
+    taps = fields.get_integer("mamba_d_conv", 4)
+    conv_bias = fields.get_flag("mamba_conv_bias", True)
+    bias = fields.get_flag("mamba_proj_bias", False)
+    found = frozenset(layer for layer, kind in enumerate(kinds) if _KINDS[kind])
+    if heads * size != width or taps < 2:
+        raise InvalidModel(
+            f"config.json asks for {heads} Mamba heads of {size} in a width of {width}, and a "
+            f"convolution over {taps} tokens, which is not possible"
+        )
+    return (
+        Recurrent(
+            found,
+            key_heads=1,
+            value_heads=heads,
+            taps=taps,
+            selective=True,
+            conv_bias=conv_bias,
+            bias=bias,
+            **shape,
+        )
+        if found
+        else None
+    )
 
 
 def _read_attention(fields: Fields, context: int | None) -> DecoderConfig:

@@ -77,10 +77,6 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     bias = fields.get_flag("attention_bias", False)
     config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
     config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    period = fields.get_integer("decoder_sparse_step", 1)
-    dense = fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise fields.refuse("mlp_only_layers", "a list of layers")
     experts = Experts(
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
@@ -88,9 +84,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
         prefix="mlp",
         names=PROJECTIONS,
         router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
-        dense_layers=frozenset(
-            layer for layer in range(config.layers) if layer in dense or (layer + 1) % period
-        ),
+        dense_layers=read_sparse_step(fields, config.layers),
     )
     return add_experts(fields, config, experts)
 
@@ -297,6 +291,15 @@ def read_experts(
         dense_layers=_read_dense_layers(fields, layers, is_listed),
         shared=shared,
     )
+
+
+def read_sparse_step(fields: Fields, layers: int) -> frozenset[int]:
+    """Read which layers of a Qwen have no experts."""
+    period = fields.get_integer("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise fields.refuse("mlp_only_layers", "a list of layers")
+    return frozenset(layer for layer in range(layers) if layer in dense or (layer + 1) % period)
 
 
 def _read_dense_layers(fields: Fields, layers: int, is_listed: bool) -> frozenset[int]:
