@@ -11,11 +11,15 @@ from splitup_deploy.frontends.decoder.rotary import Rope
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Layers that see only the last ``window`` positions, their own included."""
+    """Layers that see only the last ``window`` positions, their own included.
+
+    ``aligned``: of these only the ones behind the last multiple of ``window``.
+    """
 
     layers: frozenset[int]
     window: int
     rope: Rope
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,23 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses ``count`` positions for a row (``sparse_positions``), with ``heads`` of ``size``.
+
+    ``neighbours``: rope rotates element 2i with 2i + 1.
+    """
+
+    heads: int
+    size: int
+    count: int
+    neighbours: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention (``splitup_deploy.frontends.decoder.latent_attention``).
+
+    ``indexer`` chooses the positions that a row sees; without it rows see all of them.
 
     A cache row has ``rank`` compressed elements, then ``turned`` elements of a key that all heads
     share; rope rotates these, element 2i with 2i + 1. Without ``query_rank`` queries are not
@@ -64,14 +83,20 @@ class Latent:
     query_rank: int | None
     norm_epsilon: float
     split: bool = False
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Queries that grow with their position p: by 1 + rate ln(1 + floor(p / positions))."""
+    """Queries that grow with position p, by 1 + rate ln(1 + floor((p + offset) / positions)).
+
+    ``unturned_only``: those of layers without rope.
+    """
 
     rate: float
     positions: int
+    offset: int = 0
+    unturned_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +144,7 @@ class DecoderConfig:
     post_norms: bool = False  # the outputs of attention and MLP are normalised
     unturned: frozenset[int] = frozenset()  # layers without rope
     neighbours: bool = False  # rope rotates element 2i with 2i + 1
+    late_qk_norm: bool = False  # query and key heads are brought to one length after rope
     sinks: bool = False  # every query head has a score of its own that no value belongs to
     growth: Growth | None = None
     activation: Literal["silu", "gelu-tanh"] | Clamped = "silu"

@@ -82,6 +82,7 @@ class Experts:
 
     ``prefix`` is their module in a block; ``names`` are gate, up and down projection, or the
     projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
+    ``gated_input``: a gate multiplies what its expert reads, not what it gives.
     """
 
     count: int
@@ -93,6 +94,7 @@ class Experts:
     dense_layers: frozenset[int] = frozenset()
     shared: Shared | None = None
     biased: bool = False
+    gated_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,9 @@ def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tens
     both = (h.reshape(rows, 1, 1, c.hidden) * weight).sum(3)
     if experts.biased:
         both = both + _look_up_bias(step, chosen, experts, f"{prefix}.{ups[0]}_bias", 2 * inner)
+    gate_of_slot = gates.reshape(rows, slots, 1)
+    if experts.gated_input:
+        both = both * gate_of_slot
     both = mark(both, f"{label}: gate and up")  # [rows, slots, 2 intermediate]
     if len(ups) == 2:
         active = step.activate(both[:, :, :inner], both[:, :, inner:])
@@ -139,9 +144,9 @@ def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tens
     result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
     if experts.biased:
         result = result + _look_up_bias(step, chosen, experts, f"{prefix}.{down}_bias", c.hidden)
-    gate_of_slot = gates.reshape(rows, slots, 1)
+    gated = result if experts.gated_input else result * gate_of_slot
     # exactly zero, also where a weight is infinite: a piece without chosen experts is not run
-    result = (gate_of_slot != 0.0).where(result * gate_of_slot, 0.0)
+    result = (gate_of_slot != 0.0).where(gated, 0.0)
     result = mark(result, f"{label}: output")  # [rows, slots, hidden]
     step.tracer.mark_bank(result, chosen, gates, [h], experts.count)
     if experts.shared is None:

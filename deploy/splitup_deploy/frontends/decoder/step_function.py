@@ -177,9 +177,12 @@ class Step(RowOperations):
         )
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
-    def rotate(self, heads: Tensor, count: int, layer: int, label: str) -> Tensor:
+    def rotate(
+        self, heads: Tensor, count: int, layer: int, label: str, neighbours: bool | None = None
+    ) -> Tensor:
         """Return the first ``count`` of heads [rows, heads, size], rotated by their position.
 
+        ``neighbours``: element 2i is paired with 2i + 1, by default as the model does.
         Every layer has its own copy of the table: with a shared one, the first layer's task would
         send its rows to all other tasks.
         """
@@ -191,7 +194,9 @@ class Step(RowOperations):
         angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
-        if c.latent is None and not c.neighbours:
+        if neighbours is None:
+            neighbours = c.neighbours or c.latent is not None
+        if not neighbours:
             first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
         else:  # elements of a pair are neighbours, and half a head apart in the result
             pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
@@ -204,12 +209,13 @@ class Step(RowOperations):
     def grow(self, query: Tensor, layer: int, label: str) -> Tensor:
         """Return queries [rows, heads, size] times what their positions ask for."""
         growth, context = self.config.growth, self.config.context
-        if growth is None:
+        if growth is None or (growth.unturned_only and layer not in self.config.unturned):
             return query
-        count = (context - 1) // growth.positions + 1
+        count = (context - 1 + growth.offset) // growth.positions + 1
         spec = TensorSpec(f"layers.{layer}.growth", "float32", (count,))
         table = self.tracer.weight(WeightSource(spec, (GrowthTable(growth.rate, count),)))
-        step = self.layout.positions.maximum(0).minimum(context - 1) // growth.positions
+        place = self.layout.positions.maximum(0).minimum(context - 1)
+        step = (place + growth.offset) // growth.positions
         factor = self.tracer.mark(self.select(step, count, table), f"{label}: growth")
         return query * factor.reshape(self.rows, 1, 1)
 
@@ -239,6 +245,8 @@ class Step(RowOperations):
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         is_turned = layer not in c.unturned
         qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
+        if c.late_qk_norm and is_turned:
+            qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = open_cache(self, layer)

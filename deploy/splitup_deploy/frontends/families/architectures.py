@@ -19,6 +19,7 @@ from splitup_deploy.frontends.families import (
     gpt_oss,
     granite,
     hybrid,
+    llama4,
     mixture_of_experts,
 )
 from splitup_deploy.frontends.families.dense import Read
@@ -30,6 +31,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     **mixture_of_experts.ARCHITECTURES,
     **gpt_oss.ARCHITECTURES,
     **granite.ARCHITECTURES,
+    **llama4.ARCHITECTURES,
     **hybrid.ARCHITECTURES,
     **block_diffusion.ARCHITECTURES,
 }
@@ -37,6 +39,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 _OWN_NAMES: Final[dict[str, dict[str, str]]] = {
     **mixture_of_experts.OWN_NAMES,
     **dict.fromkeys(granite.ARCHITECTURES, granite.OWN_NAMES),
+    **dict.fromkeys(llama4.ARCHITECTURES, llama4.OWN_NAMES),
 }
 
 

@@ -116,14 +116,7 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
         fields.get_number("rope_theta")  # the default of this family is not the plain one
     config = add_rope(fields, read_shape(fields, context))
     config = replace(config, tied=fields.get_flag("tie_word_embeddings", True))
-    period = fields.get_integer("no_rope_layer_interval", 4)
-    turned: Any = fields.get("no_rope_layers")  # 1 for a layer with rope
-    if turned is None:
-        turned = [int((layer + 1) % period != 0) for layer in range(config.layers)]
-    is_list = isinstance(turned, list) and len(turned) == config.layers
-    if not is_list or any(type(one) is not int or one not in (0, 1) for one in turned):
-        raise fields.refuse("no_rope_layers", f"{config.layers} of 0, 1")
-    unturned = frozenset(layer for layer, one in enumerate(turned) if not one)
+    unturned = read_unturned(fields, config.layers)
     bias = fields.get_flag("attention_bias", False)
     config = replace(
         config,
@@ -352,6 +345,18 @@ def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     if read_local_layers(fields, config.layers, lambda layer: False):
         raise fields.refuse("layer_types", "full_attention, as use_sliding_window is false")
     return config
+
+
+def read_unturned(fields: Fields, layers: int) -> frozenset[int]:
+    """Read which layers of SmolLM3 and Llama 4 have no rope, by default every fourth."""
+    period = fields.get_integer("no_rope_layer_interval", 4)
+    turned: Any = fields.get("no_rope_layers")  # 1 for a layer with rope
+    if not turned:
+        turned = [int((layer + 1) % period != 0) for layer in range(layers)]
+    is_list = isinstance(turned, list) and len(turned) == layers
+    if not is_list or any(type(one) is not int or one not in (0, 1) for one in turned):
+        raise fields.refuse("no_rope_layers", f"{layers} of 0, 1")
+    return frozenset(layer for layer, one in enumerate(turned) if not one)
 
 
 def read_local_layers(

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Indexer, Latent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -229,6 +229,47 @@ def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = F
     return add_experts(fields, config, experts)
 
 
+def read_deepseek_v32(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV32ForCausalLM configuration: a DeepSeek-V3 with an indexer."""
+    return _add_indexer(fields, _read_listed(fields, context), neighbours=False)
+
+
+def read_glm_moe_dsa(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a GlmMoeDsaForCausalLM configuration (GLM-5): every block has an indexer of its own."""
+    fields.expect("indexer_rope_interleave", True)
+    config = _read_listed(fields, context)
+    for key, plain in (("indexer_types", ["full"] * config.layers), ("index_topk_freq", 1)):
+        fields.expect(key, plain)
+    if "index_topk_pattern" in fields:
+        fields.expect("index_topk_pattern", "F" * config.layers)
+    fields.get("index_skip_topk_offset")  # without effect then
+    return _add_indexer(fields, config, neighbours=True)
+
+
+def _read_listed(fields: Fields, context: int | None) -> MoeConfig:
+    fields.expect("mlp_bias", False)
+    config = read_deepseek_v3(fields, context, is_listed=True)
+    fields.expect("layer_types", ["indexed_attention"] * config.layers)
+    return config
+
+
+def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeConfig:
+    """Return the configuration with an indexer, where the context has more than it chooses."""
+    indexer = Indexer(
+        fields.get_integer("index_n_heads"),
+        fields.get_integer("index_head_dim"),
+        fields.get_integer("index_topk"),
+        neighbours,
+    )
+    latent = config.latent
+    assert latent is not None  # for the type checker
+    if latent.query_rank is None or indexer.size < latent.turned:
+        raise fields.refuse("index_head_dim", "qk_rope_head_dim at least, with a q_lora_rank")
+    if config.context <= indexer.count:  # it would choose all
+        return config
+    return replace(config, latent=replace(latent, indexer=indexer))
+
+
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
     """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 that lists its dense blocks."""
     fields.expect("partial_rotary_factor", 1.0)
@@ -245,6 +286,8 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Mistral4ForCausalLM": read_mistral4,
+    "DeepseekV32ForCausalLM": read_deepseek_v32,
+    "GlmMoeDsaForCausalLM": read_glm_moe_dsa,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
 }
 OWN_NAMES: Final = {
