@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
+from splitup.core.errors import InvalidModel
 from splitup.decode.step import make_causal_step, make_tree_step
 from tests.deploy.checkpoints import GOLDEN, TOKENS, compute_checkpoint_digest, save_checkpoint
 from tests.deploy.llamas import relative_error
@@ -49,3 +52,41 @@ def test_experts_in_mxfp4_stay_so(golden: dict[str, Any], tmp_path: Path) -> Non
     save_mxfp4(tmp_path)
     program = load_reference(str(tmp_path), Sizes(chunk=1))
     assert relative_error(feed(program, TOKENS), golden["gpt-oss-mxfp4"]) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt-oss", {"hidden_act": "gelu_new"}, "hidden_act"),
+        ("gpt-oss", {"swiglu_limit": 0}, "swiglu_limit"),
+        ("gpt-oss", {"experts_per_token": 3}, "another experts_per_token than num_experts_per_tok"),
+        ("olmo3", {"rope_theta": 1000}, "rope_theta = 1000; supported: 500000"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta"),
+        ("mistral4", {"rope_interleave": False}, "rope_interleave"),
+        ("granite-moe", {"position_embedding_type": "nope"}, "position_embedding_type"),
+        ("granite-hybrid", {"mamba_n_groups": 2}, "mamba_n_groups"),
+        ("granite-hybrid", {"mamba_d_head": 15}, "4 Mamba heads of 15 in a width of 64"),
+        ("granite-hybrid", {"layer_types": ["mamba"]}, "layer_types"),
+        ("granite-hybrid", {"time_step_limit": [0.1, 1.0]}, "time_step_limit"),
+        ("qwen3-next", {"use_sliding_window": True}, "use_sliding_window"),
+        ("llama4", {"moe_layers": [7]}, "moe_layers"),
+        ("llama4", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("deepseek-v3.2", {"index_head_dim": 4}, "index_head_dim"),
+        ("glm-5", {"indexer_types": ["shared"]}, "indexer_types"),
+        ("minimax-m2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        *((name, {"unknown_field": 1}, "unknown_field") for name in CASES),
+    ],
+)
+def test_what_is_refused_is_named(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModel, match=message) as caught:
+        parse_config({**CASES[name].config, **changes}, None)
+    assert len(str(caught.value)) <= 200
+
+
+def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["glm-5"])
+    traced = load_model(str(tmp_path), Sizes(context=5, chunk=1)).traced
+    assert len(traced.notes) == 1 and traced.notes[0].endswith("would choose all positions")
+    assert traced.graph.states[0].shape == (5, 16 + 8)

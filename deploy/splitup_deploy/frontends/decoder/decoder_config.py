@@ -55,7 +55,7 @@ class Recurrent:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """What chooses ``count`` positions for a row (``sparse_positions``), with ``heads`` of ``size``.
+    """What chooses a row's ``count`` positions (``sparse_positions``), with ``heads`` of ``size``.
 
     ``neighbours``: rope rotates element 2i with 2i + 1.
     """

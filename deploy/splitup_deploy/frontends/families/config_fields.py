@@ -152,7 +152,7 @@ class Fields:
     def expect(self, key: str, wanted: Any) -> None:
         """Raise InvalidModel unless a field is absent, null or exactly this."""
         if self.get(key, wanted) != wanted or type(self.get(key, wanted)) is not type(wanted):
-            raise self.refuse(key, repr(wanted))
+            raise self.refuse(key, f"{wanted!r:.60}")
 
     def check_all_read(self) -> None:
         """Raise InvalidModel for a field that was not read and may change the arithmetic."""

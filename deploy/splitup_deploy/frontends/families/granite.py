@@ -103,7 +103,7 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
     size = width // heads
     if fields.get("mamba_d_head", "auto") != "auto":
         size = fields.get_integer("mamba_d_head")
-    shape = {"key_dim": fields.get_integer("mamba_d_state", 256), "value_dim": size}
+    states = fields.get_integer("mamba_d_state", 256)
     taps = fields.get_integer("mamba_d_conv", 4)
     conv_bias = fields.get_flag("mamba_conv_bias", True)
     bias = fields.get_flag("mamba_proj_bias", False)
@@ -113,19 +113,18 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
             f"config.json asks for {heads} Mamba heads of {size} in a width of {width}, and a "
             f"convolution over {taps} tokens, which is not possible"
         )
-    return (
-        Recurrent(
-            found,
-            key_heads=1,
-            value_heads=heads,
-            taps=taps,
-            selective=True,
-            conv_bias=conv_bias,
-            bias=bias,
-            **shape,
-        )
-        if found
-        else None
+    if not found:
+        return None
+    return Recurrent(
+        found,
+        key_heads=1,
+        value_heads=heads,
+        key_dim=states,
+        value_dim=size,
+        taps=taps,
+        selective=True,
+        conv_bias=conv_bias,
+        bias=bias,
     )
 
 

@@ -205,10 +205,10 @@ class DirectoryWeights:
         out, first = 2 * rows if kind in ("gate", "up") else rows, rows if kind == "up" else 0
         count, *matrix = whole.spec.shape or (0,)
         is_plain, is_turned = matrix == [out, columns], matrix == [columns, out]
-        if is_plain and is_turned:  # a square has the order of the other matrix, which is none
-            other = self._tensors.get(f"{experts}.gate_up_proj")
-            is_turned = other is not None and other.spec.shape[1:] == (rows, 2 * rows)
-            is_plain = not is_turned
+        other = self._tensors.get(f"{experts}.gate_up_proj")
+        if is_plain and is_turned and kind == "down" and other is not None:  # as the other is
+            is_turned = other.spec.shape[1:] == (rows, 2 * rows)
+            is_plain = other.spec.shape[1:] == (2 * rows, rows)
         is_huge = out * columns > limits.MAX_TENSOR_BYTES // 4  # it is turned in memory
         if is_plain == is_turned or number >= count or is_huge:
             raise InvalidModel(
