@@ -27,9 +27,14 @@ _PICTURE_TOKENS = {
     "vision_start_token_id": 1002,
     "vision_end_token_id": 1003,
 }
+_KIMI = {"vision_config": {**_PLAIN, "num_attention_heads": 2, "patch_size": 4}}
+_KINDS = {"mistral3": "mistral", "kimi_k25": "deepseek_v3"}  # of text towers
 # The text model that a tower is alone, as ``saved.save_case`` names it.
 CASES = {
     "Gemma3ForConditionalGeneration": "gemma3-new",
+    "KimiK25ForConditionalGeneration": "deepseek-v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek-v3",
+    "Llama4ForConditionalGeneration": "llama4",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen3VLForConditionalGeneration": "qwen3",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_moe",
@@ -41,6 +46,13 @@ _OUTER: dict[str, dict[str, Any]] = {
         "model_type": "gemma3",
         "vision_config": {**_SQUARES, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
+        "image_token_index": 1000,
+    },
+    "KimiK25ForConditionalGeneration": {"model_type": "kimi_k25", **_KIMI},
+    "Kimi_K25ForConditionalGeneration": {"model_type": "kimi_k25", **_KIMI},
+    "Llama4ForConditionalGeneration": {
+        "model_type": "llama4",
+        "vision_config": {**_SQUARES, "model_type": "llama4_vision_model"},
         "image_token_index": 1000,
     },
     "Mistral3ForConditionalGeneration": {
@@ -105,7 +117,7 @@ def save_tower(
     save_case(CASES[name], directory)
     text = json.loads((directory / "config.json").read_text())
     kind = _OUTER[name]["model_type"]
-    text["model_type"] = "mistral" if kind == "mistral3" else f"{kind}_text"
+    text["model_type"] = _KINDS.get(kind, f"{kind}_text")
     del text["architectures"]
     if "VL" in name:
         rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}

@@ -1,6 +1,8 @@
 """Write what Hugging Face's models compute on small random checkpoints.
 
-These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``),
+These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``), of
+``tests/deploy/variations.py`` (in ``variation_logits.npz``, and the names and shapes of their
+weights in ``variation_shapes.json``),
 ``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``), of ``tests/deploy/hybrids.py`` (in
 ``hybrid_logits.npz``), of ``tests/deploy/towers.py`` (in ``tower_logits.npz``) and of
 ``tests/deploy/encoders.py`` (in ``encoder_outputs.npz``).
@@ -16,17 +18,19 @@ and one token at a time, and the digest of the checkpoint they belong to.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors import safe_open
 
-from tests.deploy import encoders, hybrids, mixtures, moes, towers
+from tests.deploy import encoders, hybrids, mixtures, moes, towers, variations
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -37,11 +41,19 @@ from tests.deploy.checkpoints import (
 )
 
 
-def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return logits [tokens, vocab] of one pass, and of one pass per token with a cache."""
+def compute_logits(
+    case: Case, save: Callable[[Path], None] | None = None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return logits [tokens, vocab] of one pass, and of one pass per token with a cache.
+
+    ``save`` writes another checkpoint of the case.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder), case)
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        if save is None:
+            save_checkpoint(Path(folder), case)
+        else:
+            save(Path(folder))
+        model, report = getattr(transformers, case.architecture).from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -64,9 +76,22 @@ def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
 TOWERS, ENCODERS = "tower_logits.npz", "encoder_outputs.npz"
 FILES: dict[str, Mapping[str, Case]] = {
     "logits.npz": CASES,
+    "variation_logits.npz": variations.CASES,
     "mixture_logits.npz": mixtures.CASES,
     "hybrid_logits.npz": hybrids.CASES,
 }
+
+
+def list_shapes(case: Case) -> dict[str, list[int]]:
+    """Return the names and shapes of the weights that the library saves."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(case.config))
+        kind = getattr(transformers, case.architecture)
+        model = kind(transformers.AutoConfig.from_pretrained(folder))
+        model.save_pretrained(folder)
+        with safe_open(Path(folder) / "model.safetensors", "numpy") as file:
+            return {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
 
 
 def write(file: Path, cases: Mapping[str, Case]) -> None:
@@ -80,6 +105,8 @@ def write(file: Path, cases: Mapping[str, Case]) -> None:
         arrays[f"{name}/prefill"] = whole.astype("<f4")
         arrays[f"{name}/steps"] = steps.astype("<f4")
         arrays[f"{name}/digest"] = np.array(compute_checkpoint_digest(case))
+    if "gpt-oss" in cases:
+        arrays["gpt-oss-mxfp4"], _ = compute_logits(cases["gpt-oss"], variations.save_mxfp4)
     np.savez_compressed(file, **arrays)
     print(f"{file.stat().st_size} bytes")
 
@@ -88,8 +115,11 @@ def write_towers(file: Path) -> None:
     """Compute and write the logits of text towers, [tokens, vocab] of one pass."""
     arrays = {}
     for name in towers.CASES:
+        if not hasattr(transformers, name):  # the name in code that comes with a model
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            towers.save_tower(Path(folder), name, towers.NEW)
+            names = towers.OLD if name.startswith("Llama4") else towers.NEW
+            towers.save_tower(Path(folder), name, names)
             model, report = transformers.AutoModelForImageTextToText.from_pretrained(
                 folder,
                 dtype=torch.float32,
@@ -152,4 +182,7 @@ if __name__ == "__main__":
         elif name == ENCODERS:
             write_encoders(GOLDEN / ENCODERS)
         else:
+            if FILES[name] is variations.CASES:
+                shapes = {case: list_shapes(one) for case, one in variations.CASES.items()}
+                variations.SHAPES.write_text(json.dumps(shapes, indent=1) + "\n")
             write(GOLDEN / name, FILES[name])

@@ -35,10 +35,16 @@ def digest(directory: Path) -> dict[str, str]:
     }
 
 
+def get_kind(directory: Path) -> Any:
+    """Return the class of a checkpoint's model; raises AttributeError if this version has none."""
+    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    return getattr(transformers, name)
+
+
 def compute(directory: Path) -> torch.Tensor | None:
     """Return a model's logits, None if it cannot be loaded."""
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+        model = get_kind(directory).from_pretrained(directory, dtype="auto")
     except RuntimeError:  # weights of another shape
         return None
     with torch.no_grad():
@@ -54,7 +60,7 @@ def describe(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         old, new = Path(folder) / "old", Path(folder) / "new"
         save_case(name, old)
-        model = transformers.AutoModelForCausalLM.from_pretrained(old, dtype="auto")
+        model = get_kind(old).from_pretrained(old, dtype="auto")
         model.save_pretrained(new)
         path, wanted = new / "config.json", compute(old)
         config = json.loads(path.read_text())
@@ -99,7 +105,7 @@ def main() -> None:
     for name in CASES:
         try:
             found[name] = describe(name)
-        except (ValueError, ImportError, KeyError) as error:
+        except (ValueError, ImportError, KeyError, AttributeError) as error:
             print(f"{name}: {str(error)[:200]}")
     add_to(SAVED, found)
     add_to(encoders.SAVED, describe_encoders())

@@ -29,8 +29,8 @@ from tinygrad.uop.ops import UOp
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.rotary import RopeTable
+from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
+from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
@@ -93,14 +93,19 @@ def trace_decoder(
         x = tracer.mark(x, "embed")
         updates: dict[str, Tensor] = {}
         for layer in range(config.layers):
+            before = x
             x, states = (mixer or Step.attend)(step, x, layer)
             updates |= states
-            x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
+            x = step.mlp(x, layer, feed_forward or compute_dense_mlp, before)
         x = step.norm(x, "model.norm.weight", "final norm")
         x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
             table = weights.get("lm_head.weight", config.vocab, config.hidden)
         logits = step.matmul(x, table, config.vocab, config.hidden, wanted)
+        if config.head_bias:
+            logits = logits + step.tensor(weights.get("lm_head.bias", config.vocab))
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
         if config.logit_cap is not None:
             logits = soft_cap(logits, config.logit_cap)
         logits = tracer.mark(logits, "head")
@@ -122,8 +127,14 @@ class Step(RowOperations):
         self.config, self.layout = config, layout
 
     def norm(self, x: Tensor, name: str, label: str) -> Tensor:
-        """Return the RMS norm of x [rows, hidden]."""
-        return self.tracer.mark(self.normalise(x, self.norm_weight(name)), label)
+        """Return the RMS norm or layer norm of x [rows, hidden]."""
+        if self.config.layer_norms:
+            x = self.tracer.mark(x - x.mean(1, keepdim=True), f"{label}: centred")
+        result = self.normalise(x, self.norm_weight(name))
+        if self.config.norm_bias:
+            bias = self.weights.get(name.replace(".weight", ".bias"), self.config.hidden)
+            result = result + self.tensor(bias)
+        return self.tracer.mark(result, label)
 
     def norm_input(self, x: Tensor, name: str, label: str) -> Tensor:
         """Return the input of attention or MLP, which few models do not normalise."""
@@ -144,6 +155,8 @@ class Step(RowOperations):
         if self.config.post_norms:
             branch = self.tracer.mark(branch, f"{label}: branch")
             branch = self.normalise(branch, self.norm_weight(norm))
+        if self.config.residual_scale != 1.0:
+            branch = branch * self.config.residual_scale
         return self.tracer.mark(x + branch, f"{label}: output")
 
     def norm_heads(self, qk: Tensor, layer: int, label: str) -> Tensor:
@@ -164,9 +177,12 @@ class Step(RowOperations):
         )
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
-    def rotate(self, heads: Tensor, count: int, layer: int, label: str) -> Tensor:
+    def rotate(
+        self, heads: Tensor, count: int, layer: int, label: str, neighbours: bool | None = None
+    ) -> Tensor:
         """Return the first ``count`` of heads [rows, heads, size], rotated by their position.
 
+        ``neighbours``: element 2i is paired with 2i + 1, by default as the model does.
         Every layer has its own copy of the table: with a shared one, the first layer's task would
         send its rows to all other tasks.
         """
@@ -178,7 +194,9 @@ class Step(RowOperations):
         angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
-        if c.latent is None:
+        if neighbours is None:
+            neighbours = c.neighbours or c.latent is not None
+        if not neighbours:
             first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
         else:  # elements of a pair are neighbours, and half a head apart in the result
             pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
@@ -187,6 +205,19 @@ class Step(RowOperations):
         if 2 * half < size:
             turned.append(heads[:, :count, 2 * half :])
         return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
+
+    def grow(self, query: Tensor, layer: int, label: str) -> Tensor:
+        """Return queries [rows, heads, size] times what their positions ask for."""
+        growth, context = self.config.growth, self.config.context
+        if growth is None or (growth.unturned_only and layer not in self.config.unturned):
+            return query
+        count = (context - 1 + growth.offset) // growth.positions + 1
+        spec = TensorSpec(f"layers.{layer}.growth", "float32", (count,))
+        table = self.tracer.weight(WeightSource(spec, (GrowthTable(growth.rate, count),)))
+        place = self.layout.positions.maximum(0).minimum(context - 1)
+        step = (place + growth.offset) // growth.positions
+        factor = self.tracer.mark(self.select(step, count, table), f"{label}: growth")
+        return query * factor.reshape(self.rows, 1, 1)
 
     def attend(self, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return x plus the attention of one layer, and the layer's new KV cache."""
@@ -214,11 +245,14 @@ class Step(RowOperations):
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         is_turned = layer not in c.unturned
         qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
+        if c.late_qk_norm and is_turned:
+            qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = open_cache(self, layer)
         held = cache.write(fresh)
-        query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+        query = self.grow(qk[:, : c.heads], layer, label)
+        query = query.reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1])
         if gates:
             mixed = mark(
@@ -240,19 +274,31 @@ class Step(RowOperations):
         c, label = self.config, f"block {layer} attention"
         slots = self.tracer.mark(cache.find_slots(), f"{label}: cache rows seen")
         scale = c.attention_scale or 1.0 / math.sqrt(c.head_dim)
-        return self.attend_rows(query, keys, values, slots, scale, label, cap=c.attention_cap)
+        sinks = None
+        if c.sinks:
+            sinks = self.tensor(self.weights.get(f"model.layers.{layer}.self_attn.sinks", c.heads))
+        return self.attend_rows(
+            query, keys, values, slots, scale, label, cap=c.attention_cap, sinks=sinks
+        )
 
-    def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
-        """Return x plus the feed-forward part of one layer."""
+    def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward, before: Tensor) -> Tensor:
+        """Return x plus the feed-forward part of one layer; ``before`` is attention's input."""
         label, prefix = f"block {layer} MLP", f"model.layers.{layer}"
         name = "pre_feedforward" if self.config.post_norms else "post_attention"
-        h = self.norm_input(x, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
+        source = x
+        if self.config.parallel:
+            name, source = "input", before
+        h = self.norm_input(source, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
         branch = feed_forward(self, h, layer)
         return self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the activation of ``gate``, times ``up``."""
-        if self.config.activation == "silu":
+        form = self.config.activation
+        if isinstance(form, Clamped):
+            gate, up = gate.minimum(form.limit), up.maximum(-form.limit).minimum(form.limit)
+            return gate * (1.0 + (gate * -form.alpha).exp()).reciprocal() * (up + 1.0)
+        if form == "silu":
             return gate * (1.0 + (-gate).exp()).reciprocal() * up
         # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
         inner = gate * (1.0 + gate.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))

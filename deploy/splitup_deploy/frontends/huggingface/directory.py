@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
+    find_renaming,
     make_text,
     trace_language_model,
 )
@@ -85,12 +86,19 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
             "to a directory of their own, and give that with --adapter"
         )
     is_tower = table["architectures"] != whole["architectures"]
-    weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
+    own = find_renaming(table["architectures"][0])
+
+    def rename(name: str) -> str:
+        return own(rename_weight(name) if is_tower else name)
+
+    weights = DirectoryWeights(directory, rename, quantisation)
     notes: tuple[str, ...] = ()
     if sizes.adapter is not None:
-        notes = (merge_adapter(sizes.adapter, weights, rename_weight if is_tower else str),)
+        notes = (merge_adapter(sizes.adapter, weights, rename),)
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
+    if config.latent is not None and config.latent.indexer is None:
+        others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
     if is_tower:
         others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
@@ -154,6 +162,12 @@ def _list_further_blocks(
     blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
     return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
+
+
+def _list_indexers(config: DecoderConfig) -> Iterator[str]:
+    """Yield the name prefixes of indexers of sparse attention."""
+    for layer in range(config.layers):
+        yield f"model.layers.{layer}.self_attn.indexer."
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:
