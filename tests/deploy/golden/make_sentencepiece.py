@@ -34,7 +34,7 @@ def list_texts() -> list[str]:
     chance = random.Random(3)
     mixed = [chance.choice(WORDS + "  \n\t" + letters[n]) for n in range(0, 60_000, 150)]
     repeated = [f"{c * n} {c * n}" for c in "aes人 -=" for n in (2, 3, 5, 8, 13)]
-    odd = ["", " ", "  a  b ", "a\nb\r\n\tc", "\u2581x \u2581", "<0x41> <s>", "\x00\x7f"]
+    odd = ["", " ", "  a  b ", "a\nb\r\n\tc", "\u2581x \u2581", "<0x41>", "\x00\x7f"]
     page = (PAGES / "glossary.md").read_text()[:2_000]
     return [WORDS, "".join(letters[::301]), "".join(mixed), page, *repeated, *odd]
 
@@ -72,8 +72,7 @@ def train(has_prefix: bool) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": model.eos_id(),
         "tokenizer.ggml.add_space_prefix": has_prefix,
     }
-    texts = [text for text in list_texts() if "<s>" not in text]
-    return {"metadata": metadata, "texts": [[text, model.encode(text)] for text in texts]}
+    return {"metadata": metadata, "texts": [[text, model.encode(text)] for text in list_texts()]}
 
 
 if __name__ == "__main__":
