@@ -29,6 +29,9 @@ _PICTURE_TOKENS = {
 }
 _KIMI = {"vision_config": {**_PLAIN, "num_attention_heads": 2, "patch_size": 4}}
 _KINDS = {"mistral3": "mistral", "kimi_k25": "deepseek_v3"}  # of text towers
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+VISION: dict[str, Any] = {**_SQUARES, "num_hidden_layers": 2, "image_size": 56}
+IMAGE = np.random.RandomState(5).uniform(-1, 1, (3, 56, 56)).astype(np.float32)
 # The text model that a tower is alone, as ``saved.save_case`` names it.
 CASES = {
     "Gemma3ForConditionalGeneration": "gemma3-new",
@@ -135,3 +138,43 @@ def save_tower(
     weights[other] = np.ones(3, np.float32)
     save_file(weights, path, metadata={"format": "pt"})
     return str(directory)
+
+
+def save_vision(directory: Path, names: dict[str, str], **vision: Any) -> str:
+    """Write a Gemma 3 with a tower for images, which makes 4 rows of 16 patches of ``IMAGE``."""
+    change = {"vision_config": {"model_type": "siglip_vision_model", **VISION, **vision}}
+    save_tower(directory, "Gemma3ForConditionalGeneration", names, **change)
+    path = directory / "model.safetensors"
+    table = load_file(path)
+    text = {name: array for name, array in table.items() if "visual" not in name}
+    text = {name: array for name, array in text.items() if "vision_tower" not in name}
+    outer = "" if names is OLD else "model."
+    save_file({**text, **_make_vision_weights(outer, text)}, path, metadata={"format": "pt"})
+    return str(directory)
+
+
+def _make_vision_weights(outer: str, text: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    hidden, inner = VISION["hidden_size"], VISION["intermediate_size"]
+    width = next(array for name, array in text.items() if name.endswith("model.norm.weight")).size
+    tower, projector = f"{outer}vision_tower.vision_model.", f"{outer}multi_modal_projector."
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{tower}embeddings.patch_embedding.weight": (hidden, 3, 14, 14),
+        f"{tower}embeddings.patch_embedding.bias": (hidden,),
+        f"{tower}embeddings.position_embedding.weight": (16, hidden),
+        f"{projector}mm_input_projection_weight": (hidden, width),
+        f"{projector}mm_soft_emb_norm.weight": (hidden,),
+    }
+    norms = [f"{tower}post_layernorm"]
+    for layer in range(VISION["num_hidden_layers"]):
+        block = f"{tower}encoder.layers.{layer}."
+        norms += [f"{block}layer_norm1", f"{block}layer_norm2"]
+        sizes = {f"self_attn.{part}": (hidden, hidden) for part in _PROJECTIONS}
+        for name, size in {**sizes, "mlp.fc1": (inner, hidden), "mlp.fc2": (hidden, inner)}.items():
+            shapes |= {f"{block}{name}.weight": size, f"{block}{name}.bias": size[:1]}
+    for name in norms:
+        shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+    random = np.random.RandomState(11)
+    return {
+        name: (0.15 * random.standard_normal(shape) + 1.0 * name.endswith("m.weight")).astype("<f4")
+        for name, shape in shapes.items()
+    }

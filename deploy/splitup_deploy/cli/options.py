@@ -118,6 +118,13 @@ class CutOptions:
             help="LoRA adapter (a PEFT directory) to merge into a Hugging Face directory.",
         ),
     ] = None
+    vision: Annotated[
+        bool,
+        typer.Option(
+            "--vision",
+            help="Compile the tower for images, not the one for text: pixels in, embeddings out.",
+        ),
+    ] = False
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(

@@ -16,13 +16,15 @@ class Sizes:
 
     ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
     the sizes of an ONNX file's symbolic dimensions. ``adapter``: a directory with a LoRA adapter
-    that is merged into a Hugging Face directory's weights.
+    that is merged into a Hugging Face directory's weights. ``vision``: compile the tower for images
+    of a model for images and text, not the one for text.
     """
 
     context: int | None = None
     chunk: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     adapter: Path | None = None
+    vision: bool = False
 
 
 @dataclass(frozen=True, slots=True)

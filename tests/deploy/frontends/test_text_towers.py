@@ -1,4 +1,8 @@
-"""The text towers of models for images and text: the graphs of the same models alone."""
+"""The towers of models for images and text.
+
+Those for text have the graphs of the same models alone; Gemma 3's for images gives what Hugging
+Face's does.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ from typer.testing import CliRunner
 from splitup.core.errors import InvalidModel
 from tests.deploy import moes
 from tests.deploy.checkpoints import GOLDEN
+from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 from tests.deploy.saved import save_case
-from tests.deploy.towers import CASES, NEW, OLD, fuse_experts, save_tower
+from tests.deploy.towers import CASES, IMAGE, NEW, OLD, fuse_experts, save_tower, save_vision
 
 SIZES = Sizes(chunk=1)
 _LOGITS = ("logits.npz", "mixture_logits.npz", "variation_logits.npz")
@@ -183,3 +188,56 @@ def test_the_command_lists_every_family() -> None:
     assert [line.split()[0] for line in text] == list(rows)
     assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
     assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"
+
+
+@pytest.mark.parametrize("names", [OLD, NEW], ids=["old", "new"])
+def test_an_image_becomes_rows_of_the_language_model(names: dict[str, str], tmp_path: Path) -> None:
+    source = save_vision(tmp_path, names)
+    compiled = build(source, 120_000, sizes=Sizes(vision=True))
+    assert compiled.manifest.kind == "function" and len(compiled.manifest.tasks) >= 2
+    (note,) = compiled.notes
+    assert note.endswith("of the text tower: register it without --vision")
+    cut = CutModel(compiled)
+    given = cut.step(cut.new_states(), {"pixels": IMAGE.tobytes()})["embeddings"]
+    with np.load(GOLDEN / "tower_logits.npz") as golden:
+        wanted = golden["vision"]
+    assert wanted.shape == cut.manifest.outputs[0].shape
+    assert relative_error(np.frombuffer(given, np.float32).reshape(wanted.shape), wanted) <= 1e-5
+    text = load_model(source, SIZES)  # from the same directory
+    assert text.kind == "text-generation"
+    (tmp_path / "model.safetensors").unlink()
+    (port,) = load_model(str(tmp_path), Sizes(vision=True)).traced.graph.inputs
+    assert (port.name, port.shape) == ("pixels", IMAGE.shape)
+
+
+@pytest.mark.parametrize(
+    ("vision", "message"),
+    [
+        ({"image_size": 42}, r"mm_tokens_per_image = 4; supported: a square that divides 3 \* 3"),
+        ({"num_attention_heads": 5}, "do not divide"),
+        ({"num_channels": 1}, "num_channels"),
+        ({"model_type": "clip_vision_model"}, "model_type"),
+        ({"window": 3}, "'window', which means nothing"),
+        ({"num_hidden_layers": 3}, "no weight 'encoder.layers.2"),
+        ({"num_hidden_layers": 1}, "'encoder.layers.1"),
+        ({"patch_size": 28, "image_size": 112}, "patch_embedding.weight"),
+        ({"patch_size": 57}, "context 0 is not possible"),
+    ],
+)
+def test_towers_for_images_that_are_refused(
+    vision: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = save_vision(tmp_path, NEW, **vision)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(source, Sizes(vision=True))
+
+
+def test_only_directories_with_such_a_tower_have_one(tmp_path: Path) -> None:
+    source = save_tower(tmp_path / "a", "Mistral3ForConditionalGeneration", NEW)
+    with pytest.raises(InvalidModel, match="has no vision tower that is supported"):
+        load_model(source, Sizes(vision=True))
+    source = save_vision(tmp_path / "b", NEW)
+    with pytest.raises(InvalidModel, match="leave out --context, --chunk and --adapter"):
+        load_model(source, Sizes(chunk=1, vision=True))
+    with pytest.raises(InvalidModel, match="is no Hugging Face directory: leave out --vision"):
+        load_model("tests.deploy.frontends.on_device_models:model", Sizes(vision=True))

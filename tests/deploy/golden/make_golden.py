@@ -4,7 +4,8 @@ These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``), of
 ``tests/deploy/variations.py`` (in ``variation_logits.npz``, and the names and shapes of their
 weights in ``variation_shapes.json``),
 ``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``), of ``tests/deploy/hybrids.py`` (in
-``hybrid_logits.npz``), of ``tests/deploy/towers.py`` (in ``tower_logits.npz``) and of
+``hybrid_logits.npz``), of ``tests/deploy/towers.py`` (in ``tower_logits.npz``, with what the tower
+for images makes of ``towers.IMAGE``) and of
 ``tests/deploy/encoders.py`` (in ``encoder_outputs.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
@@ -132,6 +133,15 @@ def write_towers(file: Path) -> None:
         tokens = torch.tensor([moes.TOKENS if "VLMoe" in name else TOKENS])
         with torch.no_grad():
             arrays[name] = model.eval()(input_ids=tokens, use_cache=False).logits[0].numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        towers.save_vision(Path(folder), towers.NEW)
+        model, report = transformers.AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    assert not [key for key in report["missing_keys"] if "head" not in key], report
+    with torch.no_grad():
+        found = model.eval().get_image_features(torch.tensor(towers.IMAGE[None]))
+    arrays["vision"] = found.pooler_output[0].numpy()
     np.savez_compressed(file, **arrays)
 
 

@@ -222,7 +222,7 @@ class DirectoryWeights:
         spec = replace(whole.spec, shape=(count * height, *whole.spec.shape[2:]))
         start = number * height + (first if is_plain else 0)
         box = ((start, rows if is_plain else height), (0, whole.spec.shape[2]))
-        source = select(WeightSource(spec, whole.parts), name, box)
+        source = select(replace(whole, spec=spec), name, box)
         if is_turned:
             turned = Turned(source, first, rows)
             source = WeightSource(replace(spec, name=name, shape=shape), (turned,))

@@ -10,6 +10,8 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.families import vision_towers
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
     find_renaming,
@@ -41,6 +43,11 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     sizes = sizes or Sizes()
     directory = Path(source)
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    if sizes.vision:
+        weights = DirectoryWeights(directory, vision_towers.rename_weight)
+        model = load_vision_tower(whole, sizes, weights)
+        notes = weights.check_all_read(vision_towers.OTHER_WEIGHTS)
+        return replace(model, traced=replace(model.traced, notes=(*model.traced.notes, *notes)))
     if (found := find_encoder(whole)) is not None:
         if sizes.adapter is not None:
             raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
@@ -52,6 +59,14 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
     return SourceModel("text-generation", traced, opened.text)
+
+
+def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
+    """Trace the tower for images that a config.json describes; raises InvalidModel."""
+    if sizes != Sizes(vision=True):
+        raise InvalidModel("--vision compiles no text: leave out --context, --chunk and --adapter")
+    tower = vision_towers.read_vision_tower(split_quantisation(whole)[0])
+    return SourceModel("function", vision_towers.trace_vision_tower(tower, weights), None)
 
 
 @dataclass(frozen=True, slots=True)
