@@ -44,6 +44,7 @@ _Numbers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
 
 _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
+_LOG_ERROR: Final = 16.0  # Q32 units: twice what rounding up and float64 can differ by, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,8 @@ def rank(
     """Return the first ``limit`` rows of every pool by their clocks, ties broken by address.
 
     The order is that of ``sampling_clocks.compute_clock``. Quotients are compared as correctly
-    rounded floats, which never invert an order; where two floats are equal, exactly.
+    rounded floats, which never invert an order; where two floats are equal, exactly. With a limit,
+    exact logarithms are computed only of rows that may be among the first.
     """
     lengths = [len(pool.rows) for pool in pools]
     if not sum(lengths):
@@ -257,7 +259,12 @@ def rank(
     rows = np.concatenate([pool.rows for pool in pools])
     owner = np.repeat(np.arange(len(pools)), lengths)
     weights = compute_weights(pools, owner, rows, index)
-    logs = neglog2_q32_of(_draw(seed, role, pools, index))
+    drawn = _draw(seed, role, pools, index)
+    if limit is not None and max(lengths) > limit:
+        kept = _find_early(drawn, weights, lengths, limit)
+        rows, owner, weights, drawn = rows[kept], owner[kept], weights[kept], drawn[kept]
+        lengths = np.bincount(owner, minlength=len(pools)).tolist()
+    logs = neglog2_q32_of(drawn)
     clocks = logs / weights
     order = np.lexsort((rows, clocks, owner))  # rows ascend with the addresses
     ordered, starts = rows[order], np.cumsum([0, *lengths])
@@ -331,13 +338,33 @@ def neglog2_q32_of(values: _Bits) -> _Numbers:
     return found
 
 
+def _find_early(drawn: _Bits, weights: _Numbers, lengths: Sequence[int], limit: int) -> Rows:
+    """Return the places, ascending, of all rows that may be among the first ``limit`` of a pool.
+
+    A logarithm in float64 is within ``_LOG_ERROR`` of the exact one. So ``limit`` rows have a clock
+    of at most the cut, and a row whose least possible clock is above the cut comes after them.
+    """
+    logs = 2.0**32 * (64.0 - np.log2(drawn.astype(np.float64) + 1.0))
+    least, most = (logs - _LOG_ERROR) / weights, (logs + _LOG_ERROR) / weights
+    found, start = [], 0
+    for length in lengths:
+        pool = slice(start, start + length)
+        if length <= limit:
+            found.append(np.arange(pool.start, pool.stop))
+        else:
+            cut = np.partition(most[pool], limit - 1)[limit - 1]
+            found.append(start + np.flatnonzero(least[pool] <= cut))
+        start += length
+    return np.concatenate(found)
+
+
 def _draw(seed: str, role: int, pools: Sequence[CandidatePool], index: Index) -> _Bits:
     raw = index.raw
     digests = []
     for pool in pools:
         key = derive_draw_key(seed, pool.task, role)
-        digests += [sha256(key + raw[row]).digest()[:8] for row in pool.rows.tolist()]
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+        digests += [sha256(key + raw[row]).digest() for row in pool.rows.tolist()]
+    return np.frombuffer(b"".join(digests), ">u8")[::4].astype(np.uint64)  # the first 8 bytes each
 
 
 def _divide(numbers: Any, by: Any) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -349,6 +350,40 @@ def test_equal_clocks_go_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
         "splitup.protocol.planning.selection._draw", lambda *_: np.full(5, 2**40, np.uint64)
     )
     assert rank_all(seed(1), 0, EXECUTOR, snapshot) == [entry.node for entry in snapshot.entries]
+
+
+draws = st.one_of(  # the ends of the range, where a logarithm has few bits, and close neighbours
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 4),
+    st.integers(2**64 - 4_100, 2**64 - 1),
+    st.integers(2**63 - 3, 2**63 + 3),
+)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(draws, st.integers(1, 2**40)), max_size=20), min_size=1, max_size=4
+    ),
+    st.integers(1, 8),
+)
+def test_a_limit_gives_the_first_of_the_whole_order(
+    pools_drawn: list[list[tuple[int, int]]], limit: int
+) -> None:
+    flat = [one for pool in pools_drawn for one in pool]
+    index = make_snapshot(20, 1).once(Index)
+    pools = [
+        CandidatePool(number, NO_TERMS, np.arange(len(pool), dtype=np.int64))
+        for number, pool in enumerate(pools_drawn)
+    ]
+    values = np.array([value for value, _ in flat], np.uint64)
+    weights = np.array([weight for _, weight in flat], np.int64)
+    module = "splitup.protocol.planning.selection"
+    with (
+        patch(f"{module}._draw", lambda *_: values),
+        patch(f"{module}.compute_weights", lambda *_: weights),
+    ):
+        whole = rank(seed(1), EXECUTOR, pools, index)
+        assert rank(seed(1), EXECUTOR, pools, index, limit) == [order[:limit] for order in whole]
 
 
 # ---- tasks that nobody holds ---------------------------------------------------------------------
