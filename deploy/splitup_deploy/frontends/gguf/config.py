@@ -311,8 +311,9 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
     if (largest := _LARGEST_GEMMAS.get(kind.architecture)) is not None:
-        is_largest = table["num_hidden_layers"] == largest and type(hidden) is int
-        table["query_pre_attn_scalar"] = hidden // heads if is_largest else size
+        table["query_pre_attn_scalar"] = size
+        if table["num_hidden_layers"] == largest and type(hidden) is int and type(heads) is int:
+            table["query_pre_attn_scalar"] = hidden // heads
     return table
 
 
