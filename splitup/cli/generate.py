@@ -206,16 +206,30 @@ class AdapterFlags:
         ),
     ] = None
 
+    adapter_signer: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="The signing key that has to have signed what the host offers.",
+        ),
+    ] = None
+
     def read(self) -> AdapterOptions | None:
         """Return the options that were typed, None without any; raise InvalidInput."""
         from splitup.adapters.client import AdapterOptions
         from splitup.core.errors import InvalidInput
 
         if self.adapter_host is None:
-            if (self.expert, self.check_host) == (None, None):
+            if (self.expert, self.check_host, self.adapter_signer) == (None, None, None):
                 return None
             raise InvalidInput("an adapter needs --adapter-host URL")
-        return AdapterOptions(self.adapter_host, self.expert or "", self.check_host or "")
+        return AdapterOptions(
+            self.adapter_host,
+            self.expert or "",
+            self.check_host or "",
+            signer=self.adapter_signer or "",
+        )
 
 
 @with_options

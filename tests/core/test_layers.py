@@ -23,7 +23,7 @@ ALLOWED = {
     "cpu": {"core", "graph"},
     "backend": {"core", "graph", "cpu", "sandbox"},
     "protocol": {"core", "crypto", "graph", "messages"},
-    "adapters": {"core", "messages", "net", "sandbox"},
+    "adapters": {"core", "crypto", "messages", "net", "sandbox"},
     "net": {"core", "crypto", "messages", "protocol"},
     "storage": {"core", "crypto", "graph", "messages", "protocol", "net"},
     "chain": {"core", "crypto", "graph", "messages", "protocol"},
