@@ -14,7 +14,8 @@
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
     selection   the tables and the plot of docs/selection.md
-    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
+    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
+                $EDGE_PYTHON, llama.cpp and XNNPACK
     device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state
     cards       kernels compiled for cards that are not here: the tables of docs/gpus.md
@@ -57,7 +58,7 @@ LIMITS_S: Final = {
     "committee": 180,
     "money": 180,
     "selection": 90,
-    "kernels": 420,
+    "kernels": 900,  # exports three models when $EDGE_PYTHON is set
     "device": 300,
     "adapter": 180,
     "cards": 900,

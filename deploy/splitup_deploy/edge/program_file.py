@@ -104,7 +104,7 @@ def check_program(
     file: Path, model: str, plan: ExportPlan, modules: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
     """Compare a file with the model that is cut for the market; see ``measure``."""
-    program = EdgeProgram(file)
+    program = EdgeProgram(file, threads=1)
     info = program.info
     exact = modules if plan.dtype == "fp32" else make_modules(plan.models, "fp32")
     eager = EagerProgram(info.model_copy(update={"dtype": "float32"}), exact)

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from splitup_deploy.edge.graph_builder import GraphBuilder
 from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES, Experts
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxTensor
 from splitup_deploy.frontends.weight_sources import Part, WeightSource
-
-if TYPE_CHECKING:
-    from splitup_deploy.edge.static_graph import GraphBuilder
 
 ROUTER: Final = "router."  # begins the names of products that choose experts: they stay floats
 
