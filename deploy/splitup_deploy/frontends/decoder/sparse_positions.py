@@ -6,7 +6,7 @@ The indexer has heads of its own. Position j gets from a row the score
 
 and the row sees the ``count`` best of the positions that it could see; of equal ones the earliest.
 They are found without sorting: the score that ``count`` positions reach is built from its highest
-four bits to its lowest, by counting. Attention still computes the scores of all positions.
+eight bits to its lowest, by counting. Attention still computes the scores of all positions.
 Source: arXiv 2512.02556, section 2.1 (DeepSeek-V3.2).
 """
 
@@ -23,7 +23,7 @@ from splitup_deploy.frontends.decoder.row_operations import bound_slots
 from splitup_deploy.frontends.decoder.step_function import Step
 
 _EPSILON: Final = 1e-6  # of the norm of keys
-_BITS: Final = 4  # of a number that one pass finds
+_BITS: Final = 8  # of a number that one pass finds: few passes keep the graph's chains short
 
 
 def compute_index_key(step: Step, h: Tensor, layer: int, indexer: Indexer) -> Tensor:
@@ -110,15 +110,14 @@ class SparseCache:
     def _find_largest(self, order: Tensor, bits: int, count: Tensor | int) -> Tensor:
         """Return the largest number that ``count`` of a row's [rows, n] reach: uint32 [rows]."""
         rows, n, most = self._step.rows, int(order.shape[1]), 1 << _BITS
-        digits = self._step.tracer.iota(most).cast(dtypes.uint32)
+        digits = (self._step.tracer.iota(most - 1) + 1).cast(dtypes.uint32)
         wanted = count.reshape(rows, 1) if isinstance(count, Tensor) else count
         found = (order[:, 0] & 0).reshape(rows, 1)
         for shift in reversed(range(0, bits, _BITS)):
-            bounds = found + (digits << shift).reshape(1, most)
-            reach = order.reshape(rows, 1, n) >= bounds.reshape(rows, most, 1)
+            bounds = found + (digits << shift).reshape(1, most - 1)
+            reach = order.reshape(rows, 1, n) >= bounds.reshape(rows, most - 1, 1)
             reached = self._mark(reach.where(1, 0).cast(dtypes.int32).sum(2), "positions counted")
-            digit = (reached >= wanted).where(1, 0).cast(dtypes.int32).sum(1, keepdim=True) - 1
-            digit = digit.maximum(0).cast(dtypes.uint32)
+            digit = (reached >= wanted).where(1, 0).cast(dtypes.uint32).sum(1, keepdim=True)
             found = self._mark(found + (digit << shift), "digits found")
         return found.reshape(rows)
 

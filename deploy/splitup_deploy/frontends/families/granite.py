@@ -92,7 +92,8 @@ _KINDS: Final = {
 def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
     """Read the layers with Mamba-2, None if there are none."""
     kinds: Any = fields.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in _KINDS for k in kinds):
+    known = list(_KINDS)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
         raise fields.refuse("layer_types", f"{layers} of {', '.join(_KINDS)}")
     fields.get("mamba_chunk_size")  # how the original divides its work
     fields.expect("mamba_n_groups", 1)  # versions of the original differ for several
