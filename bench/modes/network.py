@@ -20,6 +20,7 @@ from splitup.demo.run import (
     NODE_VRAM_BYTES,
     NODES,
     PROMPT,
+    TARGET_VRAM,
     Generation,
     compare,
     find_example,
@@ -30,6 +31,7 @@ from splitup.demo.run import (
 from splitup.devnet.network import Devnet, DevnetOptions
 
 RUNS: Final = 8
+LONG_VRAM: Final = "2.5MB"  # a task holds its KV cache, which grows with the context
 
 
 @asynccontextmanager
@@ -50,7 +52,7 @@ async def run_network(
             example, config = directory / "model", directory / "model" / "config.json"
             values = json.loads(config.read_text()) | {"max_position_embeddings": context}
             config.write_text(json.dumps(values))
-        await register(directory, example)
+        await register(directory, example, TARGET_VRAM if context is None else LONG_VRAM)
         async with SplitUp.connect(directory / NETWORK_FILE) as net:
             await wait_for_holders(net, directory, say)
             await net.deposit(100)
