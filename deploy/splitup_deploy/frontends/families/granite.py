@@ -81,6 +81,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     "GraniteMoeSharedForCausalLM": read_granite_moe_shared,
     "GraniteMoeHybridForCausalLM": read_granite_hybrid,
 }
+_INFINITIES: Final[tuple[Any, ...]] = (math.inf, {"__float__": "Infinity"})  # as they are saved
 _KINDS: Final = {
     "mamba": True,
     "linear_attention": True,
@@ -97,7 +98,7 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
         raise fields.refuse("layer_types", f"{layers} of {', '.join(_KINDS)}")
     fields.get("mamba_chunk_size")  # how the original divides its work
     fields.expect("mamba_n_groups", 1)  # versions of the original differ for several
-    if fields.get("time_step_limit") not in (None, [0.0, math.inf]):
+    if fields.get("time_step_limit") not in (None, *([0.0, most] for most in _INFINITIES)):
         raise fields.refuse("time_step_limit", "0 to infinity")
     width = fields.get_integer("mamba_expand", 2) * hidden
     heads = fields.get_integer("mamba_n_heads", 128)
