@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from splitup_deploy.edge.graph_builder import GraphBuilder
-from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES, Experts
+from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES, Experts, Shared
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxTensor
 from splitup_deploy.frontends.weight_sources import Part, WeightSource
 
@@ -35,12 +35,22 @@ class SideBySide:
         yield values.transpose(1, 0, 2).tobytes()
 
 
+def are_plain(experts: Experts) -> bool:
+    """Return whether ``compute_experts`` knows this form of experts."""
+    router = experts.router
+    return (
+        len(experts.names) == 3
+        and not (experts.biased or experts.gated_input or router.linear_bias)
+        and router.scoring != "mixer"
+    )
+
+
 def compute_experts(graph: GraphBuilder, h: str, layer: int, experts: Experts) -> str:
     """Return the gated sum of the experts' MLPs of h [block, hidden], and the shared experts'."""
     block, hidden = graph.shape.block, graph.config.hidden
     count, inner = experts.count, experts.intermediate
     prefix = f"model.layers.{layer}.{experts.prefix}"
-    gates = _route(graph, h, f"{prefix}.gate", layer, experts)
+    gates = _route(graph, h, f"{prefix}.{experts.router.name}", layer, experts)
     first, second, last = (
         [f"{prefix}.experts.{expert}.{name}.weight" for expert in range(count)]
         for name in experts.names
@@ -57,7 +67,9 @@ def compute_experts(graph: GraphBuilder, h: str, layer: int, experts: Experts) -
     matrices = SideBySide(table.data, (count, hidden, inner))
     graph.tensors[table.name] = OnnxTensor(table.name, "float32", (hidden, count * inner), matrices)
     result = graph.add("Gemm", active, table.name, transB=1)
-    return graph.add("Add", result, _share(graph, h, prefix, experts)) if experts.shared else result
+    if experts.shared is None:
+        return result
+    return graph.add("Add", result, _share(graph, h, layer, experts.shared))
 
 
 def _join(graph: GraphBuilder, names: list[str], rows: int, inner: int) -> WeightSource:
@@ -66,11 +78,9 @@ def _join(graph: GraphBuilder, names: list[str], rows: int, inner: int) -> Weigh
     return graph.weights.join(joined, parts, len(names) * rows, inner)
 
 
-def _share(graph: GraphBuilder, h: str, prefix: str, experts: Experts) -> str:
+def _share(graph: GraphBuilder, h: str, layer: int, shared: Shared) -> str:
     """Return what the shared experts give."""
-    shared = experts.shared
-    assert shared is not None
-    name = f"{prefix}.{shared.name}"
+    name = f"model.layers.{layer}.{shared.module}"
     result = graph.compute_gated_mlp(h, name, shared.intermediate)
     if shared.gated:
         gate = graph.project(h, f"{name}_gate", 1, graph.config.hidden, bias=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -21,8 +22,8 @@ import numpy as np
 from splitup.core.errors import InvalidModel
 from splitup.decode.static_step import StaticShape
 from splitup_deploy.edge.graph_builder import GraphBuilder
-from splitup_deploy.edge.static_experts import compute_experts
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.edge.static_experts import are_plain, compute_experts
+from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import MoeConfig
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import Weights
@@ -58,6 +59,15 @@ def make_shape(config: DecoderConfig, block: int) -> StaticShape:
     )
 
 
+# What a static graph takes from a decoder's configuration. Anything else has to be the default.
+_HELD: Final = frozenset(
+    "layers hidden intermediate heads kv_heads head_dim vocab context norm_epsilon rope tied local "
+    "latent recurrent diffusion qkv_bias output_bias mlp_bias qk_norm wide_qk_norm fused "
+    "output_gate unit_norms pre_norms post_norms unturned activation attention_scale attention_cap "
+    "logit_cap embedding_scale experts".split()
+)
+
+
 def build_static_step(config: DecoderConfig, weights: Weights, shape: StaticShape) -> OnnxModel:
     """Describe one step of a decoder as a static graph.
 
@@ -73,12 +83,24 @@ def _check_parts(config: DecoderConfig) -> None:
         "recurrent layers": config.recurrent is not None,
         "gates behind attention": config.output_gate,
     }
-    for part, is_there in parts.items():
-        if is_there:
-            raise InvalidModel(
-                f"the model has {part}, which a static graph does not hold: models with plain "
-                "attention in all layers can be exported, with experts or without"
-            )
+    found = [part for part, is_there in parts.items() if is_there]
+    found += [
+        f"a variation ({field.name})"
+        for field in fields(config)
+        if field.name not in _HELD and getattr(config, field.name) != field.default
+    ]
+    if isinstance(config.activation, Clamped):
+        found.append("a bounded activation")
+    if config.local is not None and config.local.aligned:
+        found.append("windows that end at multiples of their size")
+    experts = config.experts if isinstance(config, MoeConfig) else None
+    if experts is not None and not are_plain(experts):
+        found.append("experts of another form than gate, up and down projection")
+    if found:
+        raise InvalidModel(
+            f"the model has {found[0]}, which a static graph does not hold: models with plain "
+            "attention in all layers can be exported, with experts or without"
+        )
 
 
 class _StaticStep(GraphBuilder):

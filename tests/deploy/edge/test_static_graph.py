@@ -22,6 +22,7 @@ from tests.deploy.hybrids import CASES as HYBRIDS
 from tests.deploy.llamas import relative_error, save_llama
 from tests.deploy.mixtures import CASES as MIXTURES
 from tests.deploy.steps import run_step
+from tests.deploy.variations import CASES as VARIATIONS
 
 BOUND = 1e-5
 
@@ -40,12 +41,20 @@ def check_logits(
         assert relative_error(np.concatenate(given), wanted) <= BOUND
 
 
-@pytest.mark.parametrize("name", [*CASES, "olmoe", "glm4-moe"])
+VARIED = ("olmo3", "minimax-m2")  # the only ones of these families without a part of their own
+GOLDEN_LOGITS = {
+    **dict.fromkeys(CASES, "logits"),
+    **dict.fromkeys(("olmoe", "glm4-moe"), "mixture_logits"),
+    **dict.fromkeys(VARIED, "variation_logits"),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_LOGITS)
 def test_every_family_gives_its_logits(name: str, tmp_path: Path) -> None:
     """Against Hugging Face's; those with experts include biases, scales and shared experts."""
-    case, file = (CASES[name], "logits") if name in CASES else (MIXTURES[name], "mixture_logits")
+    case = {**CASES, **MIXTURES, **VARIATIONS}[name]
     save_checkpoint(tmp_path, case)
-    with np.load(GOLDEN / f"{file}.npz", allow_pickle=False) as golden:
+    with np.load(GOLDEN / f"{GOLDEN_LOGITS[name]}.npz", allow_pickle=False) as golden:
         check_logits(tmp_path, golden[f"{name}/prefill"], context=case.context or 32)
 
 
@@ -116,6 +125,15 @@ def test_an_iteration_leaves_the_cache_and_trees_keep_their_rows(tmp_path: Path)
     )
     assert relative_error(given[1][3:4], wanted[0]) <= BOUND
     assert relative_error(given[2], wanted[1]) <= BOUND
+
+
+@pytest.mark.parametrize("name", sorted(VARIATIONS.keys() - set(VARIED)))
+def test_a_part_that_the_graph_lacks_is_refused_and_never_left_out(
+    name: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, VARIATIONS[name])
+    with pytest.raises(InvalidModel, match=r"^the model has .*, which a static graph does not"):
+        open_static(tmp_path, 8, 4)
 
 
 def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
