@@ -31,7 +31,7 @@ from splitup.messages.base import (
 from splitup.messages.word_hashes import ADDRESS_PAD, hash_words
 
 _PLAN: Final = keccak(b"splitup/plan/v2")
-_TASK: Final = keccak(b"splitup/plan-task/v2")
+_TASK: Final = keccak(b"splitup/plan-task/v3")
 
 
 class Request(Message):
@@ -88,6 +88,7 @@ class TaskTerms(Message):
     weights_bytes: Count
     input_bytes: Count  # of one step
     ready_ms: Count  # when its first inputs exist, if reference nodes run the tasks before it
+    crosses_classes: bool  # every output has a tolerance, so that any class can run it
 
 
 class Plan(Message):
@@ -205,10 +206,13 @@ def make_plan_leaves(plan: Plan) -> list[bytes]:
         words: tuple[bytes, ...]
         if plan.terms:
             terms = plan.terms[index]
-            figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
+            figures = (
+                *(terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms),
+                terms.crosses_classes,
+            )
             words = (bytes.fromhex(terms.task_id), *(figure.to_bytes(32) for figure in figures))
         else:
-            words = (merkle.EMPTY,) * 5
+            words = (merkle.EMPTY,) * 6
         leaves.append(
             hash_words(
                 _TASK,

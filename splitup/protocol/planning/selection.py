@@ -89,12 +89,12 @@ class Index:
             for task_id in entry.resident:
                 self.holders.setdefault(task_id, []).append(row)
         self.classes = compute_classes(entries)
-        self.candidates = {
-            task_id: column(
-                [row for row in rows if entries[row].determinism in self.classes[task_id]] or rows
-            )
-            for task_id, rows in self.holders.items()
-        }
+        self.candidates: dict[tuple[str, bool], Rows] = {}  # by task id and crosses_classes
+        for task_id, rows in self.holders.items():
+            for crosses in (False, True):
+                allowed = self.classes[task_id].allowed(crosses_classes=crosses)
+                found = [row for row in rows if entries[row].determinism in allowed]
+                self.candidates[task_id, crosses] = column(found or rows)
 
 
 # ---- plans -------------------------------------------------------------------------------------
@@ -103,15 +103,16 @@ class Index:
 def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
     """Assign nodes to every task at once; a pure function of its arguments.
 
-    Only nodes that hold a task are considered for it, and of those only verifiable ones if there
-    are any. For a task that nobody holds, nodes with enough memory to load it are considered.
+    Only nodes that hold a task are considered for it, and of those only the nodes of classes that
+    may run it (``TaskClasses.allowed``) if there are any. For a task that nobody holds, nodes with
+    enough memory to load it are considered.
     Raises InvalidInput naming the first task that nobody can run.
     """
     index = snapshot.once(Index)
     terms = compute_terms(manifest, index.reference)
     pools = []
     for number, task in enumerate(manifest.tasks):
-        rows = index.candidates.get(task.task_id)
+        rows = index.candidates.get((task.task_id, task.crosses_classes))
         pool = CandidatePool(number, terms[number], rows, True) if rows is not None else None
         if pool is None:
             able: Rows = np.flatnonzero(index.vram_free_bytes >= max(1, task.vram_bytes))
@@ -140,7 +141,8 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
         unverifiable=tuple(
             number
             for number, task in enumerate(manifest.tasks)
-            if not index.classes.get(task.task_id) and not task.crosses_classes
+            if not task.crosses_classes
+            and not (task.task_id in index.classes and index.classes[task.task_id].ruled)
         ),
     )
 
@@ -158,6 +160,7 @@ def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, 
             weights_bytes=task.weights_bytes,
             input_bytes=sum(port.nbytes for port in task.inputs),
             ready_ms=ready_ms,
+            crosses_classes=task.crosses_classes,
         )
         terms.append(found)
         # queues drain while earlier tasks run, so only round trip, transfer and compute are added
