@@ -128,7 +128,12 @@ async def test_who_follows_no_events_is_told_of_every_head(network: Network) -> 
     async with await Chain.connect(network.url, network.deployment) as chain:
         head = await chain.fetch_head()
         assert await chain.wait_for_head("") == head
-        following = asyncio.ensure_future(anext(chain.events(from_block=head.number + 1)))
+
+        async def follow() -> None:
+            async for _ in chain.events(from_block=head.number + 1):
+                pass
+
+        following = asyncio.ensure_future(follow())
         await network.rpc.request("anvil_mine", "0x1")
         mined = await asyncio.wait_for(chain.wait_for_head(head.hash), HANG_S)
         assert mined.number == head.number + 1
