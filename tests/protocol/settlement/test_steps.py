@@ -67,14 +67,17 @@ class Steps(Simulation):
 
 def begin(economics: Economics) -> tuple[Steps, str, Plan]:
     """Return an execution of three tasks on three nodes that has a plan."""
-    simulation = Steps(economics=economics)
+    tries = (open_execution(Steps(seed, economics=economics)) for seed in range(20))
+    return next(found for found in tries if len(set(found[2].executors())) == 3)
+
+
+def open_execution(simulation: Steps) -> tuple[Steps, str, Plan]:
     assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
     execution_id = simulation.request(steps=STEPS)
     for node in simulation.nodes:  # what follows begins when the test says so
         node.plans[execution_id] = None  # type: ignore[assignment]
     assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
     plan = next(iter(simulation.certificates[execution_id].values())).plan
-    assert len(set(plan.executors())) == 3
     return simulation, execution_id, plan
 
 
