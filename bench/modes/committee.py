@@ -58,7 +58,7 @@ async def run(quick: bool) -> Report:
             beside={"first call, ms": round(many[0], 1)},
         ),
         Bar(
-            f"heartbeats of {NODES} nodes at one member, one a second each: CPU",
+            f"heartbeats of {NODES} nodes at one member, one in {beats['period_s']:g} s each: CPU",
             beats["cores"],
             "cores",
             at_most=1.0,

@@ -46,8 +46,12 @@ MAX_ENDPOINT_CHARS: Final = 256  # the NodeRegistry's bound
 MAX_SPEED_MFLOPS: Final = 10**10  # ten PFLOP/s: more than three times any device of today
 MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
 MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
-HEARTBEAT_PERIOD_S: Final = 1.0
-HEARTBEAT_TIMEOUT_S: Final = 5.0  # five missed heartbeats: longer than a pause, below a restart
+HEARTBEAT_PERIOD_S: Final = 1.0  # the shortest; a member names its own in its answers
+HEARTBEATS_PER_S: Final = 800  # to one member: with more nodes than this the period grows
+MAX_HEARTBEAT_PERIOD_S: Final = 21.0  # a member with MAX_NODES names 20.48 s
+# Longer than a pause, below a restart. A longer period adds what exceeds the shortest one: a
+# heartbeat that fails is repeated after a second whatever the period is.
+HEARTBEAT_TIMEOUT_S: Final = 5.0
 # A block that a reorganisation replaced may be named for two heartbeat timeouts. A node that was
 # away longer counted as dead, and learns the new head from the answer to its next heartbeat.
 HEAD_MEMORY_S: Final = 10.0

@@ -53,6 +53,7 @@ UNREACHED_S: Final = 4.0
 
 MAX_KEPT_EVIDENCE: Final = 256  # closed executions whose evidence a member keeps for clients
 MEASURED_BYTES: Final = 64 * KIB  # a smaller download measures the round trip
+HEARTBEAT_REFUSED_S: Final = 10.0  # at most between heartbeats that a member refuses
 DEMAND_AGE_S: Final = 0.25  # cache of heartbeat answers, which are computed from all nodes
 MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four times a second
 

@@ -1,4 +1,7 @@
-"""One heartbeat to every member of the committee; a member that hangs delays no other.
+"""Heartbeats to every member of the committee; a member that hangs delays no other.
+
+Each member names in its answers how often it wants one, so a member that lies about that harms
+nobody but itself. A node that it refuses, such as a slashed or exiting one, sends ever less often.
 
 The heartbeat to a member names the block that this member named last. So members that are at
 different blocks all know the block, and a node needs no chain to send heartbeats.
@@ -9,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, SplitUpError
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
@@ -22,6 +27,8 @@ from splitup.protocol.committee.certificates import CommitteeMember, CommitteeVi
 from splitup_node.tasks.placement import DemandEntry, parse_demand
 
 _HASH: Final = re.compile(r"0x[0-9a-f]{64}")
+
+_MAX_DOUBLINGS: Final = 16
 
 _log = logging.getLogger("splitup.node.heartbeats")
 
@@ -36,11 +43,17 @@ class HeartbeatSender:
         self._heads: dict[str, str] = {}  # member -> the hash of the block that it named last
         self._calls: dict[str, asyncio.Task[None]] = {}  # by member, if unanswered
         self._outcomes: dict[str, Demand | SplitUpError] = {}
+        self._periods: dict[str, float] = {}  # member -> seconds until it is due another one
+        self._refusals: Counter[str] = Counter()  # member -> in a row
+        self._sent_at: dict[str, float] = {}
 
-    async def send(self, beat: Heartbeat, committee: CommitteeView) -> None:
+    async def send(
+        self, beat: Heartbeat, committee: CommitteeView, *, only_due: bool = False
+    ) -> bool:
         """Send to all members; wait for their answers, ``HEARTBEAT_PERIOD_S`` at most.
 
-        A member that has not answered an earlier heartbeat does not get this one.
+        A member that has not answered an earlier heartbeat does not get this one; with ``only_due``
+        neither does one whose period is not over. Returns whether any member got it.
         """
         self._reap()
         tokens: dict[str, str] = {}  # by block: one signature for all members that named it
@@ -52,16 +65,24 @@ class HeartbeatSender:
             return tokens[head]
 
         members = {member.account for member in committee.members}
-        for known in (self._heads, self._outcomes):
+        for known in (self._heads, self._outcomes, self._periods, self._sent_at, self._refusals):
             for account in known.keys() - members:
                 del known[account]
+        now, is_sent = time.monotonic(), False
         for member in committee.members:
-            if member.account not in self._calls:
-                self._outcomes.pop(member.account, None)
-                call = asyncio.create_task(self._tell(member, sign))
-                self._calls[member.account] = call
-        await asyncio.wait(self._calls.values(), timeout=limits.HEARTBEAT_PERIOD_S)
-        self._reap()
+            account = member.account
+            if account not in self._calls and not (only_due and self._is_early(account, now)):
+                self._outcomes.pop(account, None)
+                self._sent_at[account], is_sent = now, True
+                self._calls[account] = asyncio.create_task(self._tell(member, sign))
+        if is_sent:
+            await asyncio.wait(self._calls.values(), timeout=limits.HEARTBEAT_PERIOD_S)
+            self._reap()
+        return is_sent
+
+    def _is_early(self, account: str, now: float) -> bool:
+        period_s = self._periods.get(account, 0.0) - limits.HEARTBEAT_PERIOD_S / 2  # timers vary
+        return account in self._sent_at and now - self._sent_at[account] < period_s
 
     def get_demands(self) -> list[Demand]:
         """Return the demand in the latest answer of each member that answered."""
@@ -87,10 +108,16 @@ class HeartbeatSender:
                 call.result()  # raises when the call ended with a bug of ours
 
     async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
+        self._periods[member.account] = limits.HEARTBEAT_PERIOD_S  # after a failure
+        refusals = self._refusals.pop(member.account, 0)
         try:
             self._outcomes[member.account] = await self._fetch_demand(member, sign)
         except Refused as refusal:
             self._outcomes[member.account] = refusal
+            if refusal.status != 409:  # a member that catches up with the chain takes it soon
+                self._refusals[member.account] = refusals = min(refusals + 1, _MAX_DOUBLINGS)
+                wait_s = limits.HEARTBEAT_PERIOD_S * 2 ** (refusals - 1)
+                self._periods[member.account] = min(wait_s, tuning.HEARTBEAT_REFUSED_S)
             _log.debug("heartbeat: %s", refusal)
         except PeerFault as fault:  # the other members' answers still count
             self._outcomes[member.account] = fault
@@ -107,7 +134,9 @@ class HeartbeatSender:
             answer = await self._http.post_token(api.HEARTBEAT, member.endpoint, sign(head))
             named = self._heads[member.account] = _read_block(answer)
             if "tasks" in answer:
-                return parse_demand(answer["tasks"])
+                demand = parse_demand(answer["tasks"])
+                self._periods[member.account] = _read_period_s(answer)
+                return demand
             if named in (head, ZERO_BYTES32):
                 break
         if named == ZERO_BYTES32:
@@ -125,3 +154,10 @@ def _read_block(answer: dict[str, Any]) -> str:
     if not isinstance(block, str) or not _HASH.fullmatch(block):
         raise PeerFault("a heartbeat's answer names no block")
     return block
+
+
+def _read_period_s(answer: dict[str, Any]) -> float:
+    period_ms, longest_s = answer.get("period_ms"), limits.MAX_HEARTBEAT_PERIOD_S
+    if type(period_ms) is not int or not 1 <= period_ms <= 1000 * longest_s:
+        raise PeerFault(f"a heartbeat's answer names no period up to {longest_s:g} s, in ms")
+    return period_ms / 1000

@@ -1,4 +1,4 @@
-"""Heartbeats to the committee every second, and the tasks that a node loads by their answers."""
+"""Heartbeats to the committee, and the tasks that a node loads by their answers."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class Presence:
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
+        self._is_urgent = False  # the next heartbeat goes to all members, due or not
+        self._stated: tuple[tuple[str, ...], str] | None = None  # offers and class, told to all
         self._failures: Counter[str] = Counter()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
         self._problems: dict[str, str] = {}  # task_id -> why it was not loaded
@@ -64,9 +66,10 @@ class Presence:
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
 
     async def send_heartbeats(self) -> None:
-        """Send a heartbeat per period, and one at once when the offered tasks have changed."""
+        """Send each member one per period, and all of them one when what is offered has changed."""
         try:
             while True:
+                self._is_urgent = self._heartbeat_due.is_set()
                 self._heartbeat_due.clear()
                 try:
                     await self._send_heartbeat()
@@ -94,7 +97,11 @@ class Presence:
             speed_mflops=self._engine.step_loop.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
-        await self._heartbeat_sender.send(beat, committee)
+        stated = (beat.resident, beat.determinism)
+        only_due = stated == self._stated and not self._is_urgent
+        self._stated = stated
+        if not await self._heartbeat_sender.send(beat, committee, only_due=only_due):
+            return
         self._health.note_heartbeats(
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )

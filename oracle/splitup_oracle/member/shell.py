@@ -283,7 +283,11 @@ class Member:
         """Return the reply to a heartbeat, as JSON; at most ``tuning.DEMAND_AGE_S`` old."""
         now = time.monotonic()
         if now - self._demand[0] > tuning.DEMAND_AGE_S:
-            reply = {"block": self.machine.get_head(), "tasks": self.machine.compute_demand(now)}
+            reply = {
+                "block": self.machine.get_head(),
+                "period_ms": round(1000 * self.machine.get_heartbeat_period_s()),
+                "tasks": self.machine.compute_demand(now),
+            }
             self._demand = (now, encode_canonical(reply))
         return self._demand[1]
 

@@ -159,6 +159,10 @@ class CommitteeMember:
         """Return the hash of the chain's head, which heartbeats are to name."""
         return self._snapshots.nodes.heads.head
 
+    def get_heartbeat_period_s(self) -> float:
+        """Return how often a node is to send this member a heartbeat."""
+        return self._snapshots.nodes.period_s
+
     def is_recent(self, block_hash: str, now: float) -> bool:
         """Return whether a heartbeat may name this block."""
         return self._snapshots.nodes.heads.is_recent(block_hash, now)

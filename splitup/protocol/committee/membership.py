@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto import quorum
 from splitup.crypto.keys import Identity, derive_key
@@ -133,6 +133,9 @@ class Membership:
 
     def get_head(self) -> str:
         return self._find(lambda m: m.get_head()) or ZERO_BYTES32
+
+    def get_heartbeat_period_s(self) -> float:
+        return self._find(lambda m: m.get_heartbeat_period_s()) or limits.HEARTBEAT_PERIOD_S
 
     def is_recent(self, block_hash: str, now: float) -> bool:
         return bool(self._find(lambda m: m.is_recent(block_hash, now)))

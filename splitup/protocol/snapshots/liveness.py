@@ -22,7 +22,7 @@ from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 class _Node:
     record: NodeRecord
     heartbeat: Heartbeat | None = None
-    heard_at: float = 0.0
+    live_until: float = 0.0  # unless another heartbeat comes
     rtt_ms: int | None = None  # None: not reachable, or not probed yet
     probed: bool = False
     view: NodeView | None = None  # computed from ``basis``
@@ -57,6 +57,16 @@ class NodeLiveness:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def period_s(self) -> float:
+        """Return how often each node is to send a heartbeat: less often when there are many."""
+        return max(limits.HEARTBEAT_PERIOD_S, len(self._nodes) / limits.HEARTBEATS_PER_S)
+
+    @property
+    def timeout_s(self) -> float:
+        """Return how long a node lives after a heartbeat."""
+        return limits.HEARTBEAT_TIMEOUT_S + self.period_s - limits.HEARTBEAT_PERIOD_S
+
     def is_unprobed(self, node: str) -> bool:
         """Return whether a registered node sent a heartbeat but was never probed."""
         known = self._nodes.get(node)
@@ -67,7 +77,7 @@ class NodeLiveness:
         return [
             (node.record.node, node.record.endpoint)
             for node in self._nodes.values()
-            if node.heartbeat and now - node.heard_at < limits.HEARTBEAT_TIMEOUT_S
+            if node.heartbeat and now < node.live_until
         ]
 
     def get_live(self, now: float) -> list[Heartbeat]:
@@ -168,7 +178,12 @@ class NodeLiveness:
                 known.record = record
                 self._nodes[record.node] = known
             else:
-                self._nodes[record.node] = _Node(record, known.heartbeat if known else None)
+                self._nodes[record.node] = new = _Node(record)
+                if known:  # its next heartbeat may be many seconds away
+                    new.heartbeat, new.live_until = known.heartbeat, known.live_until
+        self.heads.memory_s = limits.HEAD_MEMORY_S + 2 * (
+            self.timeout_s - limits.HEARTBEAT_TIMEOUT_S
+        )
         self.records = {name: node.record for name, node in self._nodes.items()}
 
     def process_heartbeat(self, heartbeat: Heartbeat, signing_key: str, now: float) -> None:
@@ -206,7 +221,7 @@ class NodeLiveness:
                 raise PeerFault(
                     "a heartbeat lists its resident tasks out of order", peer=heartbeat.node
                 )
-        node.heartbeat, node.heard_at = heartbeat, now
+        node.heartbeat, node.live_until = heartbeat, now + self.timeout_s
 
     def process_rtt(self, node: str, rtt_ms: int | None) -> None:
         if node in self._nodes:
@@ -216,7 +231,5 @@ class NodeLiveness:
         return [
             node
             for node in self._nodes.values()  # sorted by node
-            if node.heartbeat
-            and node.rtt_ms is not None
-            and now - node.heard_at < limits.HEARTBEAT_TIMEOUT_S
+            if node.heartbeat and node.rtt_ms is not None and now < node.live_until
         ]

@@ -13,10 +13,11 @@ from splitup.messages.base import ZERO_BYTES32
 
 
 class RecentBlocks:
-    """The head, and those before it for ``limits.HEAD_MEMORY_S`` after they were replaced."""
+    """The head, and those before it for ``memory_s`` after they were replaced."""
 
     def __init__(self) -> None:
         self.head = ZERO_BYTES32
+        self.memory_s = limits.HEAD_MEMORY_S
         self._replaced: dict[str, float] = {}  # hash -> when it was replaced, in order
 
     def process_head(self, block_hash: str, now: float) -> None:
@@ -31,8 +32,8 @@ class RecentBlocks:
             del self._replaced[next(iter(self._replaced))]
 
     def is_recent(self, block_hash: str, now: float) -> bool:
-        """Return whether a block is the head, or was until ``limits.HEAD_MEMORY_S`` ago."""
+        """Return whether a block is the head, or was until ``memory_s`` ago."""
         if block_hash == self.head:
             return block_hash != ZERO_BYTES32
         replaced_at = self._replaced.get(block_hash)
-        return replaced_at is not None and now - replaced_at <= limits.HEAD_MEMORY_S
+        return replaced_at is not None and now - replaced_at <= self.memory_s

@@ -216,7 +216,7 @@ class SnapshotAgreement:
     def _observe(self, now: float) -> tuple[NodeView, ...] | None:
         """Return our view of the nodes, or None before we listened for a heartbeat timeout."""
         current = self._find_current()
-        settled = now - self._started_at >= limits.HEARTBEAT_TIMEOUT_S
+        settled = now - self._started_at >= self.nodes.timeout_s
         if not settled and current is not None and current.entries:
             return None
         return self.nodes.observe(now)

@@ -7,12 +7,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from aiohttp import web
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
 
-from splitup.core import limits
+from splitup.core import limits, tuning
+from splitup.core.errors import PeerFault
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
@@ -38,6 +40,8 @@ class Member:
 
     heads: RecentBlocks = field(default_factory=RecentBlocks)
     named: list[str] = field(default_factory=list)  # by the beats that came
+    period_ms: Any = 1000
+    refusal: PeerFault | None = None
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -47,8 +51,12 @@ class Member:
         beat = (await read_message(request, api.HEARTBEAT, audience=COMMITTEE)).message
         self.named.append(beat.block_hash)
         await self.may_answer.wait()
+        if self.refusal is not None:
+            raise self.refusal
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
-            return web.json_response({"block": self.heads.head, "tasks": []})
+            return web.json_response(
+                {"block": self.heads.head, "period_ms": self.period_ms, "tasks": []}
+            )
         return web.json_response({"block": self.heads.head})
 
 
@@ -64,9 +72,9 @@ async def serve(members: list[Member]) -> AsyncIterator[tuple[HeartbeatSender, C
             stack.push_async_callback(server.close)
             seats.append(replace(seat, endpoint=server.url))
         http = await stack.enter_async_context(SignedClient(NODE))
-        heartbeat_sender = HeartbeatSender(http)
-        stack.push_async_callback(heartbeat_sender.close)
-        yield heartbeat_sender, replace(view, members=tuple(seats))
+        sender = HeartbeatSender(http)
+        stack.push_async_callback(sender.close)
+        yield sender, replace(view, members=tuple(seats))
 
 
 def make_beat(sequence: int) -> Heartbeat:
@@ -93,39 +101,39 @@ def make_members(*heads: str) -> list[Member]:
 async def test_each_member_gets_the_block_that_it_named() -> None:
     """The first beat learns the block; members on different blocks each know theirs."""
     members = make_members(BLOCKS[4], BLOCKS[4], BLOCKS[3], BLOCKS[1])
-    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
-        await heartbeat_sender.send(make_beat(1), view)
-        assert len(heartbeat_sender.get_demands()) == 4
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        await sender.send(make_beat(1), view)
+        assert len(sender.get_demands()) == 4
         members[0].heads.process_head(BLOCKS[5], time.monotonic())
-        await heartbeat_sender.send(make_beat(2), view)
-        assert len(heartbeat_sender.get_demands()) == 4
+        await sender.send(make_beat(2), view)
+        assert len(sender.get_demands()) == 4
     learnt = [[ZERO_BYTES32, BLOCKS[n], BLOCKS[n]] for n in (4, 4, 3, 1)]
     assert [member.named for member in members] == learnt
 
 
 async def test_a_restarted_member_gets_a_block_it_knows_at_once() -> None:
     members = make_members(*BLOCKS[1:5])
-    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
-        await heartbeat_sender.send(make_beat(1), view)
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        await sender.send(make_beat(1), view)
         members[0].heads = RecentBlocks()
         members[0].heads.process_head(BLOCKS[6], time.monotonic())
-        await heartbeat_sender.send(make_beat(2), view)
-        assert len(heartbeat_sender.get_demands()) == 4
+        await sender.send(make_beat(2), view)
+        assert len(sender.get_demands()) == 4
     assert members[0].named[-2:] == [BLOCKS[1], BLOCKS[6]]
 
 
 async def test_failures_are_listed_when_all_members_refuse() -> None:
     """Members without a chain cost at most two requests a heartbeat."""
     members = [Member() for _ in range(4)]
-    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
-        await heartbeat_sender.send(make_beat(1), view)
-        assert heartbeat_sender.get_demands() == []
-        refusals = heartbeat_sender.list_failures(view)
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        await sender.send(make_beat(1), view)
+        assert sender.get_demands() == []
+        refusals = sender.list_failures(view)
         assert len(refusals) == 4 and all("has seen no block" in said for said in refusals)
         members[0].heads.process_head(BLOCKS[1], time.monotonic())
-        await heartbeat_sender.send(make_beat(2), view)
-        assert heartbeat_sender.list_failures(view) == set()
-        assert len(heartbeat_sender.get_demands()) == 1
+        await sender.send(make_beat(2), view)
+        assert sender.list_failures(view) == set()
+        assert len(sender.get_demands()) == 1
     assert all(len(member.named) <= 4 for member in members)
 
 
@@ -135,11 +143,70 @@ async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", HANG_S)
     members = make_members(*BLOCKS[1:5])
     members[0].may_answer.clear()
-    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
         sequence = 0
         while min(len(member.named) for member in members[1:]) < 4:
-            await heartbeat_sender.send(make_beat(sequence := sequence + 1), view)
+            await sender.send(make_beat(sequence := sequence + 1), view)
         assert len(members[0].named) == 1
         members[0].may_answer.set()
-        while len(heartbeat_sender.get_demands()) < 4:
-            await heartbeat_sender.send(make_beat(sequence := sequence + 1), view)
+        while len(sender.get_demands()) < 4:
+            await sender.send(make_beat(sequence := sequence + 1), view)
+
+
+class Clock:
+    """The sender's clock, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+
+async def count_beats(
+    sender: HeartbeatSender, view: CommitteeView, clock: Clock, member: Member, seconds: int
+) -> int:
+    """Return how many heartbeats a member gets when one may be due each second."""
+    before = len(member.named)
+    for _ in range(seconds):
+        clock.now_s += 1.0
+        await sender.send(make_beat(int(clock.now_s)), view, only_due=True)
+    return len(member.named) - before
+
+
+async def test_each_member_gets_heartbeats_in_the_period_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member that names a long period, or none, changes nothing for the others."""
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+    members = make_members(*BLOCKS[1:5])
+    for member, period_ms in zip(members, (1000, 5000, 10**9, "5"), strict=True):
+        member.period_ms = period_ms
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        clock = Clock(monkeypatch)
+        await sender.send(make_beat(1), view)
+        counts = []
+        for member in members:
+            counts.append(await count_beats(sender, view, clock, member, 20))
+        assert counts == [20, 4, 20, 20], "what names no valid period is a failure: tried again"
+        before = len(members[1].named)
+        assert await sender.send(make_beat(5000), view), "a changed statement waits for no period"
+        assert len(members[1].named) == before + 1
+
+
+async def test_a_refused_node_sends_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slashed node is refused by all members; one that is taken again is heard as before."""
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+    members = make_members(*BLOCKS[1:5])
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        clock = Clock(monkeypatch)
+        await sender.send(make_beat(1), view)
+        for member in members:
+            member.refusal = PeerFault("the node is not active in the registry")
+        assert await count_beats(sender, view, clock, members[0], 15) == 4  # after 1, 2, 4 and 8 s
+        assert await count_beats(sender, view, clock, members[0], 100) == 10
+        assert len(sender.list_failures(view)) == 1
+        for member in members:
+            member.refusal = None
+        wait_s = int(tuning.HEARTBEAT_REFUSED_S)
+        assert await count_beats(sender, view, clock, members[0], wait_s) >= 1
+        assert await count_beats(sender, view, clock, members[0], 5) == 5
+        assert not sender.list_failures(view)

@@ -14,6 +14,7 @@ from splitup_oracle.member.shell import Member
 
 from splitup.chain.client import Receipt
 from splitup.core import limits, tuning
+from splitup.core.codec import parse_json
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
@@ -112,6 +113,8 @@ async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, mon
         for event in make_events(members):
             for member, _ in shells:
                 member.feed(event)
+        answer = parse_json(shells[0][0].get_demand())
+        assert answer["period_ms"] == 12_500, "800 heartbeats a second"
         async with asyncio.timeout(5 * HANG_S):
             while not board.roots:
                 for member, _ in shells:

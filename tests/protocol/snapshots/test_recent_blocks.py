@@ -131,3 +131,26 @@ def test_f13_a_member_whose_chain_lags_keeps_its_nodes() -> None:
     assert len({member.get_head() for member in network.members.values()}) == 2
     for member in network.members.values():
         assert len(member.list_heard(network.now)) == len(network.nodes)
+
+
+def test_with_many_nodes_heartbeats_may_be_rarer() -> None:
+    """The timeout and the age of a named block grow by what the period exceeds the shortest."""
+    nodes = NodeLiveness()
+    own = NodeRecord(NODE.address, NODE.signing_key_hex, "http://n", 10**9)
+    count = 10 * limits.HEARTBEATS_PER_S
+    others = [NodeRecord(f"0x{n:040x}", f"0x{n:064x}", "http://n", 10**9) for n in range(1, count)]
+    nodes.process_nodes([own, *others])
+    assert nodes.period_s == 10.0
+    nodes.process_rtt(NODE.address, 3)
+    nodes.heads.process_head(block(1), 0.0)
+    assert is_alive_after(nodes, beat(block(1)), 0.0)
+    nodes.process_nodes([own])  # the node was told the longer period
+    assert nodes.period_s == limits.HEARTBEAT_PERIOD_S
+    assert nodes.count_live(13.9) == 1 and nodes.count_live(14.1) == 0
+    nodes.process_nodes([own, *others])
+    nodes.heads.process_head(block(2), 20.0)
+    assert is_alive_after(nodes, beat(block(1), 2), 20.0 + 2 * nodes.timeout_s)
+    with pytest.raises(PeerFault):
+        nodes.process_heartbeat(beat(block(1), 3), NODE.signing_key_hex, 20.1 + 2 * nodes.timeout_s)
+    most = limits.MAX_NODES / limits.HEARTBEATS_PER_S
+    assert most <= limits.MAX_HEARTBEAT_PERIOD_S, "nodes refuse a longer one"
