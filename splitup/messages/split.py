@@ -156,8 +156,8 @@ class PrivateModel(Message):
     chat: dict[str, Any] | None
     tokenizer_digest: DigestField
     tokenizer_bytes: Count
-    input: str  # the nodes' input that hidden states are, and …
-    output: str  # … their output
+    input: str  # the nodes' input that takes hidden states
+    output: str  # the nodes' output that returns them
     client: dict[str, Any]
     measured: tuple[str, ...] = ()  # what attacks recovered, in sentences for people
 
