@@ -164,6 +164,7 @@ class Network:
     async def withdraw(self, amount_usdc: Usdc | None = None) -> int:
         """Move USDC of the deposit back into the wallet, by default all; return the micro-USDC.
 
+        What executions of the last week left locked that nobody closed is fetched back first.
         Raises InvalidInput when the deposit is smaller, and ChainRejected while it is frozen.
         """
         amount = None if amount_usdc is None else parse_usdc(amount_usdc, name="amount_usdc")

@@ -17,6 +17,7 @@ _POLL_S: Final = 0.25
 _UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
 _GRACE_S: Final = 120.0  # after an execution's deadline, until it is settled or refunded
 _CLOSING: Final = ("Settled", "Refunded")
+_UNCLOSED_S: Final = 7 * 86_400.0  # how far back executions are looked for that nobody closed
 
 
 class Status(IntEnum):
@@ -117,6 +118,23 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
     if failure is not None:
         raise failure
     return None
+
+
+async def refund_unclosed(chain: Chain, account: str) -> None:
+    """Fetch back what an account paid in the last week for executions that nobody closed.
+
+    A command that was killed leaves one. Those that may still be settled stay. Raises
+    ChainUnavailable, ChainRejected.
+    """
+    begin = await chain.find_block(int(chain.clock.now_s() - _UNCLOSED_S))
+    unclosed: dict[str, None] = {}
+    for event in await chain.fetch_events("market", from_block=begin):
+        if event.name == "RequestNodeSelections" and event.args["client"] == account:
+            unclosed[event.args["executionId"]] = None
+        elif event.name in _CLOSING:
+            unclosed.pop(event.args["executionId"], None)
+    for execution_id in unclosed:
+        await _try_refund(chain, execution_id)
 
 
 async def _try_refund(chain: Chain, execution_id: str) -> None:
