@@ -22,7 +22,7 @@ from splitup.client.inputs import format_usdc
 from splitup.client.market.payments import ensure_balance, explain_race
 from splitup.client.market.plan_check import fetch_snapshot
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
-from splitup.client.market.receipts import refund, refund_unclosed
+from splitup.client.market.receipts import refund, refund_killed
 from splitup.client.market.signed_request import (
     fetch_signed_plan,
     is_frozen,
@@ -100,7 +100,7 @@ class MarketAccount:
         What was paid for executions that nobody closed is fetched back first.
         """
         async with self._funding, self._lock.hold():
-            await refund_unclosed(self._chain, self._identity.address)
+            await refund_killed(self._chain, self._identity.address)
             balance: int = await self._chain.call("market", "balanceOf", self._identity.address)
             amount = balance if amount_micro_usdc is None else amount_micro_usdc
             if not 0 < amount <= balance:

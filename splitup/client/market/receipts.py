@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.market import refund_unclosed, try_refund
 from splitup.client.outcome import Payment, Receipt
-from splitup.core.errors import ChainRejected, ChainUnavailable, Unavailable
+from splitup.core.errors import ChainUnavailable, Unavailable
 from splitup.crypto.quorum import unpack_word
 
 _POLL_S: Final = 0.25
@@ -72,7 +73,7 @@ async def wait_for_receipt(
                     if timeout_s is None and is_known and not was_known:
                         limit.reschedule(loop.time() + max(open_s, 0) + _GRACE_S)
                     if row["client"] == account and open_s <= 0:
-                        await _try_refund(chain, execution_id)
+                        await try_refund(chain, execution_id)
                 except Unavailable as error:  # also of an endpoint that has no event yet
                     failure = error
                 await asyncio.sleep(_POLL_S)
@@ -108,7 +109,7 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
                     if status is Status.REFUNDED:
                         row = await chain.call("market", "executionOf", execution_id)
                         return int(row["maxPrice"])
-                    await _try_refund(chain, execution_id)
+                    await try_refund(chain, execution_id)
                     failure = None
                 except ChainUnavailable as error:
                     failure = error
@@ -120,33 +121,13 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
     return None
 
 
-async def refund_unclosed(chain: Chain, account: str) -> None:
+async def refund_killed(chain: Chain, account: str) -> None:
     """Fetch back what an account paid in the last week for executions that nobody closed.
 
-    A command that was killed leaves one. Those that may still be settled stay. Raises
-    ChainUnavailable, ChainRejected.
+    A command that was killed leaves one. Raises ChainUnavailable, ChainRejected.
     """
     begin = await chain.find_block(int(chain.clock.now_s() - _UNCLOSED_S))
-    unclosed: dict[str, None] = {}
-    for event in await chain.fetch_events("market", from_block=begin):
-        if event.name == "RequestNodeSelections" and event.args["client"] == account:
-            unclosed[event.args["executionId"]] = None
-        elif event.name in _CLOSING:
-            unclosed.pop(event.args["executionId"], None)
-    for execution_id in unclosed:
-        await _try_refund(chain, execution_id)
-
-
-async def _try_refund(chain: Chain, execution_id: str) -> None:
-    due = await chain.call("market", "refundableAt", execution_id)
-    if (await chain.fetch_head()).timestamp < due:
-        return
-    try:
-        await chain.send("market", "refund", execution_id)
-    except ChainRejected as error:
-        # another caller's refund or a settlement came first; the next look at the status tells
-        if error.error_name not in ("StatusInvalid", "NotRefundable"):
-            raise
+    await refund_unclosed(chain, await chain.fetch_events("market", from_block=begin), account)
 
 
 def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
