@@ -188,6 +188,7 @@ RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for t
 LOG_RANGE_BLOCKS: Final = (
     1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
 )
+LOG_RANGE_MAX_BLOCKS: Final = 65_536  # where larger ranges are answered
 REORG_BLOCKS: Final = (
     64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
 )
