@@ -50,7 +50,7 @@ class AdapterInfo(Message):
 
 
 class AdapterList(Message):
-    """All adapters of a host; ``library`` computes, such as "tenseal 0.3.18".
+    """All adapters of a host; ``library`` computes, such as "tenseal 0.3.18, evaluation 3".
 
     A host may sign its list, so that clients know who made it: ``signer`` is its signing key.
     """

@@ -64,7 +64,10 @@ async function isSigned(listed: AdapterList): Promise<boolean> {
   const domain = "adapter-list";
   const message = `splitup/v1${String.fromCharCode(domain.length)}${domain}${JSON.stringify({ ...listed, signature: "" }, sortKeys)}`;
   if (!/^[0-9a-f]{128}$/.test(listed.signature)) return false;
-  const key = await crypto.subtle.importKey("raw", hexToBytes(listed.signer.slice(2)) as BufferSource, "Ed25519", false, ["verify"]);
+  const signer = hexToBytes(listed.signer.slice(2)) as BufferSource;
+  const key = await crypto.subtle.importKey("raw", signer, "Ed25519", false, ["verify"]).catch(() => {
+    throw new Error("this browser cannot check Ed25519 signatures, which adapter hosts make; use a newer one");
+  });
   return crypto.subtle.verify("Ed25519", key, hexToBytes(listed.signature) as BufferSource, new TextEncoder().encode(message));
 }
 
