@@ -174,6 +174,15 @@ class PrivateFlags:
             "repeatable.",
         ),
     ] = None
+    adapter_signers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="A signing key that may have signed what these hosts offer; with it the page "
+            "takes nothing else. Repeatable.",
+        ),
+    ] = None
 
 
 @with_options
@@ -254,7 +263,8 @@ async def _serve(
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(private.adapter_hosts or ())
-        sessions = SessionOptions(private.sessions, private.ttl_s, hosts)
+        signers = tuple(private.adapter_signers or ())
+        sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
         api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
         try:
             for model, draft in drafts.items():

@@ -163,10 +163,14 @@ class PrivateModel(Message):
 
 
 class PrivateModels(Message):
-    """What a server offers to devices: models, and the URLs of hosts of encrypted adapters."""
+    """What a server offers to devices: models, and the URLs of hosts of encrypted adapters.
+
+    Where there are ``adapter_signers``, one of these keys has to have signed what a host offers.
+    """
 
     models: tuple[PrivateModel, ...]
     adapter_hosts: tuple[str, ...] = ()
+    adapter_signers: tuple[str, ...] = ()
 
 
 class ConfigAnswer(Message):

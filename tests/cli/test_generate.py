@@ -171,3 +171,6 @@ def test_an_adapter_needs_a_host_and_may_be_named() -> None:
     assert chosen is not None and chosen.expert == "", "the prompt's words choose"
     options = AdapterFlags("http://host", "poems").read()
     assert options is not None and (options.url, options.expert) == ("http://host", "poems")
+    for key in ("0x12", "key", "0x" + "0" * 64, "0X" + "ab" * 32):
+        with pytest.raises(InvalidInput, match=f"the adapter signer '{key}' cannot sign: "):
+            AdapterFlags("http://host", adapter_signer=key).read()

@@ -103,6 +103,7 @@ class SplitServer:
         models = split.PrivateModels(
             models=tuple(one.describe() for one in self._allowed(key)),
             adapter_hosts=self._sessions.options.adapter_hosts,
+            adapter_signers=self._sessions.options.adapter_signers,
         )
         return web.json_response(
             models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}
