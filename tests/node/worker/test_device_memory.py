@@ -16,6 +16,7 @@ from splitup_node.worker.supervisor import Supervisor
 from splitup_node.worker.worker_pool import Workers
 
 from splitup.core.errors import Unavailable
+from splitup.sandbox.child import make_environment
 from splitup.storage.task_cache import Cache
 
 GB = 10**9
@@ -68,6 +69,7 @@ needs_cc = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler
 
 @needs_cc
 def test_nvidias_library_says_what_is_used(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_environment(used)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVML counts cards"
     assert find_memory("CUDA") == find_memory("NV:0") == DeviceMemory(24 * GB, 24 * GB)
     used.write_text("20")
     assert find_memory("CUDA:1") == find_memory("CUDA:1:PTX") == DeviceMemory(96 * GB, 76 * GB)
