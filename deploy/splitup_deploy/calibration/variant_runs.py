@@ -58,6 +58,7 @@ VARIANTS: Final = (
     Variant("LLVM, not optimised", {"DEV": "CPU:LLVM", "NOOPT": "1"}),
     Variant("OpenCL", {"DEV": "CL"}),
     Variant("WebGPU", {"DEV": "WEBGPU"}),
+    *(Variant(device, {"DEV": device}) for device in ("CUDA", "NV", "AMD", "METAL")),
 )
 
 
