@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,36 +21,39 @@ from tests.e2e.conftest import MODEL, Network
 EYES, GEMMA = "gemma-eyes", "gemma"
 
 
-def test_images_become_text(network: Network, tmp_path: Path) -> None:
+async def test_images_become_text(network: Network, tmp_path: Path) -> None:
     source = Path(save_images(tmp_path / "model", NEW))
     wanted = np.load(GOLDEN / "image_logits.npz")["tokens"].tolist()
     photos = [tmp_path / "a.png", tmp_path / "b.webp"]
     for path, data in zip(photos, make_photos(), strict=True):
         path.write_bytes(data)
     network.register_model(source, EYES, "--vision", "--target-vram", "100MB")
-    with SplitUp.connect_sync(network.config) as net:
-        tower = net.fetch_model(EYES).model_id
+    async with SplitUp.connect(network.config) as net:
+        tower = (await net.fetch_model(EYES)).model_id
     network.register_model(source, GEMMA, "--images", tower, "--target-vram", "100MB")
     for name in (EYES, GEMMA):
-        network.wait_for_holders(3, name)
+        await asyncio.to_thread(network.wait_for_holders, 3, name)
     command = [find_program("splitup"), "generate", GEMMA, "--prompt", PHOTO_PROMPT, "--json"]
     command += ["--max-tokens", str(len(wanted)), "--config", str(network.directory)]
     for path in photos:
         command += ["--image", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = partial(subprocess.run, command, capture_output=True, text=True, check=False)
+    done = await asyncio.to_thread(run)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"] == wanted
     assert ", with an execution for the images" in done.stderr
-    with SplitUp.connect_sync(network.config) as net:
+    async with SplitUp.connect(network.config) as net:
         images = [path.read_bytes() for path in photos]
-        most = net.quote_generation(GEMMA, PHOTO_PROMPT, max_tokens=2, images=2)
-        text = net.quote(GEMMA, steps=5)
-        assert most == text + net.quote(EYES, steps=2)
+        most = await net.quote_generation(GEMMA, PHOTO_PROMPT, max_tokens=2, images=2)
+        text = await net.quote(GEMMA, steps=5)
+        assert most == text + await net.quote(EYES, steps=2)
         with pytest.raises(InvalidInput, match="2 images and 5 steps of model gemma cost"):
             options = {"max_tokens": 2, "max_price_usdc": (most - 1) / 10**6}
-            next(net.generate(GEMMA, PHOTO_PROMPT, images=images, **options))
+            await anext(net.generate(GEMMA, PHOTO_PROMPT, images=images, **options))
         options = {"max_tokens": 2, "max_price_usdc": most / 10**6}
-        found = [token.id for token in net.generate(GEMMA, PHOTO_PROMPT, images=photos, **options)]
+        found = [
+            token.id async for token in net.generate(GEMMA, PHOTO_PROMPT, images=photos, **options)
+        ]
         assert found == wanted[:2]
         with pytest.raises(InvalidInput, match="takes no images"):
-            next(net.generate(MODEL, "a", images=images))
+            await anext(net.generate(MODEL, "a", images=images))
