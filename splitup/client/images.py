@@ -20,11 +20,26 @@ from splitup.client.tokenizer import ModelTokenizer
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.step import StepInput
-from splitup.graph.manifest import ImageInfo
+from splitup.graph.manifest import ImageInfo, Manifest, Port
 
 ImageFile = bytes | str | Path  # the bytes of a file, or its path
 _FORMATS: Final = ("JPEG", "PNG", "WEBP")
-_HALF: Final = np.float32(0.5)  # the mean and the deviation of what is normalised
+# of a byte: scaled to 0 … 1, then with mean and deviation 0.5, each rounded to float32
+_LEVELS: Final = ((np.arange(256) / 255).astype(np.float32) - np.float32(0.5)) / np.float32(0.5)
+
+
+def find_pixels(tower: Manifest, info: ImageInfo) -> Port:
+    """Return a tower's input, float32 [3, height, width].
+
+    Raises InvalidModel for a model that is no tower for such images, or for too large ones.
+    """
+    found, made = tower.user_inputs, tower.user_outputs
+    if [port.shape for port in made] == [(info.rows, info.width)] and len(found) == 1:
+        (port,), shape = found, found[0].shape
+        is_image = port.dtype == "float32" and len(shape) == 3 and shape[0] == 3 and not port.rows
+        if is_image and shape[1] * shape[2] <= tuning.MAX_TOWER_PIXELS:
+            return port
+    raise InvalidModel(f"model {tower.model_id} is no tower for the text model's images")
 
 
 def read_pixels(image: ImageFile, height: int, width: int) -> Array:
@@ -52,8 +67,7 @@ def read_pixels(image: ImageFile, height: int, width: int) -> Array:
             f"{name} cannot be read: {error!s:.80}; give a whole {', '.join(_FORMATS)} file"
         ) from None
     resized = np.asarray(plain.resize((width, height), Image.Resampling.BILINEAR))
-    scaled = (resized.astype(np.float64) / 255).astype(np.float32)
-    return np.ascontiguousarray(((scaled - _HALF) / _HALF).transpose(2, 0, 1))
+    return np.ascontiguousarray(_LEVELS[resized.transpose(2, 0, 1)])
 
 
 def _read_file(path: Path, name: str) -> bytes:

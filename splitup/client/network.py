@@ -51,7 +51,7 @@ from splitup.client.generation import (
     get_text_info,
     make_decoder,
 )
-from splitup.client.images import ImageFile, expand_prompt, read_pixels
+from splitup.client.images import ImageFile, expand_prompt, find_pixels, read_pixels
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.payments import fetch_price
@@ -64,7 +64,7 @@ from splitup.client.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
-from splitup.core.errors import ExecutionFailed, InvalidInput, InvalidModel, SplitUpError
+from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.decode.block_diffusion import DiffusionOptions
 from splitup.decode.lookahead import LookaheadOptions
@@ -72,6 +72,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
+from splitup.graph.manifest import Port
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
@@ -215,7 +216,8 @@ class Network:
         )
         price = await self.quote(model, steps=machine.max_steps)
         if images:
-            price += await self.quote(await self._find_tower(model), steps=images)
+            tower, _ = await self._find_tower(model)
+            price += await self.quote(tower, steps=images)
         return price
 
     # ---- running -------------------------------------------------------------------------------
@@ -391,9 +393,7 @@ class Network:
 
         ``steps`` are those of the text, whose price has to be left.
         """
-        tower = await self._find_tower(model)
-        manifest = (await self.fetch_model(tower)).manifest
-        (port,) = manifest.user_inputs
+        tower, port = await self._find_tower(model)
         read = [partial(read_pixels, image, *port.shape[1:]) for image in images]
         pixels = np.stack([await asyncio.to_thread(each) for each in read])
         price = left = None
@@ -416,16 +416,12 @@ class Network:
         (rows,) = result.outputs.values()
         return rows.reshape(-1, rows.shape[-1]), left
 
-    async def _find_tower(self, model: str) -> str:
-        """Return the id of the model that makes rows of a text model's images."""
+    async def _find_tower(self, model: str) -> tuple[str, Port]:
+        """Return the id of the model that makes rows of a text model's images, and its input."""
         info = get_text_info((await self.fetch_model(model)).manifest, model).images
         if info is None:
             raise InvalidInput(f"model {model} takes no images; it was registered without --images")
-        manifest = (await self.fetch_model(info.tower)).manifest
-        shapes = [port.shape for port in (*manifest.user_inputs, *manifest.user_outputs)]
-        if len(shapes) != 2 or len(shapes[0]) != 3 or shapes[1] != (info.rows, info.width):
-            raise InvalidModel(f"model {info.tower} is no tower for images of model {model}")
-        return info.tower
+        return info.tower, find_pixels((await self.fetch_model(info.tower)).manifest, info)
 
     async def embed(
         self,

@@ -20,7 +20,7 @@ from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.client.generation import TextModel, generate_tokens, make_decoder
-from splitup.client.images import expand_prompt, read_pixels
+from splitup.client.images import expand_prompt, find_pixels, read_pixels
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core import tuning
@@ -174,6 +174,23 @@ def test_prompts_whose_images_do_not_fit(model: tuple[TextModel, CutModel]) -> N
             make_decoder(name, asked(image, images=1))  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="does not fit a step of 3"):
         make_decoder(None, replace(asked(image, images=1), chunk=3))
+
+
+def test_models_that_are_no_tower(tower: CutModel, model: tuple[TextModel, CutModel]) -> None:
+    info, manifest = model[0].info.images, tower.manifest
+    assert info is not None
+    (port,) = manifest.inputs
+    assert find_pixels(manifest, info) == port
+    for shape in ((1, 56, 56), (3, 56), (3, 4096, 4096)):
+        other = manifest.model_copy(update={"inputs": (port.model_copy(update={"shape": shape}),)})
+        with pytest.raises(InvalidModel, match="is no tower"):
+            find_pixels(other, info)
+    for other, wanted in (
+        (model[1].manifest, info),
+        (manifest, info.model_copy(update={"width": 64})),
+    ):
+        with pytest.raises(InvalidModel, match="is no tower"):
+            find_pixels(other, wanted)
 
 
 def test_manifests_whose_images_do_not_fit(model: tuple[TextModel, CutModel]) -> None:
