@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +42,14 @@ class TextOptions:
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),
+    ] = None
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="JPEG, PNG or WebP image for a model that takes images. Repeatable.",
+        ),
     ] = None
 
 
@@ -264,6 +273,7 @@ def command(
             "draft": decoder.draft,
             "diffusion": diffusion.read(),
             "adapter": adapter.read(),
+            "images": tuple(text.image or ()),
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,
         }
@@ -364,6 +374,11 @@ async def generate(
             if (part := (await net.fetch_model(model)).manifest.client) is not None:
                 for sentence in describe_privacy(part):
                     output.say(sentence)
+            if count := len(arguments["images"]):
+                most = await net.quote_generation(
+                    model, prompt, max_tokens=arguments["max_tokens"], images=count
+                )
+                output.say(f"at most {format_usdc(most)}, with an execution for the images")
             if arguments["decoder"] == "speculative":
                 most = await net.quote_generation(
                     model, prompt, max_tokens=arguments["max_tokens"], decoder="speculative"

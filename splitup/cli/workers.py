@@ -165,6 +165,8 @@ async def _open_market(
     found = await net.fetch_text_model(model)
     if found.manifest.client is not None:
         raise InvalidInput(f"model {model} is a private one; a worker would see its texts")
+    if found.info.images is not None:
+        raise InvalidInput(f"model {model} takes images, and workers feed text only")
     pool = LeasePool(net, model, LeaseOptions(most=sessions, warm=0, steps=steps))
     pool.open()
     stack.push_async_callback(pool.close)

@@ -51,7 +51,8 @@ from splitup.client.generation import (
     get_text_info,
     make_decoder,
 )
-from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.images import ImageFile, expand_prompt, find_pixels, read_pixels
+from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.payments import fetch_price
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
@@ -71,6 +72,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
+from splitup.graph.manifest import Port
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
@@ -197,8 +199,12 @@ class Network:
         decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
         diffusion: DiffusionOptions | None = None,
+        images: int = 0,
     ) -> int:
-        """Return the most that ``generate`` with these arguments costs, in micro-USDC."""
+        """Return the most that ``generate`` with these arguments costs, in micro-USDC.
+
+        ``images`` is their number; each is a step of the model's tower for images.
+        """
         machine, _ = await self.make_decoder(
             model,
             prompt,
@@ -207,8 +213,13 @@ class Network:
             decoder=decoder,
             lookahead=lookahead,
             diffusion=diffusion,
+            images=images,
         )
-        return await self.quote(model, steps=machine.max_steps)
+        price = await self.quote(model, steps=machine.max_steps)
+        if images:
+            tower, _ = await self._find_tower(model)
+            price += await self.quote(tower, steps=images)
+        return price
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -314,6 +325,7 @@ class Network:
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
         adapter: AdapterOptions | None = None,
+        images: Sequence[ImageFile] = (),
         on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
@@ -326,7 +338,10 @@ class Network:
         with the same vocabulary, small enough for this machine, which drafts for the speculative
         decoder. ``adapter`` is applied under encryption to the final hidden states of a private
         model; without its host there is no token. If it names none, the prompt's words choose one
-        of the host's, or none. Raises InvalidInput, before any payment, for
+        of the host's, or none. ``images`` are files, or the bytes of files, JPEG, PNG or WebP; each
+        takes a place that the prompt has for it, as the model's chat template writes it, or they
+        come before the prompt. They are an execution of their own, of the model's tower for images,
+        whose price ``max_price_usdc`` includes. Raises InvalidInput, before any payment, for
         options without room in the model's steps and for more tokens than the model has positions,
         and otherwise like ``execute``. ``on_session`` is called with the session before the first
         token. Close the iterator (or exhaust it) to end and pay the execution.
@@ -345,7 +360,13 @@ class Network:
             lookahead=lookahead,
             speculation=speculation,
             diffusion=diffusion,
+            images=len(images),
         )
+        rows = None
+        if images:
+            rows, max_price_usdc = await self._see(
+                model, images, machine.max_steps, max_price_usdc, deadline_s
+            )
         drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
             model,
@@ -357,9 +378,51 @@ class Network:
             if on_session is not None:
                 on_session(session)
             async for token in generate_tokens(
-                session, machine, tokenizer, ends=ends, drafting=drafting
+                session, machine, tokenizer, ends=ends, drafting=drafting, images=rows
             ):
                 yield token
+
+    async def _see(
+        self,
+        model: str,
+        images: Sequence[ImageFile],
+        steps: int,
+        max_price_usdc: Usdc | None,
+        deadline_s: float,
+    ) -> tuple[Array, Usdc | None]:
+        """Return the rows that a model's tower makes of images, and what is left of the price.
+
+        ``steps`` are those of the text, whose price has to be left.
+        """
+        tower, port = await self._find_tower(model)
+        read = [partial(read_pixels, image, *port.shape[1:]) for image in images]
+        pixels = np.stack([await asyncio.to_thread(each) for each in read])
+        price = left = None
+        if max_price_usdc is not None:
+            limit = parse_usdc(max_price_usdc, name="the maximum price")
+            own, text = (
+                await self.quote(tower, steps=len(images)),
+                await self.quote(model, steps=steps),
+            )
+            if limit < own + text:
+                raise InvalidInput(
+                    f"the maximum price is {format_usdc(limit)}, and {len(images)} images and "
+                    f"{steps} steps of model {model} cost up to {format_usdc(own + text)}; raise "
+                    "it to that"
+                )
+            price, left = Decimal(own) / MICRO, Decimal(limit - own) / MICRO
+        result = await self.execute(
+            tower, {port.name: pixels}, max_price_usdc=price, deadline_s=deadline_s
+        )
+        (rows,) = result.outputs.values()
+        return rows.reshape(-1, rows.shape[-1]), left
+
+    async def _find_tower(self, model: str) -> tuple[str, Port]:
+        """Return the id of the model that makes rows of a text model's images, and its input."""
+        info = get_text_info((await self.fetch_model(model)).manifest, model).images
+        if info is None:
+            raise InvalidInput(f"model {model} takes no images; it was registered without --images")
+        return info.tower, find_pixels((await self.fetch_model(info.tower)).manifest, info)
 
     async def embed(
         self,
@@ -407,12 +470,16 @@ class Network:
         lookahead: LookaheadOptions | None = None,
         speculation: Speculation | None = None,
         diffusion: DiffusionOptions | None = None,
+        images: int = 0,
     ) -> tuple[Decoder, ModelTokenizer]:
-        """Return the decoder and the tokenizer that ``generate`` would use."""
+        """Return the decoder and the tokenizer that ``generate`` would use, for so many images."""
         check_decoder(decoder, lookahead, diffusion=diffusion)
         found = await self.fetch_text_model(model)
+        if images and isinstance(prompt, str) and (info := found.info.images) is not None:
+            expand = partial(expand_prompt, prompt, found.tokenizer, info, images)
+            prompt = await found.tokenizer.run(expand)
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
-        request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
+        request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler, images=images)
         if decoder == "speculative" and speculation is None:
             speculation = await self.speculate(model)
         machine = make_decoder(decoder, request, lookahead, speculation, diffusion)

@@ -65,6 +65,12 @@ OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overlo
 STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
 MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
+# ---- images in prompts -------------------------------------------------------------------------
+
+MAX_IMAGE_BYTES: Final = 32 * MIB  # of a file
+MAX_IMAGE_PIXELS: Final = 50_000_000  # 150 MB as RGB; cameras make up to about so many
+MAX_TOWER_PIXELS: Final = 4_194_304  # that a model reads: 50 MB; models read up to 896 * 896
+
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
 MAX_CONFIG_BYTES: Final = 1 * MIB  # a model's config.json or tokenizer_config.json

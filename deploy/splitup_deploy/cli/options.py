@@ -126,6 +126,14 @@ class CutOptions:
             help="Compile the tower for images, not the one for text: pixels in, embeddings out.",
         ),
     ] = False
+    images: Annotated[
+        str | None,
+        typer.Option(
+            "--images",
+            metavar="MODEL_ID",
+            help="Take images as well: the id under which --vision registered the same directory.",
+        ),
+    ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitup.graph.manifest import DiffusionInfo
+from splitup.graph.manifest import DiffusionInfo, ImageInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
 
 
@@ -129,6 +129,7 @@ class DecoderConfig:
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
+    images: ImageInfo | None = None  # rows of images replace those of their tokens
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -55,11 +55,17 @@ def choose_chunk(config: DecoderConfig, chunk: int | None) -> int:
         raise InvalidModel(
             f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
         )
-    least = 1 if config.diffusion is None else config.diffusion.block_size
-    if chunk is not None and chunk < least:
+    least, what = 1, ""
+    if config.diffusion is not None:
+        least = config.diffusion.block_size
+        what = f"the model writes blocks of {least} tokens"
+    if config.images is not None:
+        least = config.images.rows
+        what = f"an image has {least} rows"
+    if least > (chunk or config.context):
         raise InvalidModel(
-            f"the model writes blocks of {least} tokens, which do not fit a step of {chunk} rows; "
-            f"give --chunk {least} or more"
+            f"{what}, which do not fit a step of {chunk or config.context} rows; give --chunk "
+            f"{least} or more, within the context"
         )
     return chunk or max(least, min(CHUNK, config.context))
 
@@ -91,6 +97,11 @@ def trace_decoder(
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         x = tracer.mark(x, "embed")
+        if config.images is not None:
+            images = tracer.input(TensorSpec("images", "float32", (chunk, config.hidden), names[0]))
+            is_image = tokens.shrink(((0, rows),)) == config.images.token
+            images = images.shrink(((0, rows), (0, config.hidden)))
+            x = tracer.mark(is_image.reshape(rows, 1).where(images, x), "images")
         updates: dict[str, Tensor] = {}
         for layer in range(config.layers):
             before = x

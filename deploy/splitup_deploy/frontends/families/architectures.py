@@ -72,6 +72,7 @@ def make_text(
         steps_back=count_steps_back(config, choose_chunk(config, chunk)),
         chat=chat,
         diffusion=config.diffusion,
+        images=config.images,
     )
 
 
