@@ -54,6 +54,8 @@ UNREACHED_S: Final = 4.0
 MAX_KEPT_EVIDENCE: Final = 256  # closed executions whose evidence a member keeps for clients
 MEASURED_BYTES: Final = 64 * KIB  # a smaller download measures the round trip
 DEMAND_AGE_S: Final = 0.25  # cache of heartbeat answers, which are computed from all nodes
+HEARTBEAT_REFUSALS: Final = 5  # by all members, until heartbeats become less frequent
+HEARTBEAT_REFUSED_S: Final = 30.0  # the longest pause; a stake that is filled up is seen then
 MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four times a second
 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
