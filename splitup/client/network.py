@@ -53,7 +53,7 @@ from splitup.client.generation import (
 )
 from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
-from splitup.client.market.payments import fetch_price
+from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
@@ -179,13 +179,15 @@ class Network:
         self._check_open()
         return await self._account.freeze(seconds)
 
-    async def quote(self, model: str, *, steps: int = 1) -> int:
-        """Return the most that an execution of so many steps costs, in micro-USDC.
+    async def quote(
+        self, model: str, *, steps: int = 1, verify: float | str | None = None
+    ) -> Quote:
+        """Return what an execution of so many steps locks, and what it costs on average.
 
-        It is locked at the request; what the nodes do not earn comes back at the settlement.
+        ``verify`` is as for ``session``. What the nodes do not earn comes back at the settlement.
         """
         found = await self.fetch_model(model)
-        return await fetch_price(self.chain, found.model_id, steps)
+        return await fetch_quote(self.chain, found.model_id, steps, verify)
 
     async def quote_generation(
         self,
@@ -196,8 +198,9 @@ class Network:
         decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
         diffusion: DiffusionOptions | None = None,
-    ) -> int:
-        """Return the most that ``generate`` with these arguments costs, in micro-USDC."""
+        verify: float | str | None = None,
+    ) -> Quote:
+        """Return what ``generate`` with these arguments locks, and costs for its most steps."""
         machine, _ = await self.make_decoder(
             model,
             prompt,
@@ -207,7 +210,7 @@ class Network:
             lookahead=lookahead,
             diffusion=diffusion,
         )
-        return await self.quote(model, steps=machine.max_steps)
+        return await self.quote(model, steps=machine.max_steps, verify=verify)
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -218,6 +221,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Result:
         """Run a model, by name or id, and return its complete, verified result.
 
@@ -234,6 +238,7 @@ class Network:
             steps=len(steps.rows),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             inputs_digest=None if is_private else _digest_inputs(steps.rows),
         ) as session:
             futures = [session.submit(row) for row in steps.rows]
@@ -261,12 +266,15 @@ class Network:
         steps: int,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
         adapter: AdapterOptions | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
+        ``verify``: the share of its tasks that are verified, such as 0.5 or "50%"; by default, and
+        at least, the network's.
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
@@ -277,7 +285,7 @@ class Network:
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
         session = await self._open(
-            model, steps, limit, deadline_s, inputs_digest, nodes_only, adapter
+            model, steps, limit, deadline_s, verify, inputs_digest, nodes_only, adapter
         )
         try:
             yield session
@@ -312,6 +320,7 @@ class Network:
         diffusion: DiffusionOptions | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         adapter: AdapterOptions | None = None,
         on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
@@ -351,6 +360,7 @@ class Network:
             steps=machine.max_steps,
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             adapter=adapter,
         ) as session:
             if on_session is not None:
@@ -367,6 +377,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, each a string or its tokens with the special ones.
 
@@ -385,6 +396,7 @@ class Network:
             steps=len(found.pack(encoded)),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
         ) as session:
             vectors = await run_texts(session, found, encoded)
         return Embeddings(
@@ -515,8 +527,11 @@ class Network:
 
     async def evidence(self, receipt: Receipt) -> Evidence:
         """Return the drawn tasks of a settled execution and their verdicts, checked."""
-        committee = await self._committees.fetch_of(receipt.execution_id)
-        return await fetch_evidence(self._http, committee, receipt)
+        committee, model = await asyncio.gather(
+            self._committees.fetch_of(receipt.execution_id),
+            self.chain.call("models", "modelOf", receipt.model_id),
+        )
+        return await fetch_evidence(self._http, committee, receipt, model["taskCount"])
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan again, of any account's execution."""
@@ -561,6 +576,7 @@ class Network:
         steps: int,
         limit: int | None,
         deadline_s: float,
+        verify: float | str | None,
         inputs_digest: str | None,
         nodes_only: bool,
         adapter: AdapterOptions | None,
@@ -573,9 +589,11 @@ class Network:
         programs = None
         if not nodes_only:
             programs = await self._models.load_programs(model)  # may fail, so before the payment
-        price, _ = await asyncio.gather(
-            fetch_price(self.chain, model.model_id, steps), self._committees.fetch_current()
+        quote, _ = await asyncio.gather(
+            fetch_quote(self.chain, model.model_id, steps, verify),
+            self._committees.fetch_current(),
         )
+        price = quote.locked_micro_usdc
         if limit is not None and limit < price:
             raise InvalidInput(
                 f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
@@ -587,6 +605,7 @@ class Network:
             steps=steps,
             price_micro_usdc=price,
             deadline_s=deadline_s,
+            verify_bps=quote.verify_bps,
             inputs_digest=inputs_digest,
         )
         opened = await self._open_adapter(model, adapter)

@@ -33,7 +33,7 @@ async def run_execution(network: Network) -> str:
 
 
 async def test_f06_members_start_plan_settle_and_survive_a_kill(tmp_path: Path) -> None:
-    async with run_network(tmp_path, sampling_bps=10_000) as network:
+    async with run_network(tmp_path, verify_bps=10_000) as network:
         try:
             await network.wait_until(network.is_ready, 3 * HANG_S)
             await check_interface(network)
