@@ -37,6 +37,7 @@ REQUEST_FIELDS: Final = (
     "nonce",
     "snapshotSequence",
     "snapshotRoot",
+    "verifyBps",
 )
 
 

@@ -276,6 +276,7 @@ def command(
             "images": tuple(text.image or ()),
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,
+            "verify": payment.verify,
         }
         done = event_loop.run(generate(output, config, model, text.prompt, arguments))
         if output.as_json:
@@ -375,17 +376,24 @@ async def generate(
                 for sentence in describe_privacy(part):
                     output.say(sentence)
             if count := len(arguments["images"]):
-                most = await net.quote_generation(
-                    model, prompt, max_tokens=arguments["max_tokens"], images=count
+                quote = await net.quote_generation(
+                    *(model, prompt),
+                    max_tokens=arguments["max_tokens"],
+                    images=count,
+                    verify=arguments["verify"],
                 )
-                output.say(f"at most {format_usdc(most)}, with an execution for the images")
+                most = format_usdc(quote.locked_micro_usdc)
+                output.say(f"at most {most}, with an execution for the images")
             if arguments["decoder"] == "speculative":
-                most = await net.quote_generation(
-                    model, prompt, max_tokens=arguments["max_tokens"], decoder="speculative"
+                quote = await net.quote_generation(
+                    *(model, prompt),
+                    max_tokens=arguments["max_tokens"],
+                    decoder="speculative",
+                    verify=arguments["verify"],
                 )
+                most = format_usdc(quote.locked_micro_usdc)
                 output.say(
-                    f"at most {format_usdc(most)}: as without drafts; a step costs the same, "
-                    "whatever its rows"
+                    f"at most {most}: as without drafts; a step costs the same, whatever its rows"
                 )
             output.hint("requesting a plan")
             tokens = net.generate(model, prompt, **arguments, on_session=on_session)

@@ -18,6 +18,7 @@ from splitup.cli.options import (
     ConfigFlag,
     IndexFlag,
     KeysFlag,
+    VerifyFlag,
     find_database_url,
     find_keys_url,
     with_options,
@@ -109,6 +110,7 @@ class LeaseFlags:
             help="Most seconds that the money of an execution is locked.",
         ),
     ] = 1_200.0
+    verify: VerifyFlag = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,9 @@ async def _serve(
     from splitup.serve.split.sessions import SessionOptions
     from splitup.serve.timelines import Timelines
 
-    options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
+    options = LeaseOptions(
+        leases.most, leases.warm, leases.steps, leases.seconds, verify=leases.verify
+    )
     stopped = asyncio.Event()
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:

@@ -140,7 +140,8 @@ class MarketFlags:
         if not self.market:
             return await _open_here(net, model), ""
         served = await _open_market(stack, net, model, self.lease_steps, sessions)
-        price = format_usdc(await net.quote(model, steps=self.lease_steps))
+        quote = await net.quote(model, steps=self.lease_steps)
+        price = format_usdc(quote.locked_micro_usdc)
         return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
 
 

@@ -54,7 +54,7 @@ from splitup.client.generation import (
 from splitup.client.images import ImageFile, expand_prompt, find_pixels, read_pixels
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
-from splitup.client.market.payments import fetch_price
+from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
@@ -182,13 +182,15 @@ class Network:
         self._check_open()
         return await self._account.freeze(seconds)
 
-    async def quote(self, model: str, *, steps: int = 1) -> int:
-        """Return the most that an execution of so many steps costs, in micro-USDC.
+    async def quote(
+        self, model: str, *, steps: int = 1, verify: float | str | None = None
+    ) -> Quote:
+        """Return what an execution of so many steps locks, and what it costs on average.
 
-        It is locked at the request; what the nodes do not earn comes back at the settlement.
+        ``verify`` is as for ``session``. What the nodes do not earn comes back at the settlement.
         """
         found = await self.fetch_model(model)
-        return await fetch_price(self.chain, found.model_id, steps)
+        return await fetch_quote(self.chain, found.model_id, steps, verify)
 
     async def quote_generation(
         self,
@@ -200,8 +202,9 @@ class Network:
         lookahead: LookaheadOptions | None = None,
         diffusion: DiffusionOptions | None = None,
         images: int = 0,
-    ) -> int:
-        """Return the most that ``generate`` with these arguments costs, in micro-USDC.
+        verify: float | str | None = None,
+    ) -> Quote:
+        """Return what ``generate`` with these arguments locks, and costs for its most steps.
 
         ``images`` is their number; each is a step of the model's tower for images.
         """
@@ -215,11 +218,11 @@ class Network:
             diffusion=diffusion,
             images=images,
         )
-        price = await self.quote(model, steps=machine.max_steps)
+        quote = await self.quote(model, steps=machine.max_steps, verify=verify)
         if images:
             tower, _ = await self._find_tower(model)
-            price += await self.quote(tower, steps=images)
-        return price
+            quote += await self.quote(tower, steps=images, verify=verify)
+        return quote
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -230,6 +233,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Result:
         """Run a model, by name or id, and return its complete, verified result.
 
@@ -246,6 +250,7 @@ class Network:
             steps=len(steps.rows),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             inputs_digest=None if is_private else _digest_inputs(steps.rows),
         ) as session:
             futures = [session.submit(row) for row in steps.rows]
@@ -273,12 +278,15 @@ class Network:
         steps: int,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
         adapter: AdapterOptions | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
+        ``verify``: the share of its tasks that are verified, such as 0.5 or "50%"; by default, and
+        at least, the network's.
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
@@ -289,7 +297,7 @@ class Network:
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
         session = await self._open(
-            model, steps, limit, deadline_s, inputs_digest, nodes_only, adapter
+            model, steps, limit, deadline_s, verify, inputs_digest, nodes_only, adapter
         )
         try:
             yield session
@@ -324,6 +332,7 @@ class Network:
         diffusion: DiffusionOptions | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         adapter: AdapterOptions | None = None,
         images: Sequence[ImageFile] = (),
         on_session: Callable[[Session], None] | None = None,
@@ -365,7 +374,7 @@ class Network:
         rows = None
         if images:
             rows, max_price_usdc = await self._see(
-                model, images, machine.max_steps, max_price_usdc, deadline_s
+                model, images, machine.max_steps, max_price_usdc, deadline_s, verify
             )
         drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
@@ -373,6 +382,7 @@ class Network:
             steps=machine.max_steps,
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             adapter=adapter,
         ) as session:
             if on_session is not None:
@@ -389,6 +399,7 @@ class Network:
         steps: int,
         max_price_usdc: Usdc | None,
         deadline_s: float,
+        verify: float | str | None,
     ) -> tuple[Array, Usdc | None]:
         """Return the rows that a model's tower makes of images, and what is left of the price.
 
@@ -400,10 +411,8 @@ class Network:
         price = left = None
         if max_price_usdc is not None:
             limit = parse_usdc(max_price_usdc, name="the maximum price")
-            own, text = (
-                await self.quote(tower, steps=len(images)),
-                await self.quote(model, steps=steps),
-            )
+            own = (await self.quote(tower, steps=len(images))).locked_micro_usdc
+            text = (await self.quote(model, steps=steps)).locked_micro_usdc
             if limit < own + text:
                 raise InvalidInput(
                     f"the maximum price is {format_usdc(limit)}, and {len(images)} images and "
@@ -412,7 +421,11 @@ class Network:
                 )
             price, left = Decimal(own) / MICRO, Decimal(limit - own) / MICRO
         result = await self.execute(
-            tower, {port.name: pixels}, max_price_usdc=price, deadline_s=deadline_s
+            tower,
+            {port.name: pixels},
+            max_price_usdc=price,
+            deadline_s=deadline_s,
+            verify=verify,
         )
         (rows,) = result.outputs.values()
         return rows.reshape(-1, rows.shape[-1]), left
@@ -431,6 +444,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, each a string or its tokens with the special ones.
 
@@ -449,6 +463,7 @@ class Network:
             steps=len(found.pack(encoded)),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
         ) as session:
             vectors = await run_texts(session, found, encoded)
         return Embeddings(
@@ -583,8 +598,11 @@ class Network:
 
     async def evidence(self, receipt: Receipt) -> Evidence:
         """Return the drawn tasks of a settled execution and their verdicts, checked."""
-        committee = await self._committees.fetch_of(receipt.execution_id)
-        return await fetch_evidence(self._http, committee, receipt)
+        committee, model = await asyncio.gather(
+            self._committees.fetch_of(receipt.execution_id),
+            self.chain.call("models", "modelOf", receipt.model_id),
+        )
+        return await fetch_evidence(self._http, committee, receipt, model["taskCount"])
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan again, of any account's execution."""
@@ -629,6 +647,7 @@ class Network:
         steps: int,
         limit: int | None,
         deadline_s: float,
+        verify: float | str | None,
         inputs_digest: str | None,
         nodes_only: bool,
         adapter: AdapterOptions | None,
@@ -641,9 +660,11 @@ class Network:
         programs = None
         if not nodes_only:
             programs = await self._models.load_programs(model)  # may fail, so before the payment
-        price, _ = await asyncio.gather(
-            fetch_price(self.chain, model.model_id, steps), self._committees.fetch_current()
+        quote, _ = await asyncio.gather(
+            fetch_quote(self.chain, model.model_id, steps, verify),
+            self._committees.fetch_current(),
         )
+        price = quote.locked_micro_usdc
         if limit is not None and limit < price:
             raise InvalidInput(
                 f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
@@ -655,6 +676,7 @@ class Network:
             steps=steps,
             price_micro_usdc=price,
             deadline_s=deadline_s,
+            verify_bps=quote.verify_bps,
             inputs_digest=inputs_digest,
         )
         opened = await self._open_adapter(model, adapter)

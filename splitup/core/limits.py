@@ -178,6 +178,7 @@ MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
+MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of them; the Market's
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
     10  # beyond the chain's minimum: a signed request may wait for some blocks

@@ -188,6 +188,7 @@ def make_request(network: Network, snapshot_root: str) -> Request:
         snapshot_sequence=1,
         snapshot_root=snapshot_root,
         block_hash="0x" + "00" * 32,
+        verify_bps=800,
         nonce=77,
     )
 

@@ -39,7 +39,7 @@ async def test_commands_at_once_on_one_account_never_fail_each_other(
     network: Network, plans: None
 ) -> None:
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
     async with contextlib.AsyncExitStack() as stack:
         http = SignedClient(identity)
         stack.push_async_callback(http.close)
@@ -67,7 +67,7 @@ async def test_withdrawing_fetches_back_what_a_killed_command_left_locked(
     network: Network, plans: None
 ) -> None:
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(SignedClient(identity))
         chain = await stack.enter_async_context(
@@ -120,7 +120,7 @@ async def test_without_a_node_for_the_model_the_failure_says_so(
     if is_snapshot_there:
         monkeypatch.setattr(MarketAccount, "_is_served", is_served)
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
     async with SignedClient(identity) as http:
         account = MarketAccount(network.client, identity, http, Committees(network.client))
         with pytest.raises(ExecutionFailed) as caught:

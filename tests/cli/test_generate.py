@@ -42,11 +42,11 @@ def test_an_interrupted_generation_without_tokens() -> None:
 
 
 def test_cost_is_what_was_paid_and_what_came_back() -> None:
-    settled = Receipt(ID, "settled", 1, (), (), 2_000_000, 20_000, 5_000_000, "", 7, "")
+    settled = Receipt(ID, "settled", 1, (), (), 2_000_000, 20_000, 5_000_000, "", 7, "", ID, 800)
     assert describe_cost(settled) == (
         "cost: 2.02 USDC (2 USDC to the nodes, 0.02 USDC fee); 5 USDC came back"
     )
-    refunded = Receipt(ID, "refunded", 0, (), (), 0, 0, 5_000_000, "", 7, "")
+    refunded = Receipt(ID, "refunded", 0, (), (), 0, 0, 5_000_000, "", 7, "", ID, 800)
     assert describe_cost(refunded) == "cost: nothing; 5 USDC came back"
 
 

@@ -44,9 +44,9 @@ async def test_images_become_text(network: Network, tmp_path: Path) -> None:
     assert ", with an execution for the images" in done.stderr
     async with SplitUp.connect(network.config) as net:
         images = [path.read_bytes() for path in photos]
-        most = await net.quote_generation(GEMMA, PHOTO_PROMPT, max_tokens=2, images=2)
-        text = await net.quote(GEMMA, steps=5)
-        assert most == text + await net.quote(EYES, steps=2)
+        quote = await net.quote_generation(GEMMA, PHOTO_PROMPT, max_tokens=2, images=2)
+        assert quote == await net.quote(GEMMA, steps=5) + await net.quote(EYES, steps=2)
+        most = quote.locked_micro_usdc
         with pytest.raises(InvalidInput, match="2 images and 5 steps of model gemma cost"):
             options = {"max_tokens": 2, "max_price_usdc": (most - 1) / 10**6}
             await anext(net.generate(GEMMA, PHOTO_PROMPT, images=images, **options))

@@ -501,6 +501,7 @@ class Simulation:
                         snapshot_sequence=self.chain.sequence,
                         snapshot_root=self.chain.root,
                         block_hash=f"0x{self.block:064x}",
+                        verify_bps=self.economics.sampling_bps,
                     )
                 )
             )
@@ -526,6 +527,7 @@ class Simulation:
             snapshot_sequence=self.chain.sequence,
             snapshot_root=self.chain.root,
             block_hash=ZERO_BYTES32,
+            verify_bps=self.economics.sampling_bps,
             nonce=nonce,
         ).model_copy(update=changes)
         return sign_request(CLIENT_IDENTITY, request)

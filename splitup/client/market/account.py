@@ -56,6 +56,7 @@ class Order:
     steps: int
     price_micro_usdc: int  # locked until the execution is settled
     deadline_s: float  # from now
+    verify_bps: int  # share of its tasks that are verified, in 1/10,000
     inputs_digest: str | None  # None when the inputs do not exist yet, or have to stay private
 
 
@@ -168,6 +169,7 @@ class MarketAccount:
             steps=order.steps,
             max_price_micro_usdc=order.price_micro_usdc,
             deadline=int(clock.now_s()) + int(np.ceil(order.deadline_s)),
+            verify_bps=order.verify_bps,
             task_count=len(order.task_ids),
         )
         ends = asyncio.get_running_loop().time() + wanted.deadline - clock.now_s()
@@ -190,6 +192,7 @@ class MarketAccount:
                 wanted.max_price_micro_usdc,
                 wanted.deadline,
                 nonce,
+                wanted.verify_bps,
             )
         except BaseException as error:
             listening.cancel()

@@ -134,7 +134,8 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
     """Return the receipt of a closed execution from the market's events; others' are ignored."""
     own = [event for event in events if event.args.get("executionId") == execution_id]
     closing = next((event for event in own if event.name in _CLOSING), None)
-    if closing is None:
+    asked = next((e.args for e in own if e.name == "RequestNodeSelections"), None)
+    if closing is None or asked is None:
         raise Unavailable(
             f"the chain closed execution {execution_id}, but its RPC endpoint has no event yet; "
             "ask for the receipt again"
@@ -158,4 +159,6 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
         evidence_root=args["evidenceRoot"] if is_settled else "",
         block_number=closing.block_number,
         transaction=closing.transaction,
+        model_id=asked["modelId"],
+        verify_bps=asked["verifyBps"],
     )
