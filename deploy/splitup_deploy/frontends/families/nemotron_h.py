@@ -2,8 +2,8 @@
 
 Attention knows no positions. An MLP is down(relu(up x)^2), which is relu(up x) times up x. Source:
 arXiv 2504.03624, section 2. Field names, defaults and their meaning are those of the Hugging Face
-model of the same name, which bounds time steps from below by ``time_step_min`` in a prompt and not
-afterwards; NVIDIA's own code never does, nor does this.
+model of the same name. That raises the time steps of a prompt to ``time_step_min``, and those of
+single tokens not; NVIDIA's own code uses ``time_step_limit``, from 0, for both, and so does this.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ OWN_NAMES: Final = {
     ".mixer.": ".mamba.",
 }
 _KINDS: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-_LEGACY: Final = {"mamba": "linear_attention", "attention": "full_attention"}
+# All names of a kind, those of older versions first -> its name.
+_NAMES: Final = {
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+    **{kind: kind for kind in _KINDS.values()},
+}
 # Fields of training, of how the original computes, and of rope, which it does not have.
 _UNUSED: Final = (
     *("chunk_size", "expand", "hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype"),
@@ -95,10 +100,10 @@ def _read_kinds(fields: Fields) -> list[str]:
         if not isinstance(pattern, str) or not pattern or set(pattern) - set(_KINDS):
             raise fields.refuse("hybrid_override_pattern", f"letters of {' '.join(_KINDS)}")
         return [_KINDS[letter] for letter in pattern]
-    known = [*_KINDS.values(), *_LEGACY]
+    known = list(_NAMES)
     if not isinstance(listed, list) or not listed or any(one not in known for one in listed):
         raise fields.refuse("layers_block_type", f"a list of {', '.join(_KINDS.values())}")
-    kinds = [_LEGACY.get(one, one) for one in listed]
+    kinds = [_NAMES[one] for one in listed]
     if pattern is not None and pattern != "".join(
         letter for one in kinds for letter, kind in _KINDS.items() if kind == one
     ):
