@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
@@ -101,3 +103,23 @@ def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
     traced = load_model(str(tmp_path), Sizes(context=5, chunk=1)).traced
     assert len(traced.notes) == 1 and traced.notes[0].endswith("would choose all positions")
     assert traced.graph.states[0].shape == (5, 16 + 8)
+
+
+def test_layers_of_nemotron_h_have_older_names() -> None:
+    config = {**CASES["nemotron-h"].config, "layers_block_type": ["mamba", "mlp", "attention"]}
+    wanted = parse_config(CASES["nemotron-h"].config, None)
+    assert parse_config(config, None) == wanted
+    del config["hybrid_override_pattern"], config["num_hidden_layers"]
+    assert parse_config(config, None) == wanted
+
+
+def test_layers_of_nemotron_h_that_predict_further_ahead_are_left_out(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["nemotron-3"])
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), "mtp.layers.0.norm.weight": np.ones(32, "f4")}, path)
+    with pytest.raises(InvalidModel, match="mtp"):
+        load_model(str(tmp_path), Sizes(chunk=1))
+    config = {**CASES["nemotron-3"].config, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (note,) = load_model(str(tmp_path), Sizes(chunk=1)).traced.notes
+    assert note.endswith("of blocks that only predict tokens further ahead")
