@@ -180,7 +180,7 @@ def test_the_command_lists_every_family() -> None:
     result = CliRunner().invoke(app, ["families", "--json"])
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
     assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
-    use = {"use": "text-generation", "text_tower": None, "decoder": None}
+    use = {"use": "text-generation", "text_tower": None, "images": False, "decoder": None}
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
@@ -188,6 +188,9 @@ def test_the_command_lists_every_family() -> None:
     text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
     assert [line.split()[0] for line in text] == list(rows)
     assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
+    (gemma,) = (line for line in text if line.startswith("Gemma3ForConditionalGeneration"))
+    assert gemma.endswith("  text as Gemma3ForCausalLM; images with --vision and --images")
+    assert rows["Gemma3ForConditionalGeneration"]["images"]
     assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"
 
 

@@ -148,7 +148,9 @@ class DecoderConfig:
     late_qk_norm: bool = False  # query and key heads are brought to one length after rope
     sinks: bool = False  # every query head has a score of its own that no value belongs to
     growth: Growth | None = None
-    activation: Literal["silu", "gelu-tanh"] | Clamped = "silu"
+    activation: Literal["silu", "gelu-tanh", "relu"] | Clamped = "silu"
+    gated: bool = True  # gate and up are two projections; otherwise both are the one called up
+    mlp_layers: frozenset[int] | None = None  # are an MLP alone, and all others attention alone
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
     head_bias: bool = False

@@ -31,6 +31,7 @@ from splitup_deploy.frontends.families.encoder_fields import check_sizes, read_a
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 
+ARCHITECTURE: Final = "Gemma3ForConditionalGeneration"  # the only one with a tower that is read
 _CHANNELS: Final = 3
 _PREFIXES: Final = ("model.", "vision_tower.", "vision_model.", "multi_modal_projector.")
 # What a checkpoint has besides: the text tower, and SigLIP's own way to one vector per image.
@@ -59,10 +60,10 @@ class VisionTower:
 
 def read_vision_tower(table: dict[str, Any]) -> VisionTower:
     """Read the tower of a config.json; raises InvalidModel for a model without a supported one."""
-    if table.get("architectures") != ["Gemma3ForConditionalGeneration"]:
+    if table.get("architectures") != [ARCHITECTURE]:
         raise InvalidModel(
             f"architecture {table.get('architectures')!r:.80} has no vision tower that is "
-            "supported; Gemma3ForConditionalGeneration has one"
+            f"supported; {ARCHITECTURE} has one"
         )
     inner = table.get("vision_config")
     if not isinstance(inner, dict):

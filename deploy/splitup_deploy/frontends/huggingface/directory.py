@@ -199,7 +199,8 @@ def _list_further_blocks(
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
     blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
-    return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
+    is_named = table.get("mtp_num_hidden_layers") or last > config.layers
+    return (*found, "mtp.") if is_named else found
 
 
 def _list_indexers(config: DecoderConfig) -> Iterator[str]:
