@@ -13,11 +13,10 @@ import asyncio
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from splitup.core import limits, tuning
+from splitup.core import limits
 from splitup.core.errors import PeerFault, Refused, SplitUpError
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
@@ -28,7 +27,6 @@ from splitup_node.tasks.placement import DemandEntry, parse_demand
 
 _HASH: Final = re.compile(r"0x[0-9a-f]{64}")
 
-_MAX_DOUBLINGS: Final = 16
 
 _log = logging.getLogger("splitup.node.heartbeats")
 
@@ -44,7 +42,6 @@ class HeartbeatSender:
         self._calls: dict[str, asyncio.Task[None]] = {}  # by member, if unanswered
         self._outcomes: dict[str, Demand | SplitUpError] = {}
         self._periods: dict[str, float] = {}  # member -> seconds until it is due another one
-        self._refusals: Counter[str] = Counter()  # member -> in a row
         self._sent_at: dict[str, float] = {}
 
     async def send(
@@ -65,7 +62,7 @@ class HeartbeatSender:
             return tokens[head]
 
         members = {member.account for member in committee.members}
-        for known in (self._heads, self._outcomes, self._periods, self._sent_at, self._refusals):
+        for known in (self._heads, self._outcomes, self._periods, self._sent_at):
             for account in known.keys() - members:
                 del known[account]
         now, is_sent = time.monotonic(), False
@@ -94,6 +91,11 @@ class HeartbeatSender:
         failures = [str(outcome) for outcome in outcomes if isinstance(outcome, SplitUpError)]
         return set(failures) if len(failures) == len(outcomes) else set()
 
+    def is_refused(self, committee: CommitteeView) -> bool:
+        """Return whether every member refuses this node itself, as one without a stake."""
+        outcomes = [self._outcomes.get(member.account) for member in committee.members]
+        return all(isinstance(found, Refused) and found.status == 400 for found in outcomes)
+
     async def close(self) -> None:
         """Cancel the calls that are not answered."""
         for call in self._calls.values():
@@ -109,15 +111,10 @@ class HeartbeatSender:
 
     async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
         self._periods[member.account] = limits.HEARTBEAT_PERIOD_S  # after a failure
-        refusals = self._refusals.pop(member.account, 0)
         try:
             self._outcomes[member.account] = await self._fetch_demand(member, sign)
         except Refused as refusal:
             self._outcomes[member.account] = refusal
-            if refusal.status != 409:  # a member that catches up with the chain takes it soon
-                self._refusals[member.account] = refusals = min(refusals + 1, _MAX_DOUBLINGS)
-                wait_s = limits.HEARTBEAT_PERIOD_S * 2 ** (refusals - 1)
-                self._periods[member.account] = min(wait_s, tuning.HEARTBEAT_REFUSED_S)
             _log.debug("heartbeat: %s", refusal)
         except PeerFault as fault:  # the other members' answers still count
             self._outcomes[member.account] = fault

@@ -53,6 +53,7 @@ class Presence:
         self._get_determinism = get_determinism
         self.boot_id = secrets.token_hex(32)
         self._sequence = 0
+        self._refusals = 0  # of the latest heartbeats, one after the other
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
@@ -66,7 +67,10 @@ class Presence:
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
 
     async def send_heartbeats(self) -> None:
-        """Send each member one per period, and all of them one when what is offered has changed."""
+        """Send each member one per period, and all of them one when what is offered has changed.
+
+        A node that all members refuse, because it was slashed or leaves, sends them less often.
+        """
         try:
             while True:
                 self._is_urgent = self._heartbeat_due.is_set()
@@ -76,7 +80,7 @@ class Presence:
                 except SplitUpError as error:
                     _log.warning("%s", error)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
+                    async with asyncio.timeout(compute_pause_s(self._refusals)):
                         await self._heartbeat_due.wait()
         finally:
             await self._heartbeat_sender.close()
@@ -102,6 +106,8 @@ class Presence:
         self._stated = stated
         if not await self._heartbeat_sender.send(beat, committee, only_due=only_due):
             return
+        is_refused = self._heartbeat_sender.is_refused(committee)
+        self._refusals = self._refusals + 1 if is_refused else 0
         self._health.note_heartbeats(
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
@@ -246,3 +252,9 @@ class Presence:
 
     def _is_idle(self, entry: DemandEntry) -> bool:
         return entry.task_id not in self._engine.list_used()
+
+
+def compute_pause_s(refusals: int) -> float:
+    """Return the seconds until the next heartbeat; the first refusals may come before a block."""
+    doublings = min(max(0, refusals - tuning.HEARTBEAT_REFUSALS), 10)
+    return min(limits.HEARTBEAT_PERIOD_S * 2.0**doublings, tuning.HEARTBEAT_REFUSED_S)

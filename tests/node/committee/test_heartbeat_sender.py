@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
+from splitup_node.committee.presence import compute_pause_s
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -41,8 +42,8 @@ class Member:
     heads: RecentBlocks = field(default_factory=RecentBlocks)
     named: list[str] = field(default_factory=list)  # by the beats that came
     period_ms: Any = 1000
-    refusal: PeerFault | None = None
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    is_registered: bool = True  # as this member's chain says
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -51,8 +52,8 @@ class Member:
         beat = (await read_message(request, api.HEARTBEAT, audience=COMMITTEE)).message
         self.named.append(beat.block_hash)
         await self.may_answer.wait()
-        if self.refusal is not None:
-            raise self.refusal
+        if not self.is_registered:
+            raise PeerFault(f"node {beat.node} is not active in the registry")
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
             return web.json_response(
                 {"block": self.heads.head, "period_ms": self.period_ms, "tasks": []}
@@ -192,21 +193,23 @@ async def test_each_member_gets_heartbeats_in_the_period_that_it_names(
         assert len(members[1].named) == before + 1
 
 
-async def test_a_refused_node_sends_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slashed node is refused by all members; one that is taken again is heard as before."""
-    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+async def test_only_the_refusal_of_all_members_makes_heartbeats_less_frequent() -> None:
     members = make_members(*BLOCKS[1:5])
-    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
-        clock = Clock(monkeypatch)
-        await sender.send(make_beat(1), view)
-        for member in members:
-            member.refusal = PeerFault("the node is not active in the registry")
-        assert await count_beats(sender, view, clock, members[0], 15) == 4  # after 1, 2, 4 and 8 s
-        assert await count_beats(sender, view, clock, members[0], 100) == 10
-        assert len(sender.list_failures(view)) == 1
-        for member in members:
-            member.refusal = None
-        wait_s = int(tuning.HEARTBEAT_REFUSED_S)
-        assert await count_beats(sender, view, clock, members[0], wait_s) >= 1
-        assert await count_beats(sender, view, clock, members[0], 5) == 5
-        assert not sender.list_failures(view)
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+        for number, member in enumerate(members, start=1):
+            member.is_registered = False
+            await heartbeat_sender.send(make_beat(number), view)
+            assert heartbeat_sender.is_refused(view) == (number == len(members))
+        members[2].is_registered = True
+        await heartbeat_sender.send(make_beat(5), view)
+        assert not heartbeat_sender.is_refused(view)
+
+
+def test_pauses_grow_behind_the_time_that_a_registration_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+    pauses = [compute_pause_s(refusals) for refusals in range(40)]
+    assert pauses[: tuning.HEARTBEAT_REFUSALS + 3] == [1.0] * 6 + [2.0, 4.0]
+    assert pauses == sorted(pauses) and pauses[-1] == tuning.HEARTBEAT_REFUSED_S
+    assert compute_pause_s(10**6) == tuning.HEARTBEAT_REFUSED_S
