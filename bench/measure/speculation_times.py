@@ -22,7 +22,7 @@ from bench.report import ROOT
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import _MARGIN_PRIORS, _MARGINS, ModelDrafts
-from splitup.decode.speculation.tree import LEAST_REACH, Node, choose_nodes, walk
+from splitup.decode.speculation.tree import LEAST_REACH, Node, choose_rows, walk
 from splitup.decode.step import StepInput
 
 PAGE: Final = ROOT / "docs" / "speculation.md"
@@ -212,20 +212,18 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
         root = Node(0, 0)
         paths: dict[Node, Path] = {root: (roots + number,)}
         grown = itertools.count()
-        heap = iter(walk(root, 1.0, 40))
+        heap = walk(root, 40)
         for reach, node, _ in heap:
-            assert node is not None
             if reach < LEAST_REACH or next(grown) > 4 * CHUNK:
                 break
             chances = _MARGIN_PRIORS[draw(paths[node])[0]]
             for token, chance in enumerate(chances):
                 child = node.children[token] = Node(token, node.position + 1, node, chance)
                 paths[child] = (*paths[node], token)
-        best = choose_nodes(
-            walk(root, 1.0, 40), lambda n: round_trip_s + pair.target_s(n), limit=CHUNK
-        )
+        reaches = (reach for reach, _, _ in walk(root, 40))
+        best = choose_rows(reaches, lambda n: round_trip_s + pair.target_s(n), limit=CHUNK)
         tokens += best.tokens
-        seconds += round_trip_s + pair.target_s(len(best.nodes))
+        seconds += round_trip_s + pair.target_s(best.rows)
     return tokens / roots, tokens / seconds * (round_trip_s + pair.target_s(1))
 
 
