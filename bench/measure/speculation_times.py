@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -175,6 +176,18 @@ def simulate(
 ) -> tuple[float, float]:
     """Return the tokens of a round, and how much faster texts are than sequential ones."""
     texts = [Client(number, pair, may_overlap=may_overlap) for number in range(clients)]
+    run_texts(texts, pair, round_trip_s)
+    alone_s = round_trip_s + pair.target_s(1)
+    # sequential clients wait for each other where all their steps keep the nodes busy
+    busy_s = clients * pair.target_s(1) / (1 if pair.is_local else pair.nodes)
+    plain_s = TOKENS * max(alone_s, busy_s)
+    rounds = sum(text.rounds for text in texts)
+    mean_s = sum(text.now_s for text in texts) / clients
+    return TOKENS * clients / rounds, plain_s / mean_s
+
+
+def run_texts(texts: Sequence[Client], pair: Pair, round_trip_s: float) -> None:
+    """Run the decoders to their ends, on the same nodes."""
     free_s = 0.0  # when the nodes, or the one processor, can begin the next step
     asked_now = list(texts)
     while running := [text for text in texts if not text.decoder.finished]:
@@ -193,13 +206,56 @@ def simulate(
                 text.drafted = done_s, text.draft.run(asked)
         asked_now = [min(running, key=lambda text: text.next_s)]
         asked_now[0].take()
-    alone_s = round_trip_s + pair.target_s(1)
-    # sequential clients wait for each other where all their steps keep the nodes busy
-    busy_s = clients * pair.target_s(1) / (1 if pair.is_local else pair.nodes)
-    plain_s = TOKENS * max(alone_s, busy_s)
-    rounds = sum(text.rounds for text in texts)
-    mean_s = sum(text.now_s for text in texts) / clients
-    return TOKENS * clients / rounds, plain_s / mean_s
+
+
+def time_decoder(repeats: int = 7) -> float:
+    """Return the milliseconds a round that the decoder itself takes: the tree, and to follow it.
+
+    What its sources and the models do is left out. The decoder makes the same calls in every
+    repeat; of each the shortest time counts, because other work on the machine only adds to it.
+    """
+    runs = [_time_calls() for _ in range(repeats)]
+    shortest = (min(times) for times in zip(*(calls for calls, _ in runs), strict=True))
+    return sum(shortest) * 1e3 / runs[0][1]
+
+
+def _time_calls() -> tuple[list[float], int]:
+    """Return the seconds of each call of the decoder in one text, and the rounds."""
+    text, apart_s, calls = Client(0, EXAMPLE, may_overlap=True), 0.0, list[float]()
+    decoder = text.decoder
+
+    def leave_out(owner: object, name: str) -> None:
+        call = getattr(owner, name)
+
+        def timed(*values: object) -> object:
+            nonlocal apart_s
+            begun_s = time.perf_counter()
+            found = call(*values)
+            apart_s += time.perf_counter() - begun_s
+            return found
+
+        setattr(owner, name, timed)
+
+    def note(name: str) -> None:
+        call = getattr(decoder, name)
+
+        def timed(*values: object) -> object:
+            nonlocal apart_s
+            apart_s, begun_s = 0.0, time.perf_counter()
+            found = call(*values)
+            calls.append(time.perf_counter() - begun_s - apart_s)
+            return found
+
+        setattr(decoder, name, timed)
+
+    for source in decoder._sources:
+        leave_out(source, "begin")
+        leave_out(source, "finish")
+    leave_out(decoder.request.sampler, "choose")
+    for name in ("next_step", "receive_logits", "next_draft", "receive_draft"):
+        note(name)
+    run_texts([text], EXAMPLE, 0.08)
+    return calls, text.rounds
 
 
 def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[float, float]:
@@ -221,7 +277,7 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
                 child = node.children[token] = Node(token, node.position + 1, node, chance)
                 paths[child] = (*paths[node], token)
         reaches = (reach for reach, _, _ in walk(root, 40))
-        best = choose_rows(reaches, lambda n: round_trip_s + pair.target_s(n), limit=CHUNK)
+        best = choose_rows(reaches, [round_trip_s + pair.target_s(n) for n in range(1, CHUNK + 1)])
         tokens += best.tokens
         seconds += round_trip_s + pair.target_s(best.rows)
     return tokens / roots, tokens / seconds * (round_trip_s + pair.target_s(1))

@@ -166,7 +166,7 @@ class SpeculativeDecoder:
             return None
         if self._frontier.root is not self._root:
             self._frontier = self._make_frontier()
-        self._frontier.take_drafts()
+        self._frontier.sort()
         self._extend_tree()
         return self._step_ahead() if self._root.is_sent else self._step_behind_text()
 
@@ -243,16 +243,18 @@ class SpeculativeDecoder:
 
         None if drafts are worth waiting for, or the step promises less than the ``least`` tokens.
         """
-        compute_s, frontier = self._known.steps.compute_s, self._frontier
+        seconds, frontier = self._known.steps.list_s(limit), self._frontier
         unsent = frontier.list_unsent(place)
-        now = choose_rows((-negative for negative, _, _ in unsent), compute_s, limit=limit)
+        now = choose_rows([-negative for negative, _, _ in unsent], seconds)
+        if now.tokens < least:
+            return None
         if self._pending is not None and self._known.steps.is_known:
             awaited, wait_s = self._expect_drafts()
-            reaches = frontier.expect(place, awaited, self._pending.typical)
-            later = choose_rows(reaches, compute_s, limit=limit, wait_s=wait_s)
+            reaches = frontier.expect(place, unsent, awaited, self._pending.typical)
+            later = choose_rows(reaches, seconds, wait_s=wait_s)
             if later.tokens_per_s > now.tokens_per_s:
                 return None
-        return None if now.tokens < least else [node for _, _, node in unsent[: now.rows]]
+        return [node for _, _, node in unsent[: now.rows]]
 
     def _make_frontier(self) -> Frontier:
         # a path that is accepted as a whole has to fit into a step, should it be fed again
@@ -316,15 +318,19 @@ class SpeculativeDecoder:
             return
         self._has_grown = False
         unseen: dict[DraftSource, list[Node]] = {}
-        for place, (negative, _, node) in enumerate(self._frontier.places):
-            if -negative < _LEAST_DRAFTED:
-                break
-            for source in self._sources:
-                if source in node.seen_by:
-                    continue
+        undrafted = self._frontier.undrafted
+        place = 0
+        while place < len(undrafted) and -undrafted[place][0] >= _LEAST_DRAFTED:
+            node = undrafted[place][2]
+            sources = [source for source in self._sources if source not in node.seen_by]
+            if not sources:
+                del undrafted[place]
+                continue
+            place += 1
+            for source in sources:
                 if source.is_instant:  # what it adds comes behind this place
                     source.begin(self._text, self._root, [node])
-                    self._frontier.take_drafts(place + 1)
+                    self._frontier.take_drafts()
                 else:
                     unseen.setdefault(source, []).append(node)
             if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
@@ -344,7 +350,7 @@ class SpeculativeDecoder:
         assert source is not None
         if any(node in self._frontier.reaches for node in source.awaited):
             return set(source.awaited), wait_s
-        found = (node for _, _, node in self._frontier.places if source not in node.seen_by)
+        found = (node for _, _, node in self._frontier.undrafted if source not in node.seen_by)
         nodes = set(itertools.islice(found, _DRAFTED_AT_ONCE))
         return nodes, wait_s + self._known.drafts.compute_s(len(nodes))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -105,17 +105,19 @@ class Frontier:
         for reach, node, _ in walk(self.root, self._last_position):
             self.places.append((-reach, len(self.places), node))
             self.reaches[node] = reach
+        self.undrafted = list(self.places)
         self._is_sorted = True
         if self.root.extended is not None:
             self.root.extended.clear()
 
-    def take_drafts(self, first: int = 0) -> None:
-        """Put the nodes of new drafts into their places, behind the ``first`` ones.
-
-        Where another source is surer of a node that was there before, the next call sorts anew.
-        """
-        if first == 0 and not self._is_sorted:
+    def sort(self) -> None:
+        """Take new drafts, and sort anew where another source is surer of a node than before."""
+        self.take_drafts()
+        if not self._is_sorted:
             self._sort()
+
+    def take_drafts(self) -> None:
+        """Put the nodes of new drafts into their places, which are behind their parents'."""
         extended = self.root.extended or set()
         waiting = [node for node in extended if node in self.reaches]
         extended.clear()
@@ -123,13 +125,19 @@ class Frontier:
             node = waiting.pop()
             if node.position >= self._last_position:
                 continue
+            above = self.reaches[node]
             for child in node.children.values():
-                reach = self.reaches[node] * child.chance
+                reach = above * child.chance
+                if reach < LEAST_REACH:
+                    continue
                 if (known := self.reaches.get(child)) is not None:
                     self._is_sorted = self._is_sorted and known == reach
-                elif reach >= LEAST_REACH:
-                    self.reaches[child] = reach
-                    bisect.insort(self.places, (-reach, len(self.places), child), first)
+                    continue
+                self.reaches[child] = reach
+                place = (-reach, len(self.places), child)
+                bisect.insort(self.places, place)
+                bisect.insort(self.undrafted, place)
+                if child.children:
                     waiting.append(child)
 
     def list_unsent(self, place: Node) -> Sequence[Place]:
@@ -146,27 +154,35 @@ class Frontier:
         return found
 
     def expect(
-        self, place: Node, awaited: Collection[Node], chances: Sequence[float]
+        self,
+        place: Node,
+        unsent: Sequence[Place],
+        awaited: Collection[Node],
+        chances: Sequence[float],
     ) -> list[float]:
-        """Return the reaches of ``list_unsent`` when drafts have come, greatest first.
+        """Return the reaches of those ``unsent`` below ``place`` when drafts have come.
 
-        Those behind the ``awaited`` nodes are guessed: they have these ``chances``.
+        Greatest first. The drafts of the ``awaited`` nodes are guessed: they have these
+        ``chances``, and take the place of what is below these nodes now.
         """
-        together: set[Node | None] = {place if place.is_sent else place.parent}
-        extended = [place] if place.is_sent and place in awaited else []
-        found = []
-        for negative, _, node in self.places if not extended else ():
-            if not node.is_sent and node.parent in together:
-                found.append(-negative)
-                if node in awaited:
-                    extended.append(node)
+        if any(node.children for node in awaited):
+            hidden: set[Node | None] = set(awaited)
+            shown = []
+            for found in unsent:
+                if found[2] is not place and found[2].parent in hidden:
+                    hidden.add(found[2])
                 else:
-                    together.add(node)
-        for node in extended:
-            if node.position < self._last_position:
-                found += [self.reaches[node] * chance for chance in chances]
-        found.sort(reverse=True)
-        return found
+                    shown.append(found)
+            unsent = shown
+        reaches = [-negative for negative, _, _ in unsent]
+        nodes = {node for _, _, node in unsent}
+        for node in awaited:
+            if (node is place or node in nodes) and node.position < self._last_position:
+                reach = self.reaches[node]
+                least = LEAST_REACH / reach
+                reaches += [reach * chance for chance in chances if chance >= least]
+        reaches.sort(reverse=True)
+        return reaches
 
     def find_unsent(self, awaited: Collection[Node], chances: Sequence[float]) -> Node | None:
         """Return the likeliest node that is sent and has a child that is not, or awaits one."""
@@ -194,16 +210,16 @@ class Choice:
 
 
 def choose_rows(
-    reaches: Iterable[float], compute_s: Callable[[int], float], *, limit: int, wait_s: float = 0.0
+    reaches: Iterable[float], seconds: Sequence[float], *, wait_s: float = 0.0
 ) -> Choice:
     """Return how many nodes, of these reaches, give the most tokens per second.
 
-    ``reaches`` decrease. ``compute_s`` gives the time of a step from its rows, ``limit`` is the
-    most rows; the step begins ``wait_s`` seconds from now.
+    ``reaches`` decrease. ``seconds`` are the times of steps of one row, two, …, as many as are
+    allowed; the step begins ``wait_s`` seconds from now.
     """
     rows, tokens, best = 0, 0.0, 0.0
-    for reach in itertools.islice(reaches, limit):
-        rate = (tokens + reach) / (wait_s + compute_s(rows + 1))
+    for reach, step_s in zip(reaches, seconds, strict=False):
+        rate = (tokens + reach) / (wait_s + step_s)
         if rate <= best:
             break
         rows, tokens, best = rows + 1, tokens + reach, rate
