@@ -170,6 +170,7 @@ def make_request(steps: int = 4) -> Request:
         snapshot_sequence=1,
         snapshot_root="0x" + "bb" * 32,
         block_hash="0x" + "aa" * 32,
+        verify_bps=800,
     )
 
 

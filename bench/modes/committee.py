@@ -100,6 +100,7 @@ def time_plans(nodes: int, held: int, count: int) -> list[float]:
         snapshot_sequence=1,
         snapshot_root="0x" + "44" * 32,
         block_hash="0x" + "55" * 32,
+        verify_bps=800,
     )
     times = []
     for number in range(count + 1):

@@ -38,7 +38,7 @@ contract Bonds is IBonds, Ownable2Step {
     bytes32 internal constant PLAN_TYPEHASH =
         keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
-        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
     );
     bytes32 internal constant PLAN_SEED_TAG = keccak256("splitup/plan-seed/v1");
 

@@ -28,6 +28,7 @@ from splitup.messages.adapters import CkksParameters
 
 _HEADER_BYTES: Final = 1_024  # of SEAL's own headers, and what zstd adds to random bytes
 _MAGIC: Final = b"\x5e\xa1\x10"  # SEAL's: its mark, and the length of its header
+_EVALUATION: Final = 3  # counts the changes of `Evaluation` that change the bytes of answers
 # Of A's scale before B's: its product is rescaled, which costs it these bits of precision.
 _MORE_BITS_FOR_A: Final = 17
 
@@ -45,11 +46,11 @@ def import_seal() -> Any:
 
 
 def get_library() -> str:
-    """Return the name and version of the library; equal ones give equal ciphertexts."""
+    """Return what evaluates and its versions; equal ones give equal ciphertexts."""
     import_seal()
     import tenseal
 
-    return f"tenseal {tenseal.__version__}"
+    return f"tenseal {tenseal.__version__}, evaluation {_EVALUATION}"
 
 
 def compute_input_bytes(parameters: CkksParameters) -> int:
@@ -228,12 +229,9 @@ class Evaluation(_Scheme):
         times.append(time.perf_counter())
         layout, evaluator = self._layout, self._evaluator
         found = self._multiply(cipher, self._a)
-        for place, step in enumerate(layout.sums):
-            if place == layout.early_sums:
-                evaluator.rescale_to_next_inplace(found)
+        evaluator.rescale_to_next_inplace(found)  # from here on a rotation costs half as much
+        for step in layout.sums:
             evaluator.add_inplace(found, self._rotate(found, step))
-        if layout.early_sums == len(layout.sums):
-            evaluator.rescale_to_next_inplace(found)
         found = self._multiply(found, self._b)
         times.append(time.perf_counter())
         answer = self.memory.write(found)

@@ -23,11 +23,17 @@ from splitup.adapters.layout import Floats, get_layout
 from splitup.adapters.parameters import check_parameters
 from splitup.core.errors import InvalidInput, PeerFault, Refused
 from splitup.messages import api
-from splitup.messages.adapters import ANSWER_HEAD, AdapterInfo, AdapterList, AdapterSession
+from splitup.messages.adapters import (
+    ANSWER_HEAD,
+    AdapterInfo,
+    AdapterList,
+    AdapterSession,
+    check_signer,
+)
 from splitup.net.http import SignedClient
 
 # The error of an answer, as a part of the largest change that the adapter makes to a hidden state
-# of this length: the tests find less than half of it.
+# of this length. Largest that was measured: 0.75 of it, and 0.94 for more than 2,048 elements.
 RELATIVE_ERROR: Final = 2.0**-17
 _MOST_LENGTH: Final = 2.0**64  # of a hidden state; a longer one is a fault of the model's
 _GONE: Final = 410
@@ -41,8 +47,8 @@ class AdapterOptions:
 
     Every ciphertext also goes to ``check_url``, a host of the same adapter with the same library,
     whose answers have to be the same bytes. With ``signer``, a signing key, what ``url`` offers has
-    to be signed by it. Keys are used for ``max_uses`` hidden states and
-    ``max_age_s`` seconds at most.
+    to be signed by it; raises InvalidInput for anything else. Keys are used for ``max_uses`` hidden
+    states and ``max_age_s`` seconds at most.
     """
 
     url: str
@@ -51,6 +57,10 @@ class AdapterOptions:
     max_uses: int = 4_096
     max_age_s: float = 3_600.0
     signer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.signer:
+            check_signer(self.signer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,7 @@ class Chain:
         ChainUnavailable when the chain was reorganised deeper than ``tuning.REORG_BLOCKS``.
         """
         trail: Trail | None = None
+        from_block = max(from_block, self.deployment.first_block)
         pace = BlockPace(poll_s)
         pause_s = tuning.RPC_BACKOFF_S
         while True:
@@ -281,21 +282,29 @@ class Chain:
     ) -> tuple[ChainEvent, ...]:
         """Return one contract's events in order, up to a block or to the head.
 
-        Raises ChainUnavailable.
+        Asks for more blocks at once as long as the endpoint answers. Raises ChainUnavailable.
         """
         if last is None:
             last = (await self.fetch_head()).number
         address = self.deployment.get_address(contract)
+        start, blocks = max(from_block, self.deployment.first_block), tuning.LOG_RANGE_BLOCKS
+        most = tuning.LOG_RANGE_MAX_BLOCKS
         found: list[ChainEvent] = []
-        for start in range(from_block, last + 1, tuning.LOG_RANGE_BLOCKS):
-            end = min(start + tuning.LOG_RANGE_BLOCKS - 1, last)
+        while start <= last:
+            end = min(start + blocks - 1, last)
             where = {"address": address, "fromBlock": hex(start), "toBlock": hex(end)}
             try:
                 found += decode_logs(self.deployment, await self._rpc.request("eth_getLogs", where))
-            except RpcError as error:
+            except ChainUnavailable as error:
+                if blocks > tuning.LOG_RANGE_BLOCKS:  # too many blocks, too many logs, too slow
+                    blocks = most = max(blocks // 4, tuning.LOG_RANGE_BLOCKS)
+                    continue
+                if not isinstance(error, RpcError):
+                    raise
                 raise ChainUnavailable(
                     f"the chain at {self._rpc.url} has no logs: {error}"
                 ) from None
+            start, blocks = end + 1, min(2 * blocks, most)
         return tuple(found)
 
     async def holds(self, block: BlockId) -> bool:

@@ -18,6 +18,7 @@ from splitup.cli.options import (
     ConfigFlag,
     IndexFlag,
     KeysFlag,
+    VerifyFlag,
     find_database_url,
     find_keys_url,
     with_options,
@@ -109,6 +110,7 @@ class LeaseFlags:
             help="Most seconds that the money of an execution is locked.",
         ),
     ] = 1_200.0
+    verify: VerifyFlag = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,15 @@ class PrivateFlags:
             metavar="URL",
             help="A host of encrypted adapters that the page may ask from the user's browser; "
             "repeatable.",
+        ),
+    ] = None
+    adapter_signers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="A signing key that may have signed what these hosts offer; with it the page "
+            "takes nothing else. Repeatable.",
         ),
     ] = None
 
@@ -247,14 +258,17 @@ async def _serve(
     from splitup.serve.split.sessions import SessionOptions
     from splitup.serve.timelines import Timelines
 
-    options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
+    options = LeaseOptions(
+        leases.most, leases.warm, leases.steps, leases.seconds, verify=leases.verify
+    )
     stopped = asyncio.Event()
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(private.adapter_hosts or ())
-        sessions = SessionOptions(private.sessions, private.ttl_s, hosts)
+        signers = tuple(private.adapter_signers or ())
+        sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
         api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
         try:
             for model, draft in drafts.items():

@@ -140,7 +140,8 @@ class MarketFlags:
         if not self.market:
             return await _open_here(net, model), ""
         served = await _open_market(stack, net, model, self.lease_steps, sessions)
-        price = format_usdc(await net.quote(model, steps=self.lease_steps))
+        quote = await net.quote(model, steps=self.lease_steps)
+        price = format_usdc(quote.locked_micro_usdc)
         return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
 
 
@@ -165,6 +166,8 @@ async def _open_market(
     found = await net.fetch_text_model(model)
     if found.manifest.client is not None:
         raise InvalidInput(f"model {model} is a private one; a worker would see its texts")
+    if found.info.images is not None:
+        raise InvalidInput(f"model {model} takes images, and workers feed text only")
     pool = LeasePool(net, model, LeaseOptions(most=sessions, warm=0, steps=steps))
     pool.open()
     stack.push_async_callback(pool.close)

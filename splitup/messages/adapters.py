@@ -8,7 +8,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from splitup.core import limits
-from splitup.crypto.keys import Identity, verify
+from splitup.core.errors import BadSignature, InvalidInput
+from splitup.crypto.keys import Identity, check_public_key, verify
 from splitup.messages.base import Count, DigestField, Message
 
 # Before the ciphertext of an answer: the microseconds to read, to compute and to write it.
@@ -49,14 +50,14 @@ class AdapterInfo(Message):
 
 
 class AdapterList(Message):
-    """All adapters of a host; ``library`` computes, such as "tenseal 0.3.18".
+    """All adapters of a host; ``library`` computes, such as "tenseal 0.3.18, evaluation 3".
 
-    A host that can be held to its word signs the list: ``signer`` is its signing key.
+    A host may sign its list, so that clients know who made it: ``signer`` is its signing key.
     """
 
     library: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
     adapters: Annotated[tuple[AdapterInfo, ...], Field(max_length=1_024)]
-    signer: Annotated[str, Field(max_length=66)] = ""
+    signer: Annotated[str, Field(pattern="^(0x[0-9a-f]{64})?$")] = ""
     signature: Annotated[str, Field(pattern="^([0-9a-f]{128})?$")] = ""
 
     def sign(self, identity: Identity) -> AdapterList:
@@ -69,6 +70,17 @@ class AdapterList(Message):
         """Raise BadSignature unless the holder of this signing key has signed the list."""
         unsigned = self.model_copy(update={"signer": signer, "signature": ""})
         verify(signer, _DOMAIN, unsigned.canonical_bytes(), bytes.fromhex(self.signature))
+
+
+def check_signer(key: str) -> None:
+    """Raise InvalidInput unless a user named a signing key."""
+    try:
+        check_public_key(key)
+    except BadSignature as error:
+        raise InvalidInput(
+            f"the adapter signer '{key:.80}' cannot sign: {error}; 'splitup adapter-host --sign' "
+            "prints the right key"
+        ) from None
 
 
 class AdapterSession(Message):

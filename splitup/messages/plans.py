@@ -49,6 +49,7 @@ class Request(Message):
     snapshot_sequence: Count
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
+    verify_bps: Annotated[int, Field(ge=0, le=10_000)]  # share of tasks to verify, in 1/10,000
     inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that are not on chain
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
@@ -175,6 +176,7 @@ def request_to_abi(request: Request) -> tuple[Any, ...]:
         request.nonce,
         request.snapshot_sequence,
         request.snapshot_root,
+        request.verify_bps,
     )
 
 

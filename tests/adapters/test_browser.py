@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,11 @@ from aiohttp import web
 from playwright.async_api import Error, Page, Route, async_playwright
 
 from splitup.adapters.choice import choose_adapter
+from splitup.adapters.ckks import get_library
 from splitup.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup.adapters.host import AdapterHost, HostOptions
+from splitup.crypto.keys import generate_identity
+from splitup.messages.adapters import AdapterList
 from splitup.net.http import SignedClient, serve_app
 from tests.adapters.test_choice import BANK, LAW, NONE, QUESTIONS
 from tests.adapters.weights import make_random
@@ -28,9 +31,9 @@ BUNDLE = """
     });
     console.log(outputFiles[0].text);
 """
-RUN = """async ([url, name, states]) => {
+RUN = """async ([urls, signers, name, states]) => {
   const { EncryptedAdapter, listAdapters } = await import("/adapter.js");
-  const offers = await listAdapters([url], states[0].length);
+  const offers = await listAdapters(urls, signers, states[0].length);
   const adapter = await EncryptedAdapter.open(offers.find((offer) => offer.name === name));
   const answers = [];
   adapter.startReport();
@@ -38,6 +41,8 @@ RUN = """async ([url, name, states]) => {
   adapter.giveUp();
   return { answers, line: adapter.describe() };
 }"""
+SIGNERS = [generate_identity() for _ in range(2)]
+KEYS = [signer.signing_key_hex for signer in SIGNERS]
 CHOOSE = """async ([adapters, questions]) => {
   const { chooseAdapter } = await import("/adapter.js");
   return questions.map((question) => chooseAdapter(adapters, question)?.name ?? null);
@@ -86,12 +91,13 @@ async def ask_python(url: str, name: str, states: np.ndarray) -> list[np.ndarray
 async def test_a_browser_gets_what_python_gets(page: tuple[Page, str]) -> None:
     tab, origin = page
     adapters = [make_random(1536, 16, name="wide"), make_random(37, 5, name="odd")]
-    host = AdapterHost(adapters, HostOptions(origins=("https://other.example", origin)))
-    closed = AdapterHost(adapters, HostOptions(origins=("https://other.example",)))
-    servers = [await serve_app(one.make_app(), "127.0.0.1", 0) for one in (host, closed)]
+    hosts = [AdapterHost(adapters, HostOptions(origins=("https://other.example", origin)))]
+    hosts.append(AdapterHost(adapters, HostOptions(origins=("https://other.example",))))
+    hosts += [AdapterHost(adapters, HostOptions(origins=(origin,)), one) for one in SIGNERS]
+    servers = [await serve_app(host.make_app(), "127.0.0.1", 0) for host in hosts]
     for adapter in adapters:
         states = np.random.default_rng(4).normal(size=(3, adapter.info.width)).astype(np.float32)
-        asked = [servers[0].url, adapter.info.name, states.tolist()]
+        asked = [[servers[0].url] * 2, [], adapter.info.name, states.tolist()]
         found = await tab.evaluate(RUN, asked)
         wanted = adapter.compute(states)
         python = await ask_python(servers[0].url, adapter.info.name, states)
@@ -105,12 +111,19 @@ async def test_a_browser_gets_what_python_gets(page: tuple[Page, str]) -> None:
             found["line"],
         )
         assert numbers and sum(map(int, numbers.groups())) <= 266  # 260 KB, without compression
+    signed = [server.url for server in servers[2:]]
+    found = await tab.evaluate(RUN, [signed, KEYS, "odd", states.tolist()])
+    np.testing.assert_allclose(found["answers"], python, atol=1e-5)
+    assert re.search("; a second host answered [123] of them alike$", found["line"])
+    for url in (servers[0].url, signed[1]):
+        with pytest.raises(Error, match="no signer whom this server names has signed what"):
+            await tab.evaluate(RUN, [[signed[0], url], KEYS[:1], "odd", states.tolist()])
     with pytest.raises(Error, match="does not answer"):
-        await tab.evaluate(RUN, [servers[1].url, "odd", [[0.0] * 37]])
+        await tab.evaluate(RUN, [[servers[1].url], [], "odd", [[0.0] * 37]])
     for server in servers:
         await server.close()
-    host.close()
-    closed.close()
+    for host in hosts:
+        host.close()
 
 
 async def test_a_browser_takes_no_answer_that_cannot_be_right(page: tuple[Page, str]) -> None:
@@ -118,26 +131,39 @@ async def test_a_browser_takes_no_answer_that_cannot_be_right(page: tuple[Page, 
     adapter = make_random(37, 5, name="odd")
     info = adapter.info
     unsafe = info.parameters.model_copy(update={"degree": 4096})
+    library = get_library()
     lies = (
-        ({"answer_bits": info.answer_bits + 8}, "larger than the adapter can make it"),
-        ({"parameters": unsafe}, "other CKKS parameters"),
-        ({"rank": 0}, "an adapter that cannot be"),
+        ({"answer_bits": info.answer_bits + 8}, library, 1, "larger than the adapter can make it"),
+        ({"parameters": unsafe}, library, 1, "other CKKS parameters"),
+        ({"rank": 0}, library, 1, "an adapter that cannot be"),
+        ({"rank": 6}, library, 2, "describe adapter [0-9a-f]{64} differently"),
+        ({}, "tenseal 0", 2, "their answers cannot be compared"),
+        ({"name": "strange"}, library, 2, "answer one ciphertext differently"),  # other weights
     )
+    other = AdapterHost([replace(adapter, b=-adapter.b)], HostOptions(origins=(origin,)))
     host = AdapterHost([adapter], HostOptions(origins=(origin,)))
-    server = await serve_app(host.make_app(), "127.0.0.1", 0)
+    servers = [await serve_app(one.make_app(), "127.0.0.1", 0) for one in (other, host)]
     listed: list[str] = []
 
     async def answer(route: Route) -> None:
         await route.fulfill(body=listed[-1], headers={"Access-Control-Allow-Origin": origin})
 
-    await tab.route("**/v1/adapters", answer)
-    for changes, message in lies:
-        lying = info.model_copy(update=changes).model_dump(mode="json")
-        listed.append(json.dumps({"library": "tenseal", "adapters": [lying]}))
+    await tab.route(f"{servers[0].url}/v1/adapters", answer)
+    for changes, library, count, message in lies:
+        lying = info.model_copy(update=changes)
+        listed.append(AdapterList(library=library, adapters=(lying,)).model_dump_json())
+        urls = [server.url for server in servers][:count]
         with pytest.raises(Error, match=message):
-            await tab.evaluate(RUN, [server.url, "odd", [[1.0] * 37]])
-    await server.close()
+            await tab.evaluate(RUN, [urls, [], lying.name, [[1.0] * 37]])
+    changed = AdapterList(library=library, adapters=(info,)).sign(SIGNERS[0])
+    for update in ({"library": "tenseal 0"}, {"signature": ""}, {"signer": KEYS[1]}):
+        listed.append(changed.model_copy(update=update).model_dump_json())
+        with pytest.raises(Error, match="no signer whom this server names has signed what"):
+            await tab.evaluate(RUN, [[servers[0].url], KEYS, "odd", [[1.0] * 37]])
+    for server in servers:
+        await server.close()
     host.close()
+    other.close()
 
 
 async def test_the_words_choose_as_in_python(page: tuple[Page, str]) -> None:

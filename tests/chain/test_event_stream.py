@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail
+from splitup.chain.rpc import RpcError
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
@@ -163,7 +165,7 @@ async def test_confirmations_hold_events_back(network: Network) -> None:
 async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Network) -> None:
     start = (await network.owner.fetch_head()).number + 1
     async with contextlib.aclosing(network.owner.events(from_block=start)) as events:
-        await network.request(nonce=1)
+        await network.request(nonce=2)
         (told,) = await take(events, "RequestNodeSelections")
         await network.rpc.request("anvil_mine", "0x2")
         await network.rpc.request("anvil_reorg", 3, [])
@@ -196,3 +198,30 @@ async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
             assert (await asyncio.wait_for(waiting, HANG_S)).args["amount"] == 2
             assert (await anext(events)).args["modelId"] == MODEL
     await proxy.close()
+
+
+async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_are_answered(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LOG_RANGE_BLOCKS", 25)
+    chain = network.client
+    assert chain.deployment.first_block <= (await chain.fetch_head()).number
+    await network.request()
+    await network.rpc.request("anvil_mine", hex(500))
+    await network.request(nonce=2)
+    head, wanted = await chain.fetch_head(), await chain.fetch_events("market")
+    request = chain._rpc.request
+    ranges: list[tuple[int, int]] = []
+
+    async def limited(method: str, where: dict[str, str]) -> Any:
+        first, last = int(where["fromBlock"], 16), int(where["toBlock"], 16)
+        ranges.append((first, last))
+        if last - first >= 125:
+            raise RpcError(chain._rpc.url, method, "more than 125 blocks", None)
+        return await request(method, where)
+
+    monkeypatch.setattr(chain._rpc, "request", limited)
+    assert await chain.fetch_events("market", last=head.number) == wanted
+    assert len([event for event in wanted if event.name == "RequestNodeSelections"]) == 2
+    assert ranges[0][0] == chain.deployment.first_block and ranges[-1][1] == head.number
+    assert 6 <= len(ranges) < 20

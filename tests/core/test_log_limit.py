@@ -1,4 +1,4 @@
-"""A stranger fills no disk: warnings of one kind are limited, and counted."""
+"""A stranger fills no disk: warnings and errors of one kind are limited, and counted."""
 
 from __future__ import annotations
 
@@ -44,29 +44,38 @@ def written(clock: Clock) -> Iterator[Written]:
     logger.removeHandler(handler)
 
 
+def fault(peer: str, reason: str) -> None:
+    logging.getLogger("limited").warning(f"fault of {peer}: {reason}")  # no constant format string
+
+
+def fail(path: str) -> None:
+    try:
+        raise ValueError("internal")
+    except ValueError:
+        logging.getLogger("limited").exception("%s failed", path)
+
+
 def test_many_strangers_cause_few_lines(written: Written, clock: Clock) -> None:
-    log = logging.getLogger("limited")
     for number in range(10_000):
-        log.warning("fault of %s: %s", f"0x{number:040x}", "not active in the registry")
+        fault(f"0x{number:040x}", "not active in the registry")
     assert len(written.take()) == tuning.LOG_WARNINGS
-    log.warning("another kind: %s", 7)
+    logging.getLogger("limited").warning("another kind: %s", 7)
     assert written.take() == ["another kind: 7"]
     clock.now += tuning.LOG_PERIOD_S
-    log.warning("fault of %s: %s", "0xab", "100 %")
+    fault("0xab", "100 %")
     left_out = 10_000 - tuning.LOG_WARNINGS
     assert written.take() == [f"fault of 0xab: 100 % ({left_out} such lines were left out)"]
-    log.warning("fault of %s: %s", "0xcd", "late")
+    fault("0xcd", "late")
     assert written.take() == ["fault of 0xcd: late"]
 
 
-def test_a_daemon_s_own_lines_are_never_left_out(written: Written) -> None:
-    log = logging.getLogger("limited")
+def test_a_fault_that_a_stranger_repeats_writes_few_tracebacks(written: Written) -> None:
+    for number in range(1_000):
+        fail(f"GET /{number}")
+    assert written.take().count("ValueError: internal") == tuning.LOG_WARNINGS
+
+
+def test_lines_below_a_warning_are_never_left_out(written: Written) -> None:
     for number in range(2 * tuning.LOG_WARNINGS):
-        log.info("block %d", number)
+        logging.getLogger("limited").info("block %d", number)
     assert len(written.take()) == 2 * tuning.LOG_WARNINGS
-    for _ in range(2 * tuning.LOG_WARNINGS):
-        try:
-            raise ValueError("internal")
-        except ValueError:
-            log.exception("%s failed", "GET /")
-    assert written.take().count("ValueError: internal") == 2 * tuning.LOG_WARNINGS

@@ -7,11 +7,15 @@ needs neither torch nor our compiler.
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import ExifTags, Image
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from tests.deploy.saved import save_case
 
@@ -32,6 +36,8 @@ _KINDS = {"mistral3": "mistral", "kimi_k25": "deepseek_v3"}  # of text towers
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 VISION: dict[str, Any] = {**_SQUARES, "num_hidden_layers": 2, "image_size": 56}
 IMAGE = np.random.RandomState(5).uniform(-1, 1, (3, 56, 56)).astype(np.float32)
+IMAGE_TOKENS = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+PHOTO_PROMPT = "w0 w8 <start_of_image> w15\n\n<start_of_image> w15 w11 w4"
 # The text model that a tower is alone, as ``saved.save_case`` names it.
 CASES = {
     "Gemma3ForConditionalGeneration": "gemma3-new",
@@ -151,6 +157,41 @@ def save_vision(directory: Path, names: dict[str, str], **vision: Any) -> str:
     outer = "" if names is OLD else "model."
     save_file({**text, **_make_vision_weights(outer, text)}, path, metadata={"format": "pt"})
     return str(directory)
+
+
+def save_images(directory: Path, names: dict[str, str]) -> str:
+    """Write ``save_vision``'s model whose vocabulary has the tokens of images, and a tokenizer."""
+    save_vision(directory, names)
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    fields = ("boi_token_index", "image_token_index", "eoi_token_index")
+    first = config["text_config"]["vocab_size"] - len(IMAGE_TOKENS)
+    for number, field in enumerate(fields):
+        config[field] = first + number
+    path.write_text(json.dumps(config))
+    words = {f"w{number}": number for number in range(first - 2)}
+    words |= {"\n\n": first - 2, "?": first - 1}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="?"))
+    splits = ((" ", "removed"), ("\n\n", "isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pattern, how) for pattern, how in splits]
+    )
+    tokenizer.add_special_tokens(list(IMAGE_TOKENS))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return str(directory)
+
+
+def make_photos() -> list[bytes]:
+    """Return two files of other sizes than the tower's: PNG and, turned by EXIF data, WebP."""
+    random, files = np.random.RandomState(7), []
+    for height, width, kind in ((37, 90, "PNG"), (61, 23, "WEBP")):
+        image = Image.fromarray(random.randint(0, 256, (height, width, 3)).astype(np.uint8))
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6 if kind == "WEBP" else 1
+        file = BytesIO()
+        image.save(file, kind, exif=exif, lossless=True)
+        files.append(file.getvalue())
+    return files
 
 
 def _make_vision_weights(outer: str, text: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -57,6 +57,19 @@ _MAMBA = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": True,
 }
+_NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "use_conv_bias": True,
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "time_step_limit": [0.0, float("inf")],
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 24,
@@ -168,6 +181,35 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_hidden_layers": 1,
             "layer_types": ["attention"],
             "position_embedding_type": "rope",
+        },
+    ),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "num_hidden_layers": 3,
+            "hybrid_override_pattern": "M-*",
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+    ),
+    "nemotron-3": (
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "E*",
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 16,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
         },
     ),
     "qwen3-next": (

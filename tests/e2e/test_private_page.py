@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from splitup.adapters.client import AdapterOptions
 from splitup.client.connection import SplitUp
+from splitup.config import NetworkConfig
 from splitup.devnet.processes import find_program
 from splitup.messages.split import Forward, encode_binary, split_binary
 from tests.builders import HANG_S, find_free_port
@@ -45,6 +46,7 @@ def adapter_link() -> Iterator[Recorder]:
 def recorder(private: Network, private_0: Network, adapter_link: Recorder) -> Iterator[Recorder]:
     flags = (PRIVATE, PRIVATE_0, "--private", "--warm", "0", "--lease-steps", "600")
     flags += ("--split-sessions", "2", "--adapter-host", adapter_link.url)
+    flags += ("--adapter-signer", NetworkConfig.load(private.config).load_user().signing_key_hex)
     with run_server(private, *flags) as url, run_recorder(url.removesuffix("/v1")) as found:
         yield found
 
@@ -134,11 +136,12 @@ def test_an_adapter_is_applied_under_encryption_or_not_at_all(
 ) -> None:
     command = [find_program("splitup"), "adapter-host", ADAPTER, "--origin", recorder.url]
     command += ["--port", adapter_link.target.rpartition(":")[2]]
+    command += ["--sign", "--config", private.config]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as host:
         try:
             assert host.stderr is not None
-            lines = [host.stderr.readline() for _ in range(2)]
-            assert adapter_link.target in lines[1], lines
+            lines = [host.stderr.readline() for _ in range(3)]
+            assert adapter_link.target in lines[2], lines
             page.locator("select").first.select_option(PRIVATE_0)
             load(page)
             with SplitUp.connect_sync(private.config) as net:

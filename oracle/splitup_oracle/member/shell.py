@@ -262,6 +262,11 @@ class Member:
             )
         if request.max_price_micro_usdc < max(price, parameters["minPrice"]):
             raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC now")
+        if request.verify_bps < parameters["samplingBps"]:
+            raise PeerFault(
+                f"the request has {request.verify_bps} of 10,000 tasks verified, and the network's "
+                f"least share is {parameters['samplingBps']}"
+            )
         if paused:
             raise PeerFault("the market is paused and takes no requests")
         if retired:

@@ -4,6 +4,7 @@
 // of hidden states; what was decrypted goes to nobody. Whatever fails throws, and the keys are then
 // given up: there is no way around encryption.
 /*! node-seal 7.0 (c) Nick Angelou, Microsoft SEAL (c) Microsoft Corporation; MIT License */
+import { hexToBytes } from "@noble/hashes/utils.js";
 import createSeal, { type MainModule, type SEALContext } from "node-seal";
 import { SplitError } from "./connection";
 import { computeDigest } from "./tensor_store";
@@ -15,6 +16,7 @@ const ANSWER_SCALE = 2 ** 58;
 const ANSWER_HEAD_BYTES = 12; // the host's microseconds to read, compute and write, as u32
 const RELATIVE_ERROR = 2 ** -17; // of the largest change that an adapter can make
 const MAX_USES = 4_096; // of one key
+const CHECKED_OF_256 = 32; // so many of 256 ciphertexts, drawn at random, go to a second host
 const MAX_AGE_MS = 3_600_000;
 const TIMEOUT_MS = 60_000;
 const GONE = "410";
@@ -29,15 +31,55 @@ export type AdapterInfo = {
   parameters: { degree: number; prime_bits: number[] };
   keywords: string[];
 };
-export type Offer = AdapterInfo & { host: string };
+type AdapterList = { library: string; adapters: AdapterInfo[]; signer: string; signature: string };
+/** An adapter and its hosts: the first one applies it, the second one is compared with it. */
+export type Offer = AdapterInfo & { library: string; hosts: string[] };
 
-/** Return what adapter hosts have for hidden states of a width. */
-export async function listAdapters(hosts: readonly string[], width: number): Promise<Offer[]> {
-  const lists = hosts.map(async (host) => {
-    const { adapters } = JSON.parse(new TextDecoder().decode(await ask(`${host}/v1/adapters`))) as { adapters: AdapterInfo[] };
-    return adapters.filter((info) => info.width === width).map((info) => ({ ...check(info), host }));
+/** Return what adapter hosts have for hidden states of a width; with signers, what these have signed. */
+export async function listAdapters(hosts: readonly string[], signers: readonly string[], width: number): Promise<Offer[]> {
+  const lists = await Promise.all(hosts.map((host) => fetchList(host, signers)));
+  const offers = new Map<string, Offer>();
+  lists.forEach(({ library, adapters }, place) => {
+    for (const info of adapters.filter((one) => one.width === width).map(check)) {
+      const known = offers.get(info.adapter);
+      if (known) addHost(known, info, library, hosts[place]);
+      else offers.set(info.adapter, { ...info, library, hosts: [hosts[place]] });
+    }
   });
-  return (await Promise.all(lists)).flat();
+  return [...offers.values()];
+}
+
+async function fetchList(host: string, signers: readonly string[]): Promise<AdapterList> {
+  const listed = JSON.parse(new TextDecoder().decode(await ask(`${host}/v1/adapters`))) as AdapterList;
+  if (signers.length && !(signers.includes(listed.signer) && (await isSigned(listed)))) {
+    throw new Error(`no signer whom this server names has signed what the adapter host ${host} offers; nothing was sent`);
+  }
+  return listed;
+}
+
+/** Tell whether a list has its signer's signature: splitup/messages/adapters.py. */
+async function isSigned(listed: AdapterList): Promise<boolean> {
+  const sortKeys = (_: string, value: unknown): unknown =>
+    value instanceof Object && !Array.isArray(value) ? Object.fromEntries(Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1))) : value;
+  const domain = "adapter-list";
+  const message = `splitup/v1${String.fromCharCode(domain.length)}${domain}${JSON.stringify({ ...listed, signature: "" }, sortKeys)}`;
+  if (!/^[0-9a-f]{128}$/.test(listed.signature)) return false;
+  const signer = hexToBytes(listed.signer.slice(2)) as BufferSource;
+  const key = await crypto.subtle.importKey("raw", signer, "Ed25519", false, ["verify"]).catch(() => {
+    throw new Error("this browser cannot check Ed25519 signatures, which adapter hosts make; use a newer one");
+  });
+  return crypto.subtle.verify("Ed25519", key, hexToBytes(listed.signature) as BufferSource, new TextEncoder().encode(message));
+}
+
+/** Add a host to those of an adapter; what it says of it has to be the same. */
+function addHost(known: Offer, info: AdapterInfo, library: string, host: string): void {
+  if (known.hosts.includes(host)) return; // a host is not compared with itself
+  const isEqual = (["rank", "gain_bits", "answer_bits"] as const).every((field) => known[field] === info[field]);
+  if (!isEqual) throw new Error(`${known.hosts[0]} and ${host} describe adapter ${info.adapter} differently; nothing was sent`);
+  if (known.library !== library) {
+    throw new Error(`${known.hosts[0]} and ${host} compute with ${known.library} and ${library}: their answers cannot be compared`);
+  }
+  known.hosts.push(host);
 }
 
 /** Return the adapter with most keywords in a question, the first of equal ones; null for none. */
@@ -69,15 +111,15 @@ function check(info: AdapterInfo): AdapterInfo {
 
 /** One adapter at its host; hidden states are taken one after another. */
 export class EncryptedAdapter {
-  private keys: { own: ClientKeys; session: string; uses: number; made: number } | null = null;
+  private keys: { own: ClientKeys; sessions: string[]; uses: number; made: number } | null = null;
   private layout: Layout;
-  private sums = { states: 0, encrypt: 0, read: 0, compute: 0, write: 0, wait: 0, decrypt: 0, sent: 0, received: 0 };
+  private sums = { states: 0, encrypt: 0, read: 0, compute: 0, write: 0, wait: 0, decrypt: 0, sent: 0, received: 0, checked: 0 };
 
   private constructor(readonly info: Offer, private seal: MainModule) {
     this.layout = new Layout(info);
   }
 
-  /** Load SEAL, and give the host the keys. */
+  /** Load SEAL, and give the hosts the keys. */
   static async open(info: Offer): Promise<EncryptedAdapter> {
     const opened = new EncryptedAdapter(info, await loadSeal());
     await opened.getKeys();
@@ -107,43 +149,50 @@ export class EncryptedAdapter {
 
   /** Return a line with means of all hidden states since the last call. */
   describe(): string {
-    const { states, sent, received, ...times } = this.sums;
+    const { states, sent, received, checked, ...times } = this.sums;
     const [encrypt, read, compute, write, wait, decrypt] = Object.values(times).map((ms) => (ms / states).toFixed(1));
     return `adapter ${this.info.name} (${this.info.adapter.slice(0, 12)}…), under encryption: ${states} hidden states, each ` +
       `encrypt ${encrypt} ms, host ${read} + ${compute} + ${write} ms of ${wait} ms waited, decrypt ${decrypt} ms, ` +
-      `${(sent / states / 1e3).toFixed(0)} kB sent, ${(received / states / 1e3).toFixed(0)} kB received`;
+      `${(sent / states / 1e3).toFixed(0)} kB sent, ${(received / states / 1e3).toFixed(0)} kB received` +
+      (this.info.hosts.length > 1 ? `; a second host answered ${checked} of them alike` : "");
   }
 
   startReport(): void {
     for (const name of Object.keys(this.sums) as (keyof typeof this.sums)[]) this.sums[name] = 0;
   }
 
-  /** Forget the keys; the host ends its session. */
+  /** Forget the keys; the hosts end their sessions. */
   giveUp(): void {
     if (!this.keys) return;
-    const { own, session } = this.keys;
+    const { own, sessions } = this.keys;
     this.keys = null;
     own.close();
-    void ask(`${session}/end`, "{}").catch(() => {}); // it ends by itself when idle
+    for (const session of sessions) void ask(`${session}/end`, "{}").catch(() => {}); // it ends by itself when idle
   }
 
   private async ask(slots: Float64Array, length: number, signal?: AbortSignal): Promise<Float64Array> {
     const keys = await this.getKeys();
+    const isChecked = keys.sessions.length > 1 && (!keys.uses || crypto.getRandomValues(new Uint8Array(1))[0] < CHECKED_OF_256);
     keys.uses++;
     const times = [performance.now()];
     const sent = keys.own.encrypt(slots);
     times.push(performance.now());
-    const answer = await ask(keys.session, sent, signal);
+    const asked = isChecked ? keys.sessions : keys.sessions.slice(0, 1);
+    const [answer, other] = await Promise.all(asked.map((session) => ask(session, sent, signal)));
     times.push(performance.now());
     if (answer.length <= ANSWER_HEAD_BYTES) throw new Error(`the adapter host answered ${answer.length} bytes instead of a ciphertext`);
-    const found = this.layout.unpack(keys.own.decrypt(answer.slice(ANSWER_HEAD_BYTES)), 2 ** this.info.answer_bits);
+    const body = answer.slice(ANSWER_HEAD_BYTES);
+    if (other && computeDigest(other.subarray(ANSWER_HEAD_BYTES)) !== computeDigest(body)) {
+      throw new Error(`${this.info.hosts.slice(0, 2).join(" and ")} answer one ciphertext differently: one of them does not apply the adapter; no token is made of it`);
+    }
+    const found = this.layout.unpack(keys.own.decrypt(body), 2 ** this.info.answer_bits);
     const most = 2 ** this.info.gain_bits * (1 + RELATIVE_ERROR);
     if (!found.every((value) => Math.abs(value) <= most)) throw new Error("the adapter host's answer is larger than the adapter can make it");
     times.push(performance.now());
     const [encrypt, wait, decrypt] = [0, 1, 2].map((place) => times[place + 1] - times[place]);
     const head = new DataView(answer.buffer, answer.byteOffset);
     const [read, compute, write] = [0, 4, 8].map((place) => head.getUint32(place, true) / 1e3);
-    const took = { states: 1, encrypt, read, compute, write, wait, decrypt, sent: sent.length, received: answer.length };
+    const took = { states: 1, encrypt, read, compute, write, wait, decrypt, sent: sent.length, received: answer.length, checked: Number(isChecked) };
     for (const [name, value] of Object.entries(took)) this.sums[name as keyof typeof took] += value;
     return found.map((value) => value * length);
   }
@@ -153,17 +202,22 @@ export class EncryptedAdapter {
     if (!this.keys) {
       const own = new ClientKeys(this.seal, this.info.parameters.degree);
       try {
-        const { host, adapter } = this.info;
-        const reply = await ask(`${host}/v1/adapters/${adapter}/session`, own.makeRotationKeys(this.layout.steps));
-        const { session } = JSON.parse(new TextDecoder().decode(reply));
-        if (!/^[0-9a-f]{64}$/.test(session)) throw new Error("the adapter host names no session");
-        this.keys = { own, session: `${host}/v1/adapter-sessions/${session}`, uses: 0, made: performance.now() };
+        const rotations = own.makeRotationKeys(this.layout.steps);
+        const sessions = await Promise.all(this.info.hosts.slice(0, 2).map((host) => this.start(host, rotations)));
+        this.keys = { own, sessions, uses: 0, made: performance.now() };
       } catch (error) {
         own.close();
         throw error;
       }
     }
     return this.keys;
+  }
+
+  private async start(host: string, rotations: Uint8Array<ArrayBuffer>): Promise<string> {
+    const reply = await ask(`${host}/v1/adapters/${this.info.adapter}/session`, rotations);
+    const { session } = JSON.parse(new TextDecoder().decode(reply));
+    if (!/^[0-9a-f]{64}$/.test(session)) throw new Error(`the adapter host ${host} names no session`);
+    return `${host}/v1/adapter-sessions/${session}`;
   }
 }
 

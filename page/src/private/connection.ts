@@ -25,7 +25,7 @@ export type ModelInfo = {
   output: string;
   measured: string[];
 };
-export type Listing = { models: ModelInfo[]; adapter_hosts: string[] };
+export type Listing = { models: ModelInfo[]; adapter_hosts: string[]; adapter_signers: string[] };
 export type Forwarded = { session_id: string; cached_seq_len: number; cost_micro_usdc: number; execution_id: string };
 
 export class SplitError extends Error {

@@ -32,7 +32,7 @@ const MODELS = "models"; // as the server listed them last
 
 class Device {
   private connection = new Connection("");
-  private listing: Listing = { models: [], adapter_hosts: [] }; // of the server
+  private listing: Listing = { models: [], adapter_hosts: [], adapter_signers: [] }; // of the server
   private offers: Offer[] = []; // of the adapter hosts, for the model
   private adapter: EncryptedAdapter | null = null;
   private model: DeviceModel | null = null;
@@ -89,7 +89,8 @@ class Device {
   }
 
   private async findAdapters({ private_blocks, hidden_dim }: ModelInfo): Promise<void> {
-    this.offers = private_blocks ? [] : await listAdapters(this.listing.adapter_hosts, hidden_dim);
+    const { adapter_hosts, adapter_signers } = this.listing;
+    this.offers = private_blocks ? [] : await listAdapters(adapter_hosts, adapter_signers, hidden_dim);
   }
 
   /** Return the chosen adapter, whose host has its keys; null for none. */

@@ -74,6 +74,8 @@ class SplitServer:
             raise InvalidInput(
                 f"model {name} writes blocks of tokens, and devices feed one after the other"
             )
+        if info.images is not None:
+            raise InvalidInput(f"model {name} takes images, and devices feed text only")
         cut = Cut.find(model.manifest, name)
         if not cut.max_rows:
             raise InvalidInput(f"a hidden state of model {name} does not fit a message")
@@ -103,6 +105,7 @@ class SplitServer:
         models = split.PrivateModels(
             models=tuple(one.describe() for one in self._allowed(key)),
             adapter_hosts=self._sessions.options.adapter_hosts,
+            adapter_signers=self._sessions.options.adapter_signers,
         )
         return web.json_response(
             models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}

@@ -60,7 +60,11 @@ class FakeChain:
             self.behind -= 1
             return ()
         args = {"executionId": EXECUTION, "client": CLIENT, "amount": PRICE}
-        return (ChainEvent("Refunded", args, 1, "0x", 0, "0x", "market"),)
+        asked = {"executionId": args["executionId"], "modelId": "0x", "verifyBps": 800}
+        return (
+            ChainEvent("RequestNodeSelections", asked, 1, "0x", 0, "0x", "market"),
+            ChainEvent("Refunded", args, 1, "0x", 1, "0x", "market"),
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,6 @@ from typer.testing import CliRunner
 from splitup.core.errors import InvalidModel
 from tests.deploy import moes
 from tests.deploy.checkpoints import GOLDEN
-from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 from tests.deploy.saved import save_case
 from tests.deploy.towers import CASES, IMAGE, NEW, OLD, fuse_experts, save_tower, save_vision
@@ -181,7 +180,7 @@ def test_the_command_lists_every_family() -> None:
     result = CliRunner().invoke(app, ["families", "--json"])
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
     assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
-    use = {"use": "text-generation", "text_tower": None, "decoder": None}
+    use = {"use": "text-generation", "text_tower": None, "images": False, "decoder": None}
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
@@ -189,26 +188,24 @@ def test_the_command_lists_every_family() -> None:
     text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
     assert [line.split()[0] for line in text] == list(rows)
     assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
+    (gemma,) = (line for line in text if line.startswith("Gemma3ForConditionalGeneration"))
+    assert gemma.endswith("  text as Gemma3ForCausalLM; images with --vision and --images")
+    assert rows["Gemma3ForConditionalGeneration"]["images"]
     assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"
 
 
-@pytest.mark.parametrize("names", [OLD, NEW], ids=["old", "new"])
-def test_an_image_becomes_rows_of_the_language_model(names: dict[str, str], tmp_path: Path) -> None:
-    source = save_vision(tmp_path, names)
-    compiled = build(source, 120_000, sizes=Sizes(vision=True))
-    assert compiled.manifest.kind == "function" and len(compiled.manifest.tasks) >= 2
-    (note,) = compiled.notes
-    assert note.endswith("of the text tower: register it without --vision")
-    cut = CutModel(compiled)
-    given = cut.step(cut.new_states(), {"pixels": IMAGE.tobytes()})["embeddings"]
-    with np.load(GOLDEN / "tower_logits.npz") as golden:
-        wanted = golden["vision"]
-    assert wanted.shape == cut.manifest.outputs[0].shape
-    assert relative_error(np.frombuffer(given, np.float32).reshape(wanted.shape), wanted) <= 1e-5
-    text = load_model(source, SIZES)  # from the same directory
-    assert text.kind == "text-generation"
-    (tmp_path / "model.safetensors").unlink()
-    (port,) = load_model(str(tmp_path), Sizes(vision=True)).traced.graph.inputs
+def test_a_tower_for_images_has_one_graph_in_both_spellings(tmp_path: Path) -> None:
+    """``test_images`` runs it."""
+    sizes, graphs = Sizes(vision=True), []
+    for number, names in enumerate((OLD, NEW)):
+        source = save_vision(tmp_path / str(number), names)
+        traced = load_model(source, sizes).traced
+        (note,) = traced.notes
+        assert note.endswith("of the text tower: register it without --vision")
+        graphs.append(traced.graph.to_bytes())
+    assert graphs[0] == graphs[1]
+    (tmp_path / "1" / "model.safetensors").unlink()
+    (port,) = load_model(str(tmp_path / "1"), sizes).traced.graph.inputs
     assert (port.name, port.shape) == ("pixels", IMAGE.shape)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
@@ -69,6 +71,17 @@ def test_experts_in_mxfp4_stay_so(golden: dict[str, Any], tmp_path: Path) -> Non
         ("granite-hybrid", {"mamba_d_head": 15}, "4 Mamba heads of 15 in a width of 64"),
         ("granite-hybrid", {"layer_types": ["mamba"]}, "layer_types"),
         ("granite-hybrid", {"time_step_limit": [0.1, 1.0]}, "time_step_limit"),
+        ("nemotron-h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron-h", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern"),
+        ("nemotron-h", {"hybrid_override_pattern": "M-"}, "num_hidden_layers"),
+        ("nemotron-h", {"layers_block_type": ["moe", "mlp", "attention"]}, "hybrid_override_pat"),
+        ("nemotron-h", {"layers_block_type": ["mamba", []]}, "layers_block_type"),
+        ("nemotron-h", {"n_groups": 3}, "4 value heads on 3 key heads"),
+        ("nemotron-h", {"time_step_limit": [0.1, 1.0]}, "time_step_limit"),
+        ("nemotron-h", {"sliding_window": 4}, "sliding_window"),
+        ("nemotron-h", {"attention_bias": True}, "attention_bias"),
+        ("nemotron-3", {"n_shared_experts": 2}, "n_shared_experts"),
+        ("nemotron-3", {"moe_latent_size": 0}, "moe_latent_size"),
         ("qwen3-next", {"use_sliding_window": True}, "use_sliding_window"),
         ("llama4", {"moe_layers": [7]}, "moe_layers"),
         ("llama4", {"layer_types": ["full_attention"] * 2}, "layer_types"),
@@ -90,3 +103,23 @@ def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
     traced = load_model(str(tmp_path), Sizes(context=5, chunk=1)).traced
     assert len(traced.notes) == 1 and traced.notes[0].endswith("would choose all positions")
     assert traced.graph.states[0].shape == (5, 16 + 8)
+
+
+def test_layers_of_nemotron_h_have_older_names() -> None:
+    config = {**CASES["nemotron-h"].config, "layers_block_type": ["mamba", "mlp", "attention"]}
+    wanted = parse_config(CASES["nemotron-h"].config, None)
+    assert parse_config(config, None) == wanted
+    del config["hybrid_override_pattern"], config["num_hidden_layers"]
+    assert parse_config(config, None) == wanted
+
+
+def test_layers_of_nemotron_h_that_predict_further_ahead_are_left_out(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["nemotron-3"])
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), "mtp.layers.0.norm.weight": np.ones(32, "f4")}, path)
+    with pytest.raises(InvalidModel, match="mtp"):
+        load_model(str(tmp_path), Sizes(chunk=1))
+    config = {**CASES["nemotron-3"].config, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (note,) = load_model(str(tmp_path), Sizes(chunk=1)).traced.notes
+    assert note.endswith("of blocks that only predict tokens further ahead")

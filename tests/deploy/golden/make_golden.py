@@ -5,7 +5,7 @@ These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``), of
 weights in ``variation_shapes.json``),
 ``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``), of ``tests/deploy/hybrids.py`` (in
 ``hybrid_logits.npz``), of ``tests/deploy/towers.py`` (in ``tower_logits.npz``, with what the tower
-for images makes of ``towers.IMAGE``) and of
+for images makes of ``towers.IMAGE``; in ``image_logits.npz``, of a prompt with images) and of
 ``tests/deploy/encoders.py`` (in ``encoder_outputs.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
@@ -30,6 +30,8 @@ import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
+from transformers.image_utils import load_image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from tests.deploy import encoders, hybrids, mixtures, moes, towers, variations
 from tests.deploy.checkpoints import (
@@ -74,7 +76,8 @@ def compute_logits(
     return whole.numpy(), torch.stack(rows).numpy()
 
 
-TOWERS, ENCODERS = "tower_logits.npz", "encoder_outputs.npz"
+TOWERS, ENCODERS, IMAGES = "tower_logits.npz", "encoder_outputs.npz", "image_logits.npz"
+NEXT = 8  # tokens after a prompt with images
 FILES: dict[str, Mapping[str, Case]] = {
     "logits.npz": CASES,
     "variation_logits.npz": variations.CASES,
@@ -145,6 +148,48 @@ def write_towers(file: Path) -> None:
     np.savez_compressed(file, **arrays)
 
 
+def write_images(file: Path) -> None:
+    """Compute what Gemma 3 makes of a prompt with images, from their files on.
+
+    ids [tokens], pixels [images, 3, height, width], logits [tokens, vocab], and the tokens that
+    follow, chosen greedily.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        towers.save_images(Path(folder), towers.NEW)
+        model = transformers.AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        names = dict(
+            zip(("boi_token", "image_token", "eoi_token"), towers.IMAGE_TOKENS, strict=True)
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=f"{folder}/tokenizer.json", extra_special_tokens=names
+        )
+        size, half = {"height": 56, "width": 56}, [0.5, 0.5, 0.5]
+        reader = Gemma3ImageProcessorPil(size=size, image_mean=half, image_std=half)
+        processor = transformers.Gemma3Processor(reader, tokenizer, image_seq_length=4)
+        photos = []
+        for number, data in enumerate(towers.make_photos()):
+            path = Path(folder) / f"{number}"
+            path.write_bytes(data)
+            photos.append(load_image(str(path)))
+        given = processor(text=towers.PHOTO_PROMPT, images=photos, return_tensors="pt")
+    pixels = given["pixel_values"]
+    ids, types = given["input_ids"], given["token_type_ids"]
+    chosen: list[int] = []
+    with torch.no_grad():
+        for _ in range(NEXT):
+            found = model(
+                input_ids=ids, token_type_ids=types, pixel_values=pixels, use_cache=False
+            ).logits
+            if not chosen:
+                prompt, logits = ids[0].numpy(), found[0].numpy()
+            chosen.append(int(found[0, -1].argmax()))
+            ids = torch.cat([ids, torch.tensor([chosen[-1:]])], dim=1)
+            types = torch.cat([types, torch.zeros((1, 1), dtype=types.dtype)], dim=1)
+    np.savez_compressed(file, ids=prompt, pixels=pixels.numpy(), logits=logits, tokens=chosen)
+
+
 def write_encoders(file: Path) -> None:
     """Compute and write what encoders say of ``encoders.TEXTS``, padded into one batch."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -186,9 +231,11 @@ def write_encoders(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or (*FILES, TOWERS, ENCODERS):
+    for name in sys.argv[1:] or (*FILES, TOWERS, IMAGES, ENCODERS):
         if name == TOWERS:
             write_towers(GOLDEN / TOWERS)
+        elif name == IMAGES:
+            write_images(GOLDEN / IMAGES)
         elif name == ENCODERS:
             write_encoders(GOLDEN / ENCODERS)
         else:

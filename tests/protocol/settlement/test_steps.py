@@ -206,8 +206,15 @@ def test_an_order_whose_plan_names_no_executor_is_refused() -> None:
     assert simulation.run(60, lambda: simulation.is_settled(execution_id))
     order = simulation.orders[0]
     plan = order.certificate.plan
-    bps, node = VERIFY_ALL.sampling_bps, order.snapshot.entries[-1].entry.node
-    check_order(order, simulation.manifest, bps, node)
+    node = order.snapshot.entries[-1].entry.node
+    check_order(order, simulation.manifest, node)
+    less = plan.model_copy(update={"request": plan.request.model_copy(update={"verify_bps": 0})})
+    assert less.root() != plan.root(), "the signatures of the plan bind the share"
+    with pytest.raises(PeerFault, match="does not pick"):
+        certificate = order.certificate.model_copy(update={"plan": less})
+        check_order(
+            order.model_copy(update={"certificate": certificate}), simulation.manifest, node
+        )
     for places in ((99,) * len(plan.tasks), (0,) * (len(plan.tasks) + 1)):
         bad = order.certificate.model_copy(
             update={"plan": plan.model_copy(update={"places": places})}
@@ -215,4 +222,4 @@ def test_an_order_whose_plan_names_no_executor_is_refused() -> None:
         draw = order.draw.model_copy(update={"executors": ()})
         with pytest.raises(PeerFault, match="not in its task's list"):
             other = order.model_copy(update={"certificate": bad, "draw": draw})
-            check_order(other, simulation.manifest, bps, node)
+            check_order(other, simulation.manifest, node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitup.graph.manifest import DiffusionInfo
+from splitup.graph.manifest import DiffusionInfo, ImageInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
 
 
@@ -129,6 +129,7 @@ class DecoderConfig:
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
+    images: ImageInfo | None = None  # rows of images replace those of their tokens
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -147,7 +148,9 @@ class DecoderConfig:
     late_qk_norm: bool = False  # query and key heads are brought to one length after rope
     sinks: bool = False  # every query head has a score of its own that no value belongs to
     growth: Growth | None = None
-    activation: Literal["silu", "gelu-tanh"] | Clamped = "silu"
+    activation: Literal["silu", "gelu-tanh", "relu"] | Clamped = "silu"
+    gated: bool = True  # gate and up are two projections; otherwise both are the one called up
+    mlp_layers: frozenset[int] | None = None  # are an MLP alone, and all others attention alone
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
     head_bias: bool = False

@@ -82,7 +82,8 @@ class Experts:
 
     ``prefix`` is their module in a block; ``names`` are gate, up and down projection, or the
     projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
-    ``gated_input``: a gate multiplies what its expert reads, not what it gives.
+    ``gated_input``: a gate multiplies what its expert reads, not what it gives. ``latent``: experts
+    read and write rows of this width; projections lead there and back (fc1 and fc2_latent_proj).
     """
 
     count: int
@@ -95,6 +96,7 @@ class Experts:
     shared: Shared | None = None
     biased: bool = False
     gated_input: bool = False
+    latent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,33 +127,42 @@ def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tens
     chosen, gates = route(step, h, layer, experts)
     prefix = f"model.layers.{layer}.{experts.prefix}.experts"
     *ups, down = experts.names
-    inner = experts.intermediate
-    weight = _look_up(step, chosen, experts, prefix, ups, 2 * inner, c.hidden)
-    both = (h.reshape(rows, 1, 1, c.hidden) * weight).sum(3)
+    inner, width = experts.intermediate, experts.latent or c.hidden
+    wide = 2 * inner if c.gated else inner
+    into, back = (f"model.layers.{layer}.{experts.prefix}.fc{n}_latent_proj" for n in (1, 2))
+    source = h
+    if experts.latent is not None:
+        source = mark(step.project(h, into, [(into, width)], c.hidden, c.mlp_bias), f"{label}: in")
+    weight = _look_up(step, chosen, experts, prefix, ups, wide, width)
+    both = (source.reshape(rows, 1, 1, width) * weight).sum(3)
     if experts.biased:
-        both = both + _look_up_bias(step, chosen, experts, f"{prefix}.{ups[0]}_bias", 2 * inner)
+        both = both + _look_up_bias(step, chosen, experts, f"{prefix}.{ups[0]}_bias", wide)
     gate_of_slot = gates.reshape(rows, slots, 1)
     if experts.gated_input:
         both = both * gate_of_slot
-    both = mark(both, f"{label}: gate and up")  # [rows, slots, 2 intermediate]
-    if len(ups) == 2:
-        active = step.activate(both[:, :, :inner], both[:, :, inner:])
+    both = mark(both, f"{label}: gate and up")  # [rows, slots, intermediate of one or both]
+    if len(ups) == 2 or not c.gated:
+        active = step.activate(both[:, :, :inner], both[:, :, wide - inner :])
     else:
         pairs = both.reshape(rows, slots, inner, 2)
         active = step.activate(pairs[:, :, :, 0], pairs[:, :, :, 1])
     active = mark(active, f"{label}: activation")
-    weight = _look_up(step, chosen, experts, prefix, [down], c.hidden, inner)
+    weight = _look_up(step, chosen, experts, prefix, [down], width, inner)
     result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
     if experts.biased:
-        result = result + _look_up_bias(step, chosen, experts, f"{prefix}.{down}_bias", c.hidden)
+        result = result + _look_up_bias(step, chosen, experts, f"{prefix}.{down}_bias", width)
     gated = result if experts.gated_input else result * gate_of_slot
     # exactly zero, also where a weight is infinite: a piece without chosen experts is not run
     result = (gate_of_slot != 0.0).where(gated, 0.0)
-    result = mark(result, f"{label}: output")  # [rows, slots, hidden]
-    step.tracer.mark_bank(result, chosen, gates, [h], experts.count)
+    result = mark(result, f"{label}: output")  # [rows, slots, hidden or latent]
+    step.tracer.mark_bank(result, chosen, gates, [source], experts.count)
+    total = result.sum(1)
+    if experts.latent is not None:
+        total = mark(total, f"{label}: sum")
+        total = mark(step.project(total, back, [(back, c.hidden)], width, c.mlp_bias), label)
     if experts.shared is None:
-        return result.sum(1)
-    return result.sum(1) + compute_shared(step, h, layer, experts, experts.shared)
+        return total
+    return total + compute_shared(step, h, layer, experts, experts.shared)
 
 
 def compute_shared(step: Step, h: Tensor, layer: int, experts: Experts, shared: Shared) -> Tensor:

@@ -55,11 +55,17 @@ def choose_chunk(config: DecoderConfig, chunk: int | None) -> int:
         raise InvalidModel(
             f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
         )
-    least = 1 if config.diffusion is None else config.diffusion.block_size
-    if chunk is not None and chunk < least:
+    least, what = 1, ""
+    if config.diffusion is not None:
+        least = config.diffusion.block_size
+        what = f"the model writes blocks of {least} tokens"
+    if config.images is not None:
+        least = config.images.rows
+        what = f"an image has {least} rows"
+    if least > (chunk or config.context):
         raise InvalidModel(
-            f"the model writes blocks of {least} tokens, which do not fit a step of {chunk} rows; "
-            f"give --chunk {least} or more"
+            f"{what}, which do not fit a step of {chunk or config.context} rows; give --chunk "
+            f"{least} or more, within the context"
         )
     return chunk or max(least, min(CHUNK, config.context))
 
@@ -91,12 +97,19 @@ def trace_decoder(
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         x = tracer.mark(x, "embed")
+        if config.images is not None:
+            images = tracer.input(TensorSpec("images", "float32", (chunk, config.hidden), names[0]))
+            is_image = tokens.shrink(((0, rows),)) == config.images.token
+            images = images.shrink(((0, rows), (0, config.hidden)))
+            x = tracer.mark(is_image.reshape(rows, 1).where(images, x), "images")
         updates: dict[str, Tensor] = {}
         for layer in range(config.layers):
             before = x
-            x, states = (mixer or Step.attend)(step, x, layer)
-            updates |= states
-            x = step.mlp(x, layer, feed_forward or compute_dense_mlp, before)
+            if config.mlp_layers is None or layer not in config.mlp_layers:
+                x, states = (mixer or Step.attend)(step, x, layer)
+                updates |= states
+            if config.mlp_layers is None or layer in config.mlp_layers:
+                x = step.mlp(x, layer, feed_forward or compute_dense_mlp, before)
         x = step.norm(x, "model.norm.weight", "final norm")
         x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
@@ -286,7 +299,7 @@ class Step(RowOperations):
         label, prefix = f"block {layer} MLP", f"model.layers.{layer}"
         name = "pre_feedforward" if self.config.post_norms else "post_attention"
         source = x
-        if self.config.parallel:
+        if self.config.parallel or self.config.mlp_layers is not None:
             name, source = "input", before
         h = self.norm_input(source, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
         branch = feed_forward(self, h, layer)
@@ -300,6 +313,8 @@ class Step(RowOperations):
             return gate * (1.0 + (gate * -form.alpha).exp()).reciprocal() * (up + 1.0)
         if form == "silu":
             return gate * (1.0 + (-gate).exp()).reciprocal() * up
+        if form == "relu":
+            return gate.maximum(0.0) * up
         # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
         inner = gate * (1.0 + gate.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
         return gate * (1.0 + (-inner).exp()).reciprocal() * up
@@ -312,15 +327,16 @@ def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
 
 
 def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str) -> Tensor:
-    """Return the gated MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
+    """Return the MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
     c, name = step.config, f"{prefix}.gate_up_proj"
-    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")]
+    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")[not c.gated :]]
+    name = name if c.gated else f"{prefix}.up_proj"
     if c.fused:
         parts = [(name, 2 * inner)]
     both = step.tracer.mark(
         step.project(h, name, parts, c.hidden, c.mlp_bias), f"{label}: gate and up"
     )
-    active = step.activate(both[:, :inner], both[:, inner:])
+    active = step.activate(both[:, :inner], both[:, inner if c.gated else 0 :])
     active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
     return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)

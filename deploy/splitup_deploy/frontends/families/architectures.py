@@ -21,6 +21,7 @@ from splitup_deploy.frontends.families import (
     hybrid,
     llama4,
     mixture_of_experts,
+    nemotron_h,
 )
 from splitup_deploy.frontends.families.dense import Read
 from splitup_deploy.frontends.source_model import Text
@@ -33,6 +34,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     **granite.ARCHITECTURES,
     **llama4.ARCHITECTURES,
     **hybrid.ARCHITECTURES,
+    **nemotron_h.ARCHITECTURES,
     **block_diffusion.ARCHITECTURES,
 }
 # Parts of names in a checkpoint -> what they are called here, where a family has its own.
@@ -40,6 +42,7 @@ _OWN_NAMES: Final[dict[str, dict[str, str]]] = {
     **mixture_of_experts.OWN_NAMES,
     **dict.fromkeys(granite.ARCHITECTURES, granite.OWN_NAMES),
     **dict.fromkeys(llama4.ARCHITECTURES, llama4.OWN_NAMES),
+    **dict.fromkeys(nemotron_h.ARCHITECTURES, nemotron_h.OWN_NAMES),
 }
 
 
@@ -72,6 +75,7 @@ def make_text(
         steps_back=count_steps_back(config, choose_chunk(config, chunk)),
         chat=chat,
         diffusion=config.diffusion,
+        images=config.images,
     )
 
 

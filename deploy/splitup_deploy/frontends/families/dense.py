@@ -264,12 +264,13 @@ def read_shape(
     tied: bool = False,
     activation: str = "hidden_act",
     inner: str = "intermediate_size",
+    layers: int | None = None,
 ) -> DecoderConfig:
     """Read the fields that all families share, as Llama without a rope (see ``add_rope``).
 
     ``grouped``: num_key_value_heads must be given; otherwise its default is the number of heads.
     ``split``: the default of head_dim is hidden_size / num_attention_heads; otherwise it must be
-    given.
+    given. ``layers`` is the default of num_hidden_layers.
     """
     hidden = fields.get_integer("hidden_size")
     heads = fields.get_integer("num_attention_heads")
@@ -278,7 +279,7 @@ def read_shape(
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
     config = DecoderConfig(
-        layers=fields.get_integer("num_hidden_layers", most=tuning.MAX_LAYERS),
+        layers=fields.get_integer("num_hidden_layers", layers, tuning.MAX_LAYERS),
         hidden=hidden,
         intermediate=fields.get_integer(inner),
         heads=heads,

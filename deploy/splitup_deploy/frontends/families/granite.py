@@ -98,8 +98,7 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
         raise fields.refuse("layer_types", f"{layers} of {', '.join(_KINDS)}")
     fields.get("mamba_chunk_size")  # how the original divides its work
     fields.expect("mamba_n_groups", 1)  # versions of the original differ for several
-    if fields.get("time_step_limit") not in (None, *([0.0, most] for most in _INFINITIES)):
-        raise fields.refuse("time_step_limit", "0 to infinity")
+    check_time_steps(fields)
     width = fields.get_integer("mamba_expand", 2) * hidden
     heads = fields.get_integer("mamba_n_heads", 128)
     size = width // heads
@@ -128,6 +127,12 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
         conv_bias=conv_bias,
         bias=bias,
     )
+
+
+def check_time_steps(fields: Fields) -> None:
+    """Raise InvalidModel for state spaces whose time steps are bounded."""
+    if fields.get("time_step_limit") not in (None, *([0.0, most] for most in _INFINITIES)):
+        raise fields.refuse("time_step_limit", "0 to infinity")
 
 
 def _read_attention(fields: Fields, context: int | None) -> DecoderConfig:

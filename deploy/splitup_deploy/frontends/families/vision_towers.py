@@ -8,6 +8,7 @@ section 2). Every image has one size, so nothing of a step is variable.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from tinygrad.tensor import Tensor
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import ImageInfo
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights
 from splitup_deploy.frontends.encoder.step_function import (
     Activation,
@@ -28,6 +31,7 @@ from splitup_deploy.frontends.families.encoder_fields import check_sizes, read_a
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 
+ARCHITECTURE: Final = "Gemma3ForConditionalGeneration"  # the only one with a tower that is read
 _CHANNELS: Final = 3
 _PREFIXES: Final = ("model.", "vision_tower.", "vision_model.", "multi_modal_projector.")
 # What a checkpoint has besides: the text tower, and SigLIP's own way to one vector per image.
@@ -56,10 +60,10 @@ class VisionTower:
 
 def read_vision_tower(table: dict[str, Any]) -> VisionTower:
     """Read the tower of a config.json; raises InvalidModel for a model without a supported one."""
-    if table.get("architectures") != ["Gemma3ForConditionalGeneration"]:
+    if table.get("architectures") != [ARCHITECTURE]:
         raise InvalidModel(
             f"architecture {table.get('architectures')!r:.80} has no vision tower that is "
-            "supported; Gemma3ForConditionalGeneration has one"
+            f"supported; {ARCHITECTURE} has one"
         )
     inner = table.get("vision_config")
     if not isinstance(inner, dict):
@@ -88,6 +92,35 @@ def read_vision_tower(table: dict[str, Any]) -> VisionTower:
         raise whole.refuse("mm_tokens_per_image", f"a square that divides {side} * {side} patches")
     width = Fields(find_text_tower(table)).get_integer("hidden_size", 2304)
     return VisionTower(sizes, activation, patch, side, side // tokens, width)
+
+
+def read_images(table: dict[str, Any], tower: str, config: DecoderConfig) -> ImageInfo:
+    """Read how the text model of a config.json takes images, of which ``tower`` makes rows.
+
+    Raises InvalidModel where a layer's window does not show all of an image.
+    """
+    if not re.fullmatch("0x[0-9a-f]{64}", tower):
+        raise InvalidModel(
+            f"--images '{tower:.80}' is no model's id: give what 'register --vision' printed"
+        )
+    vision, fields = read_vision_tower(table), Fields(table, "config.json")
+    rows = (vision.side // vision.pool) ** 2
+    if config.local is not None and config.local.window < rows:
+        raise InvalidModel(
+            f"the model has a window of {config.local.window} positions, less than the {rows} of "
+            "an image: it takes text only, so leave out --images"
+        )
+    found = ImageInfo(
+        tower=tower,
+        token=fields.get_integer("image_token_index", 262_144),
+        begin=fields.get_integer("boi_token_index", 255_999),
+        end=fields.get_integer("eoi_token_index", 256_000),
+        rows=rows,
+        width=vision.width,
+    )
+    if max(found.token, found.begin, found.end) >= config.vocab:
+        raise InvalidModel("config.json has tokens of images that are outside the vocabulary")
+    return found
 
 
 def rename_weight(name: str) -> str:

@@ -12,6 +12,7 @@ from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.families.architectures import trace_language_model
 from splitup_deploy.frontends.families.encoders import find_encoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
+from splitup_deploy.frontends.families.vision_towers import read_images
 from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
 from splitup_deploy.frontends.huggingface.directory import (
     load_vision_tower,
@@ -44,9 +45,11 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
         return load_vision_tower(whole, sizes, ShapeWeights(whole))
     if (found := find_encoder(whole)) is not None:
         return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
-    table, quantisation = split_quantisation(whole)
-    table = find_text_tower(table)
+    plain, quantisation = split_quantisation(whole)
+    table = find_text_tower(plain)
     config = parse_config(table, sizes.context)
+    if sizes.images is not None:
+        config = replace(config, images=read_images(plain, sizes.images, config))
     weights = ShapeWeights(table, quantisation)
     traced = trace_language_model(config, weights, sizes.chunk)
     return SourceModel("text-generation", traced, None)

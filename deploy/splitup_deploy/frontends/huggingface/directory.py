@@ -91,6 +91,10 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     table, quantisation = split_quantisation(whole)
     table = find_text_tower(table)
     config = parse_config(table, sizes.context)
+    if sizes.images is not None:
+        _check_preprocessing(directory)
+        images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
+        config = replace(config, images=images)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
@@ -115,8 +119,27 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     if config.latent is not None and config.latent.indexer is None:
         others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
     if is_tower:
-        others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
+        why = "it takes text only" if config.images is None else "register them with --vision"
+        others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+
+
+def _check_preprocessing(directory: Path) -> None:
+    """Raise InvalidModel for another way from an image to pixels than ``splitup.client.images``."""
+    path = directory / "preprocessor_config.json"
+    table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
+    wanted: dict[str, tuple[Any, ...]] = {
+        "image_mean": ([0.5, 0.5, 0.5],),
+        "image_std": ([0.5, 0.5, 0.5],),
+        "rescale_factor": (1 / 255,),
+        "resample": (2,),
+        "do_pan_and_scan": (None, False),
+    }
+    for key, values in wanted.items():
+        if key in table and table[key] not in values:
+            raise InvalidModel(
+                f"{path.name} has {key} = {table[key]!r:.40}; supported: {values[-1]!r}"
+            )
 
 
 def split_quantisation(
@@ -176,7 +199,8 @@ def _list_further_blocks(
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
     blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
-    return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
+    is_named = table.get("mtp_num_hidden_layers") or last > config.layers
+    return (*found, "mtp.") if is_named else found
 
 
 def _list_indexers(config: DecoderConfig) -> Iterator[str]:
