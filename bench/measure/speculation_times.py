@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,7 +23,7 @@ from bench.report import ROOT
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import _MARGIN_PRIORS, _MARGINS, ModelDrafts
-from splitup.decode.speculation.tree import LEAST_REACH, Node, choose_nodes, walk
+from splitup.decode.speculation.tree import LEAST_REACH, Node, choose_rows, walk
 from splitup.decode.step import StepInput
 
 PAGE: Final = ROOT / "docs" / "speculation.md"
@@ -175,6 +176,18 @@ def simulate(
 ) -> tuple[float, float]:
     """Return the tokens of a round, and how much faster texts are than sequential ones."""
     texts = [Client(number, pair, may_overlap=may_overlap) for number in range(clients)]
+    run_texts(texts, pair, round_trip_s)
+    alone_s = round_trip_s + pair.target_s(1)
+    # sequential clients wait for each other where all their steps keep the nodes busy
+    busy_s = clients * pair.target_s(1) / (1 if pair.is_local else pair.nodes)
+    plain_s = TOKENS * max(alone_s, busy_s)
+    rounds = sum(text.rounds for text in texts)
+    mean_s = sum(text.now_s for text in texts) / clients
+    return TOKENS * clients / rounds, plain_s / mean_s
+
+
+def run_texts(texts: Sequence[Client], pair: Pair, round_trip_s: float) -> None:
+    """Run the decoders to their ends, on the same nodes."""
     free_s = 0.0  # when the nodes, or the one processor, can begin the next step
     asked_now = list(texts)
     while running := [text for text in texts if not text.decoder.finished]:
@@ -193,13 +206,56 @@ def simulate(
                 text.drafted = done_s, text.draft.run(asked)
         asked_now = [min(running, key=lambda text: text.next_s)]
         asked_now[0].take()
-    alone_s = round_trip_s + pair.target_s(1)
-    # sequential clients wait for each other where all their steps keep the nodes busy
-    busy_s = clients * pair.target_s(1) / (1 if pair.is_local else pair.nodes)
-    plain_s = TOKENS * max(alone_s, busy_s)
-    rounds = sum(text.rounds for text in texts)
-    mean_s = sum(text.now_s for text in texts) / clients
-    return TOKENS * clients / rounds, plain_s / mean_s
+
+
+def time_decoder(repeats: int = 7) -> float:
+    """Return the milliseconds a round that the decoder itself takes: the tree, and to follow it.
+
+    What its sources and the models do is left out. The decoder makes the same calls in every
+    repeat; of each the shortest time counts, because other work on the machine only adds to it.
+    """
+    runs = [_time_calls() for _ in range(repeats)]
+    shortest = (min(times) for times in zip(*(calls for calls, _ in runs), strict=True))
+    return sum(shortest) * 1e3 / runs[0][1]
+
+
+def _time_calls() -> tuple[list[float], int]:
+    """Return the seconds of each call of the decoder in one text, and the rounds."""
+    text, apart_s, calls = Client(0, EXAMPLE, may_overlap=True), 0.0, list[float]()
+    decoder = text.decoder
+
+    def leave_out(owner: object, name: str) -> None:
+        call = getattr(owner, name)
+
+        def timed(*values: object) -> object:
+            nonlocal apart_s
+            begun_s = time.perf_counter()
+            found = call(*values)
+            apart_s += time.perf_counter() - begun_s
+            return found
+
+        setattr(owner, name, timed)
+
+    def note(name: str) -> None:
+        call = getattr(decoder, name)
+
+        def timed(*values: object) -> object:
+            nonlocal apart_s
+            apart_s, begun_s = 0.0, time.perf_counter()
+            found = call(*values)
+            calls.append(time.perf_counter() - begun_s - apart_s)
+            return found
+
+        setattr(decoder, name, timed)
+
+    for source in decoder._sources:
+        leave_out(source, "begin")
+        leave_out(source, "finish")
+    leave_out(decoder.request.sampler, "choose")
+    for name in ("next_step", "receive_logits", "next_draft", "receive_draft"):
+        note(name)
+    run_texts([text], EXAMPLE, 0.08)
+    return calls, text.rounds
 
 
 def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[float, float]:
@@ -212,20 +268,18 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
         root = Node(0, 0)
         paths: dict[Node, Path] = {root: (roots + number,)}
         grown = itertools.count()
-        heap = iter(walk(root, 1.0, 40))
+        heap = walk(root, 40)
         for reach, node, _ in heap:
-            assert node is not None
             if reach < LEAST_REACH or next(grown) > 4 * CHUNK:
                 break
             chances = _MARGIN_PRIORS[draw(paths[node])[0]]
             for token, chance in enumerate(chances):
                 child = node.children[token] = Node(token, node.position + 1, node, chance)
                 paths[child] = (*paths[node], token)
-        best = choose_nodes(
-            walk(root, 1.0, 40), lambda n: round_trip_s + pair.target_s(n), limit=CHUNK
-        )
+        reaches = (reach for reach, _, _ in walk(root, 40))
+        best = choose_rows(reaches, [round_trip_s + pair.target_s(n) for n in range(1, CHUNK + 1)])
         tokens += best.tokens
-        seconds += round_trip_s + pair.target_s(len(best.nodes))
+        seconds += round_trip_s + pair.target_s(best.rows)
     return tokens / roots, tokens / seconds * (round_trip_s + pair.target_s(1))
 
 

@@ -303,10 +303,8 @@ class DraftWorker(_Worker):
             began = time.monotonic()
             if deadline is not None and began + took_s + _RESERVE_S > deadline:
                 return
-            found = [
-                node for _, node, _ in islice(walk(place, 1.0, self._model.info.context - 2), most)
-            ]
-            unseen = [node for node in found if node and session.source not in node.seen_by]
+            found = [node for _, node, _ in islice(walk(place, self._model.info.context - 2), most)]
+            unseen = [node for node in found if session.source not in node.seen_by]
             step = session.source.begin(session.text, root, unseen[:_AT_ONCE]) if unseen else None
             if step is None:
                 return
@@ -329,8 +327,7 @@ def _collect(place: Node, most: int, context: int) -> pb.TokenTree:
     """Return the likeliest drafts below ``place``, parents first."""
     places: dict[Node, int] = {place: -1}
     drafts: list[tuple[int, int, float]] = []
-    for _, node, parent in islice(walk(place, 1.0, context - 2), 1, most + 1):
-        assert node is not None
+    for _, node, parent in islice(walk(place, context - 2), 1, most + 1):
         places[node] = len(drafts)
         drafts.append((node.token, places[parent], node.chance))
     tokens, parents, chances = zip(*drafts, strict=True) if drafts else ((), (), ())

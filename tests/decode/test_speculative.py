@@ -16,8 +16,9 @@ from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.rates import Pace
+from splitup.decode.speculation.rates import Pace, Rate
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
+from splitup.decode.speculation.tree import Frontier, Node, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
 from tests.decode.models import VOCAB, SequenceModel, decode
 
@@ -308,3 +309,33 @@ def test_drafts_of_a_text_that_went_elsewhere_are_not_those_to_come() -> None:
     assert len(decoder.receive_logits(0, logits)) == 1
     experience.pace = Pace()
     assert decoder.next_step() is None, "drafts behind the new token are worth their time"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 99),
+            st.lists(st.sampled_from([0.9, 0.5, 0.2, 0.001]), max_size=3),
+            st.integers(0, 3),
+        ),
+        max_size=30,
+    )
+)
+def test_the_frontier_holds_what_a_walk_finds(drafts: list[tuple[int, list[float], int]]) -> None:
+    """Drafts come one after another, also of tokens that another source drafted before."""
+    root = Node(0, 0, extended=set())
+    frontier = Frontier(root, 5)
+    nodes = [root]
+    for number, chances, first in drafts:
+        node = nodes[number % len(nodes)]
+        node.add_drafts(Rate(chances), range(first, first + len(chances)), frozenset())
+        nodes += [child for child in node.children.values() if child not in nodes]
+        frontier.take_drafts()
+        frontier.sort()
+        expected = {node: reach for reach, node, _ in walk(root, 5)}
+        assert frontier.reaches == pytest.approx(expected)
+        order = [node for _, _, node in frontier.places]
+        assert len(order) == len(expected) and set(order) == set(expected)
+        assert all(order.index(n.parent) < order.index(n) for n in order if n.parent)
+        reaches = [-negative for negative, _, _ in frontier.places]
+        assert reaches == sorted(reaches, reverse=True)

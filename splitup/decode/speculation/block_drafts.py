@@ -120,8 +120,8 @@ class BlockDrafts(ModelDrafts):
                 places[base] = base, 0
         last = max((base.position + len(ranks) for base, ranks in ranked.items()), default=0)
         ends = self._request.eos_ids
-        for _, node, _ in itertools.islice(walk(root, 1.0, last), _GROWN_AT_ONCE):
-            if node is None or node not in places:
+        for _, node, _ in itertools.islice(walk(root, last), _GROWN_AT_ONCE):
+            if node not in places:
                 continue
             base, depth = places[node]
             if depth:

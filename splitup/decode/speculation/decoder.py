@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
-from splitup.decode.speculation.tree import Choice, Found, Node, choose_nodes, walk
+from splitup.decode.speculation.tree import Frontier, Node, choose_rows
 from splitup.decode.step import StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
@@ -127,10 +127,11 @@ class SpeculativeDecoder:
         self._may_go_back = may_go_back
         self._clock = clock
         self._text = list(request.prompt)  # prompt and certain tokens
-        self._root = Node(self._text[-1], len(self._text) - 1)
+        self._root = Node(self._text[-1], len(self._text) - 1, extended=set())
         self._last_position = len(self._text) + request.max_tokens - 2  # of a token that is fed
         self._remaining = request.max_tokens
         self._left = len(split_prompt(request)) + request.max_tokens - 1  # steps to be paid
+        self._frontier = self._make_frontier()
         self._cache = _Cache(request.prompt[: request.cached])
         self._in_flight: dict[int, _Sent] = {}
         self._steps = 0
@@ -163,6 +164,9 @@ class SpeculativeDecoder:
         """Return the next step, or None while logits or drafts are awaited or all is done."""
         if self._finished:
             return None
+        if self._frontier.root is not self._root:
+            self._frontier = self._make_frontier()
+        self._frontier.sort()
         self._extend_tree()
         return self._step_ahead() if self._root.is_sent else self._step_behind_text()
 
@@ -198,7 +202,8 @@ class SpeculativeDecoder:
         self._text.append(token)
         self._remaining -= 1
         self._finished = self._remaining == 0
-        self._root = root.children.get(token) or Node(token, root.position + 1)
+        child = root.children.get(token)
+        self._root = child or Node(token, root.position + 1, extended=root.extended)
         self._root.parent = None  # the nodes beside it are forgotten
         self._has_grown = True
         return [token]
@@ -211,8 +216,8 @@ class SpeculativeDecoder:
         if len(trunk) - start >= limit:  # a part of a long prompt
             return self._send(trunk[: start + limit], start, kept, ())
         space = 1 if self._known.pace.is_paused else limit - (len(trunk) - start)
-        choice = self._choose(self._root, 1.0, space)
-        return None if choice is None else self._send(trunk, start, kept, choice.nodes)
+        nodes = self._choose(self._root, space)
+        return None if nodes is None else self._send(trunk, start, kept, nodes)
 
     def _step_ahead(self) -> StepInput | None:
         """Return a step below the likeliest place that no step has reached, if that pays."""
@@ -223,52 +228,38 @@ class SpeculativeDecoder:
         if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
             return None
         awaited = () if self._pending is None else self._pending.awaited
-        found = self._walk(self._root, 1.0, awaited)
-        place = next(
-            (parent for _, node, parent in found if node is None or not node.is_sent), None
-        )
+        typical = () if self._pending is None else self._pending.typical
+        place = self._frontier.find_unsent(awaited, typical)
         if place is None:
             return None
-        path, reach = place.list_path(self._root), 1.0
-        above: Node | None = place
-        while above is not None and above is not self._root:
-            reach, above = reach * above.chance, above.parent
-        trunk = self._text + (path or [])
+        trunk = self._text + (place.list_path(self._root) or [])
         start, kept = self._cache.find(trunk)
         limit = min(self._request.chunk, self._request.context - start) - (len(trunk) - start)
-        choice = self._choose(place, reach, limit)
-        if choice is None or choice.tokens < _LEAST_GAIN:
+        nodes = self._choose(place, limit, _LEAST_GAIN)
+        return None if nodes is None else self._send(trunk, start, kept, nodes)
+
+    def _choose(self, place: Node, limit: int, least: float = 0.0) -> list[Node] | None:
+        """Return the nodes of a step below ``place``.
+
+        None if drafts are worth waiting for, or the step promises less than the ``least`` tokens.
+        """
+        seconds, frontier = self._known.steps.list_s(limit), self._frontier
+        unsent = frontier.list_unsent(place)
+        now = choose_rows([-negative for negative, _, _ in unsent], seconds)
+        if now.tokens < least:
             return None
-        return self._send(trunk, start, kept, choice.nodes)
+        if self._pending is not None and self._known.steps.is_known:
+            awaited, wait_s = self._expect_drafts()
+            reaches = frontier.expect(place, unsent, awaited, self._pending.typical)
+            later = choose_rows(reaches, seconds, wait_s=wait_s)
+            if later.tokens_per_s > now.tokens_per_s:
+                return None
+        return [node for _, _, node in unsent[: now.rows]]
 
-    def _choose(self, place: Node, reach: float, limit: int) -> Choice | None:
-        """Return the nodes of a step below ``place``, or None if drafts are worth waiting for."""
-        compute_s = self._known.steps.compute_s
-        now = choose_nodes(self._list_unsent(place, reach), compute_s, limit=limit)
-        if self._pending is None or not self._known.steps.is_known:
-            return now
-        awaited, wait_s = self._expect_drafts()
-        guessed = self._list_unsent(place, reach, awaited)
-        later = choose_nodes(guessed, compute_s, limit=limit, wait_s=wait_s)
-        return None if later.tokens_per_s > now.tokens_per_s else now
-
-    def _list_unsent(
-        self, place: Node, reach: float, awaited: Collection[Node] = ()
-    ) -> Iterator[Found]:
-        """Walk the nodes that no step has taken, as far as they hang together with ``place``."""
-        together: set[Node | None] = {place}
-        for found in self._walk(place, reach, awaited):
-            _, node, parent = found
-            if parent in together and (node is None or not node.is_sent):
-                together.add(node)
-                yield found
-
-    def _walk(self, place: Node, reach: float, awaited: Collection[Node] = ()) -> Iterator[Found]:
+    def _make_frontier(self) -> Frontier:
         # a path that is accepted as a whole has to fit into a step, should it be fed again
         last = min(self._last_position, self._root.position + self._request.chunk - 1)
-        if self._pending is None or not awaited:
-            return walk(place, reach, last)
-        return walk(place, reach, last, set(awaited), self._pending.typical)
+        return Frontier(self._root, last)
 
     def _send(
         self, trunk: list[int], start: int, kept: list[int], nodes: Sequence[Node]
@@ -327,14 +318,19 @@ class SpeculativeDecoder:
             return
         self._has_grown = False
         unseen: dict[DraftSource, list[Node]] = {}
-        for reach, node, _ in self._walk(self._root, 1.0):
-            if node is None or reach < _LEAST_DRAFTED:
-                break
-            for source in self._sources:
-                if source in node.seen_by:
-                    continue
-                if source.is_instant:  # what it adds is walked next
+        undrafted = self._frontier.undrafted
+        place = 0
+        while place < len(undrafted) and -undrafted[place][0] >= _LEAST_DRAFTED:
+            node = undrafted[place][2]
+            sources = [source for source in self._sources if source not in node.seen_by]
+            if not sources:
+                del undrafted[place]
+                continue
+            place += 1
+            for source in sources:
+                if source.is_instant:  # what it adds comes behind this place
                     source.begin(self._text, self._root, [node])
+                    self._frontier.take_drafts()
                 else:
                     unseen.setdefault(source, []).append(node)
             if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
@@ -352,11 +348,10 @@ class SpeculativeDecoder:
         """
         source, wait_s = self._pending, self._compute_wait_s()
         assert source is not None
-        if any(node.list_path(self._root) is not None for node in source.awaited):
-            return source.awaited, wait_s
-        found = (node for _, node, _ in self._walk(self._root, 1.0) if node is not None)
-        unseen = (node for node in found if source not in node.seen_by)
-        nodes = list(itertools.islice(unseen, _DRAFTED_AT_ONCE))
+        if any(node in self._frontier.reaches for node in source.awaited):
+            return set(source.awaited), wait_s
+        found = (node for _, _, node in self._frontier.undrafted if source not in node.seen_by)
+        nodes = set(itertools.islice(found, _DRAFTED_AT_ONCE))
         return nodes, wait_s + self._known.drafts.compute_s(len(nodes))
 
     def _compute_wait_s(self) -> float:

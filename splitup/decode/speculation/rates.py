@@ -45,6 +45,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
         self._line = 1.0, 0.0  # seconds of no row, and of each
+        self._seconds_by_rows: list[float] = []  # of one row, two, …, until more is learnt
 
     @property
     def is_known(self) -> bool:
@@ -66,11 +67,18 @@ class StepTimes:
         slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
         self._line = mean_s - slope * mean_rows, slope
+        self._seconds_by_rows = []
 
     def compute_s(self, rows: int) -> float:
         """Return the seconds to expect, a constant before any step was measured."""
         constant_s, slope = self._line
         return max(constant_s + slope * rows, _LEAST_S)
+
+    def list_s(self, limit: int) -> Sequence[float]:
+        """Return the seconds to expect of one row, of two, and so on up to ``limit``."""
+        known = self._seconds_by_rows
+        known += [self.compute_s(rows) for rows in range(len(known) + 1, limit + 1)]
+        return known[: max(limit, 0)]
 
 
 class Pace:
