@@ -2,7 +2,7 @@
 
     transition  from a task's end to its successor's start, with and without verification
     split       generation over four nodes against the same kernels in one process
-    slowlink    80 ms to the nodes: lookahead against sequential, and a model of round trips
+    slowlink    80 ms to the nodes: lookahead and blocks against sequential, a model of round trips
     speculation drafts of a small model on the client against sequential, 0 to 150 ms to the nodes
     sessions    32 sessions at once; memory over 10,000 steps
     flood       transitions while strangers flood the nodes

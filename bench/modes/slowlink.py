@@ -1,4 +1,7 @@
-"""80 ms between the client and four nodes: lookahead against sequential, with equal tokens.
+"""80 ms between the client and four nodes: lookahead and block diffusion against sequential.
+
+Lookahead has equal tokens. The block model stands against the autoregressive one of its size and
+training, on records, from the start of a session to the last token.
 
 The nodes are a millisecond from each other; a TCP proxy holds back what the client says and hears.
 Time per step as a line over the round trip is fitted at 20 and 80 ms and tested at 40 and 120.
@@ -11,24 +14,27 @@ import json
 import statistics
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
+from bench.measure.block_model import PROMPTS
 from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
-from bench.testbed.models import cut_example, place_tasks, spread_tasks
-from splitup.client.drafting import Drafting, Speculation
+from bench.testbed.models import BLOCKS, RECORDS, cut_example, place_tasks, spread_tasks
+from splitup.client.drafting import Drafting, Speculation, make_blocks
 from splitup.client.generation import DecoderName, generate_tokens, get_text_info, make_decoder
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import SpeculativeDecoder
-from splitup.demo.run import find_example
+from splitup.demo.run import MODEL, find_example
 
 CHUNK: Final = 64  # lookahead's rows
 TOKENS: Final = 64
+RECORD_TOKENS: Final = 48  # a record has more
 FITTED_MS: Final = (20, 80)
 TESTED_MS: Final = (40, 120)
 CODE: Final = (  # text with repeated tokens, as in code
@@ -62,21 +68,23 @@ class Link:
     async def generate(
         self,
         prompt: str,
-        decoder: DecoderName,
+        decoder: DecoderName | None,
         sampler: Sampler | None = None,
         speculation: Speculation | None = None,
+        max_tokens: int = TOKENS,
     ) -> Timed:
-        """Generate over the slow link, greedily without a sampler."""
+        """Generate over the slow link, greedily without a sampler, by default as the model does."""
         manifest = self._model.manifest
         info = get_text_info(manifest, "example")
         request = TextRequest(
             prompt=tuple(self._tokenizer.encode(prompt)),
             sampler=sampler or Sampler(),
-            max_tokens=TOKENS,
+            max_tokens=max_tokens,
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
             chunk=CHUNK,
+            blocks=make_blocks(info.diffusion),
         )
         machine = make_decoder(decoder, request, None, speculation)
         drafting = None
@@ -103,15 +111,48 @@ class Link:
 async def run(quick: bool) -> Report:
     """Measure every decoder at every round trip."""
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        model = await asyncio.to_thread(cut_example, Path(name) / "cut", CHUNK)
-        async with run_engines(place_tasks([model])) as engines:
+        models = [
+            await asyncio.to_thread(cut_example, Path(name) / each, CHUNK, each)
+            for each in (MODEL, RECORDS, BLOCKS)
+        ]
+        async with run_engines(place_tasks(models)) as engines:
             targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
             file = Path(name) / "ports"
             async with run_delay(file, targets) as set_round_trip:
-                with closing(Link(engines, model, json.loads(file.read_text()))) as link:
+                ports = json.loads(file.read_text())
+                with ExitStack() as stack:
+                    link, plain, block_link = (
+                        stack.enter_context(closing(Link(engines, model, ports)))
+                        for model in models
+                    )
                     prompts = (CODE[:1] if quick else CODE) + PROSE
                     rows = await measure(link, set_round_trip, prompts)
-    return make_report(rows)
+                    await set_round_trip(80)
+                    blocks = await measure_blocks(plain, block_link, PROMPTS[: 2 if quick else 8])
+    report = make_report(rows)
+    return Report([*report.bars, blocks], report.figures)
+
+
+async def measure_blocks(plain: Link, blocks: Link, prompts: Sequence[str]) -> Bar:
+    """Return the gain of blocks over one token after the other; the models alternate."""
+    gains, rates = [], []
+    for number, prompt in enumerate((prompts[0], *prompts)):
+        say(f"blocks: {prompt!r}")
+        seconds = []
+        for link in (plain, blocks):
+            begun = time.perf_counter()
+            _, steps, tokens = await link.generate(f"{prompt}\n", None, max_tokens=RECORD_TOKENS)
+            seconds.append(time.perf_counter() - begun)
+        if number > 0:  # everything is loaded and warm
+            gains.append(seconds[0] / seconds[1])
+            rates.append(len(tokens) / (steps + 1))
+    return Bar(
+        "block diffusion's tokens/s against sequential at 80 ms, records",
+        round(statistics.median(gains), 2),
+        "×",
+        at_least=1.8,
+        beside={"tokens a step": round(statistics.median(rates), 2), "each": spread(gains)},
+    )
 
 
 async def measure(
