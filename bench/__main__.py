@@ -2,19 +2,20 @@
 
     transition  from a task's end to its successor's start, with and without verification
     split       generation over four nodes against the same kernels in one process
-    slowlink    80 ms to the nodes: lookahead and blocks against sequential, a model of round trips
+    slowlink    20 to 150 ms to the nodes: ways to decode, blocks on the client, bad links
     speculation drafts of a small model on the client against sequential, 0 to 150 ms to the nodes
     sessions    32 sessions at once; memory over 10,000 steps
     flood       transitions while strangers flood the nodes
     network     whole executions on a whole network, compared with the uncut model
     serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
     explorer    10,000 executions and 2,000 nodes indexed, pages, the size of the page
-    failover    SIGKILL in the middle of 256 tokens
+    failover    SIGKILL in the middle of 1,000 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
     selection   the tables and the plot of docs/selection.md
-    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
+    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
+                $EDGE_PYTHON, llama.cpp and XNNPACK
     device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state
     cards       kernels compiled for cards that are not here: the tables of docs/gpus.md
@@ -45,19 +46,19 @@ from splitup.demo.run import until_interrupted
 LIMITS_S: Final = {
     "transition": 290,
     "split": 300,
-    "slowlink": 180,
+    "slowlink": 480,
     "speculation": 300,
     "sessions": 300,
     "flood": 150,
     "network": 150,
     "serve": 600,  # 32 leases open and end six times
     "explorer": 180,
-    "failover": 180,
+    "failover": 600,
     "compile": 300,
     "committee": 180,
     "money": 180,
     "selection": 90,
-    "kernels": 420,
+    "kernels": 900,  # exports three models when $EDGE_PYTHON is set
     "device": 300,
     "adapter": 180,
     "cards": 900,

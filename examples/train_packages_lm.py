@@ -14,9 +14,10 @@ tokens of 3.3 characters. With
     --hidden 128 --layers 2 --heads 4 --kv-heads 2 --ffn 384 --cpu-seconds 700 --tokenizer FIRST_OUT
 
 and a rate of 4e-3 for AdamW it gave the draft model beside it, packages-draft-0.7m: 0.66 M
-parameters, 14.4 M tokens seen, 3.22 nats/token.
+parameters, 14.4 M tokens seen, 3.22 nats/token, before distil_draft.py went on with it.
 A prompt is the start of a description's first line, after <|endoftext|>.
-``--tokenizer`` takes the tokenizer of a model trained before, for a smaller model beside it.
+``--tokenizer`` takes the tokenizer of a model trained before, for a smaller model beside it,
+``--family`` another architecture, such as gemma3_text.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 CONTEXT, VOCAB, BATCH = 256, 2048, 8
 
@@ -102,7 +103,7 @@ def sample_batch(ids: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(np.stack([ids[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
 
 
-def compute_loss(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
+def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=batch[:, :-1]).logits
     return torch.nn.functional.cross_entropy(
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("out")
     for name in ("hidden", "layers", "heads", "kv-heads", "ffn", "cpu-seconds"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--family", default="llama", help="a model_type of transformers")
     parser.add_argument(
         "--tokenizer", help="directory with a tokenizer to reuse (a draft shares its target's)"
     )
@@ -177,13 +179,15 @@ def main() -> None:
         if args.tokenizer
         else train_tokenizer(training)
     )
-    model = LlamaForCausalLM(
-        LlamaConfig(
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            args.family,
             vocab_size=VOCAB,
             hidden_size=args.hidden,
             num_hidden_layers=args.layers,
             num_attention_heads=args.heads,
             num_key_value_heads=args.kv_heads,
+            head_dim=args.hidden // args.heads,
             intermediate_size=args.ffn,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,

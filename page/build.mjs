@@ -28,9 +28,11 @@ await build({
   charset: "utf8",
   legalComments: "eof",
   conditions: ["production"],
+  external: ["module"], // of Node, where node-seal asks for it
   logLevel: "warning",
 });
 for (const name of COPIED) await copyFile(`${here}src/${name}`, `${target}/${name.split("/").pop()}`);
+await copyFile(`${here}node_modules/node-seal/dist/seal_throws.wasm`, `${target}/seal.wasm`);
 const options = ["--noAssert", "--runtime", "stub", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536"];
 for (const [name, features] of [["kernels", ["simd"]], ["kernels-relaxed", ["simd", "relaxed-simd"]]]) {
   const enabled = features.flatMap((feature) => ["--enable", feature]);

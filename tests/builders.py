@@ -139,7 +139,14 @@ def make_snapshot(
     )
 
 
-NO_TERMS = TaskTerms(task_id=task_id(0), flops=0, weights_bytes=0, input_bytes=0, ready_ms=0)
+NO_TERMS = TaskTerms(
+    task_id=task_id(0),
+    flops=0,
+    weights_bytes=0,
+    input_bytes=0,
+    ready_ms=0,
+    crosses_classes=False,
+)
 
 
 def rank_all(seed: str, task: int, role: int, snapshot: Snapshot) -> list[str]:
@@ -163,6 +170,7 @@ def make_request(steps: int = 4) -> Request:
         snapshot_sequence=1,
         snapshot_root="0x" + "bb" * 32,
         block_hash="0x" + "aa" * 32,
+        verify_bps=800,
     )
 
 

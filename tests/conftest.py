@@ -3,6 +3,9 @@
 A file stays together in one process, and what takes longest starts first. Examples are the same in
 every run, unless ``--hypothesis-profile search`` asks for others: a fault that one run in ten finds
 would stop whoever has changed something else.
+
+An end-to-end test that fails runs a second time, because twenty processes on two cores depend on
+the machine's load. The summary lists it as RERUN; such a test needs mending.
 """
 
 from __future__ import annotations
@@ -82,6 +85,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return place, files.get(f"tests/{path.as_posix()}", len(files))
 
     items.sort(key=get_place)  # stable: otherwise the order within a folder stays
+    for item in items:
+        if item.path.is_relative_to(TESTS / "e2e"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show why a test that ran a second time failed the first time."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", f"first run of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -110,6 +110,17 @@ def make_condition_table(games: Games) -> str:
     return make_table([*head, "exact for this market", "simulated"], rows)
 
 
+def make_share_table() -> str:
+    cases = (("one liar", 0.0, 0), ("r = 10 %, k = 2", 0.1, 2), ("r = 30 %, k = 1", 0.3, 1))
+    rows = []
+    for sampling in (0.08, 0.2, 0.5, 1.0):
+        slashes = (max(0.0, 1 / (sampling * (1 - r) ** k) - 1.2) for _, r, k in cases)
+        paid = 1 + sampling
+        rows.append([f"{100 * sampling:.0f} %", f"{paid:.2f}", *(f"{s:.1f}" for s in slashes)])
+    head = ["tasks verified", "prices paid on average"]
+    return make_table([*head, *(f"S needed, {title}" for title, _, _ in cases)], rows)
+
+
 def make_user_table(results: Results, draws: Draws) -> str:
     rows = []
     for name in ("lazy", "lazy-10", "ring-10", "ring-30", "low-precision"):
@@ -269,6 +280,7 @@ def make_tables(games: Games, results: Results, draws: Draws) -> dict[str, str]:
     return {
         "gains": make_gain_table(results),
         "condition": make_condition_table(games),
+        "shares": make_share_table(),
         "holders": make_holder_table(),
         "cost": make_cost_table(results, draws),
         "users": make_user_table(results, draws),
@@ -282,9 +294,11 @@ def make_tables(games: Games, results: Results, draws: Draws) -> dict[str, str]:
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
-    """Replace the tables of the page; raise KeyError for a place that has none."""
+    """Replace these tables of the page; other places stay as they are."""
 
     def replace_table(match: re.Match[str]) -> str:
+        if match[1] not in tables:
+            return match[0]
         return f"<!-- {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", replace_table, page, flags=re.DOTALL)

@@ -22,6 +22,7 @@ import uvloop
 from aiohttp import ClientSession, TCPConnector
 from splitup_oracle.member.http_server import MemberServer
 
+from splitup.core import limits
 from splitup.core.codec import encode_canonical
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.quorum import compute_execution_id
@@ -133,11 +134,14 @@ async def bench_heartbeats() -> dict[str, Any]:
         absorber.machine.handle(RttMeasured(record.node, 3), time.monotonic())
     look = time.process_time()
     absorber.machine.handle(Tick(), time.monotonic())
-    per_beat = cpu_s / beats
+    per_beat, beats_per_s = cpu_s / beats, NODES / limits.HEARTBEAT_PERIOD_S
+    size = len(json.dumps({"jws": tokens[0][0]}))
     return {
         "beats": beats,
         "cpu_us_per_beat": round(per_beat * 1e6, 1),
-        "cores_for_10000_per_5_s": round(per_beat * NODES / 5, 3),
+        "cores": round(per_beat * beats_per_s, 2),
+        "bytes_per_beat": size,  # of the body; HTTP headers come on top
+        "mbit_per_s": round(8e-6 * size * beats_per_s, 1),
         "verify_us": round(time_verify(tokens[0][:200]) * 1e6, 1),
         "look_ms_per_400_live": round((time.process_time() - look) * 1e3, 1),
         "wall_s": round(wall_s, 2),

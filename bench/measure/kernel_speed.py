@@ -4,9 +4,11 @@ A random Llama of 124 M parameters is written as GGUF files in float32, float16 
 run uncut, with tinygrad's kernels alone ("before") and with the matrix products of
 ``splitup.cpu.matmul_match``. They are compared with the floor, which is the bytes of the weights
 over the read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
-llama-cpp-python, with llama.cpp on the same files. Rounds alternate and medians are of ratios
-within a round, because other programs may share the machine; for the same reason one thread is
-measured by its CPU time. At last CONTEXT decoded tokens are computed again, as validators do it.
+llama-cpp-python, with llama.cpp on the same files. When $EDGE_PYTHON names one that has
+``splitup[edge]``, the float32 weights are also exported, as float32, float16 and int8, and XNNPACK
+computes them. Rounds alternate and medians are of ratios within a round, because other programs may
+share the machine; for the same reason one thread is measured by its CPU time. At last CONTEXT
+decoded tokens are computed again, as validators do it.
 Progress goes to stderr, a JSON object to stdout.
 """
 
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
@@ -37,7 +39,24 @@ from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.rules import check_graph
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 768, 2_048, 12, 12, 4, 32_000
+
+class Shape(NamedTuple):
+    """The dimensions of a random Llama."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+
+
+LARGE: Final = Shape(768, 2_048, 12, 12, 4, 32_000)
+SHAPES: Final = {  # as the example, and as bench.testbed.models
+    "4 M": Shape(256, 640, 5, 8, 4, 2_048),
+    "15 M": Shape(288, 768, 6, 6, 6, 32_000),
+    "124 M": LARGE,
+}
 CONTEXT, ROWS, TOKENS = 256, 64, 24
 FORMS: Final = {"f32": 0, "f16": 1, "q8_0": 8}  # GGUF's numbers
 ROUNDS: Final = 5
@@ -62,18 +81,19 @@ for line in sys.stdin:
 """
 
 
-def write_model(path: Path, form: str) -> int:
+def write_model(path: Path, form: str, size: Shape = LARGE) -> int:
     """Write a random Llama; return the bytes that one token reads, all except the embedding."""
     random = np.random.default_rng(0)
-    shapes = {"token_embd": (VOCAB, HIDDEN), "output": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
-    for layer in range(LAYERS):
+    hidden, inner, layers, heads, kv_heads, vocab = size
+    shapes = {"token_embd": (vocab, hidden), "output": (vocab, hidden), "output_norm": (hidden,)}
+    for layer in range(layers):
         block = f"blk.{layer}."
-        kv = KV_HEADS * HIDDEN // HEADS
-        shapes |= {block + name: (HIDDEN,) for name in ("attn_norm", "ffn_norm")}
-        shapes |= {block + name: (HIDDEN, HIDDEN) for name in ("attn_q", "attn_output")}
-        shapes |= {block + name: (kv, HIDDEN) for name in ("attn_k", "attn_v")}
-        shapes |= {block + name: (INNER, HIDDEN) for name in ("ffn_gate", "ffn_up")}
-        shapes[block + "ffn_down"] = (HIDDEN, INNER)
+        kv = kv_heads * hidden // heads
+        shapes |= {block + name: (hidden,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {block + name: (hidden, hidden) for name in ("attn_q", "attn_output")}
+        shapes |= {block + name: (kv, hidden) for name in ("attn_k", "attn_v")}
+        shapes |= {block + name: (inner, hidden) for name in ("ffn_gate", "ffn_up")}
+        shapes[block + "ffn_down"] = (hidden, inner)
     head, body, read = b"", b"", 0
     for name, shape in shapes.items():
         kind = form if len(shape) == 2 else "f32"
@@ -83,23 +103,23 @@ def write_model(path: Path, form: str) -> int:
         head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
         head += struct.pack("<IQ", FORMS[kind], len(body))
         body += data + bytes(-len(data) % 32)
-    head = _make_metadata(len(shapes)) + head
+    head = _make_metadata(len(shapes), size) + head
     path.write_bytes(head + bytes(-len(head) % 32) + body)
     return read
 
 
-def _make_metadata(tensors: int) -> bytes:
+def _make_metadata(tensors: int, size: Shape) -> bytes:
     numbers = {
-        "block_count": LAYERS,
+        "block_count": size.layers,
         "context_length": CONTEXT,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": INNER,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "rope.dimension_count": HIDDEN // HEADS,
+        "embedding_length": size.hidden,
+        "feed_forward_length": size.inner,
+        "attention.head_count": size.heads,
+        "attention.head_count_kv": size.kv_heads,
+        "rope.dimension_count": size.hidden // size.heads,
     }
     floats = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10_000.0}
-    tokens = [f"<{index}>" for index in range(VOCAB)]
+    tokens = [f"<{index}>" for index in range(size.vocab)]
     tokens[3:6] = ["a", "b", "ab"]
     texts = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
     head = [_text(key) + struct.pack("<I", 8) + _text(text) for key, text in texts.items()]
@@ -108,7 +128,7 @@ def _make_metadata(tensors: int) -> bytes:
     lists: dict[str, tuple[int, list[Any]]] = {
         "tokens": (8, tokens),
         "merges": (8, ["a b"]),
-        "token_type": (5, [1] * VOCAB),
+        "token_type": (5, [1] * size.vocab),
     }
     for key, (kind, items) in lists.items():
         name = _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, kind, len(items))
@@ -194,10 +214,20 @@ def measure_replay(path: Path, rounds: int) -> dict[str, float]:
     return {"decoded, CPU s": decoded, "again, CPU s": again, "again / decoded": round(ratio, 3)}
 
 
+def list_peers(path: Path, form: str, threads: int) -> dict[str, list[str]]:
+    """Return the commands of the other runtimes that the environment names."""
+    numbers, found = [str(threads), str(CONTEXT)], {}
+    if python := os.environ.get("LLAMA_PYTHON"):
+        found["peer"] = [python, "-c", PEER, str(path), *numbers]
+    if python := os.environ.get("EDGE_PYTHON"):
+        plain = str(path.with_stem("f32"))
+        found["xnnpack"] = [python, "-m", "bench.testbed.edge_peer", plain, form, *numbers]
+    return found
+
+
 @contextmanager
-def start_peer(python: str, path: Path, threads: int) -> Iterator[Callable[[int, int], float]]:
-    """Run llama.cpp; yields a function that times ``count`` evaluations of ``rows`` tokens."""
-    argv = [python, "-c", PEER, str(path), str(threads), str(CONTEXT)]
+def start_peer(argv: list[str]) -> Iterator[Callable[[int, int], float]]:
+    """Run another runtime; yields a function that times ``count`` steps of ``rows`` tokens."""
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -234,8 +264,8 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
     path = directory / f"{form}.gguf"
     read_bytes = write_model(path, form)
     with ExitStack() as stack:
-        python = os.environ.get("LLAMA_PYTHON")
-        peer = stack.enter_context(start_peer(python, path, threads)) if python else None
+        commands = list_peers(path, form, threads)
+        peers = {name: stack.enter_context(start_peer(argv)) for name, argv in commands.items()}
         runs = {
             "before": load(path, 1, 1, uses_native_code=False),
             "decode": load(path, 1, threads, uses_native_code=True),
@@ -246,17 +276,16 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
             print(f"{form}, {threads} threads: round {number + 1} of {rounds}", file=sys.stderr)
             row = {name: run() for name, run in runs.items()}
             row["floor"] = TOKENS * read_bytes / measure_bandwidth()
-            if peer is not None:
-                row["peer decode"], row["peer prefill"] = peer(TOKENS, 1), peer(1, ROWS)
+            for name, ask in peers.items():
+                row[f"{name} decode"], row[f"{name} prefill"] = ask(TOKENS, 1), ask(1, ROWS)
             rows.append(row)
     result: dict[str, Any] = {"weights": form, "threads": threads, "rounds": rounds}
     for name in rows[0]:
         tokens = ROWS if "prefill" in name else TOKENS
         result[f"{name} tok/s"] = round(statistics.median(tokens / row[name] for row in rows), 1)
     pairs = {"decode / before": ("before", "decode"), "decode / floor": ("floor", "decode")}
-    if peer is not None:
-        pairs["decode / peer"] = ("peer decode", "decode")
-        pairs["prefill / peer"] = ("peer prefill", "prefill")
+    for name in peers:
+        pairs |= {f"{part} / {name}": (f"{name} {part}", part) for part in ("decode", "prefill")}
     for name, (slower, faster) in pairs.items():
         result[name] = round(statistics.median(row[slower] / row[faster] for row in rows), 2)
     return result
@@ -270,9 +299,11 @@ def main() -> None:
         for threads in sorted({1, os.cpu_count() or 1}):
             for form in FORMS:
                 report["results"].append(measure(Path(directory), form, threads, rounds))
-        for form in FORMS:
-            print(f"{form}: computing {CONTEXT} tokens again", file=sys.stderr)
-            report["replay"][form] = measure_replay(Path(directory) / f"{form}.gguf", rounds)
+        for name, size in SHAPES.items():
+            for form in FORMS:
+                print(f"{name}, {form}: computing {CONTEXT} tokens again", file=sys.stderr)
+                write_model(path := Path(directory) / "again.gguf", form, size)
+                report["replay"][f"{name}, {form}"] = measure_replay(path, rounds)
     print(json.dumps(report, indent=2))
 
 

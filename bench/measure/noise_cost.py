@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.privacy.measure import encode
+from splitup_deploy.privacy.measure import open_tokenizer
 from splitup_deploy.privacy.split_model import SplitModel, Text
 
 from splitup.client.noise import Noise, RowNoise, compute_epsilon
@@ -70,7 +70,8 @@ def measure(blocks: int, text: str) -> dict[str, Any]:
     """Return the cost of noise when the user keeps so many blocks at each end."""
     example = str(ROOT / "examples" / "packages-4m")
     compiled = build(example, 10**9, sizes=Sizes(chunk=_LENGTH), private=blocks)
-    model, tokens = SplitModel(compiled), encode(compiled, text)[:_TOKENS]
+    with open_tokenizer(compiled) as tokenizer:
+        model, tokens = SplitModel(compiled), tokenizer.encode(text)[:_TOKENS]
     assert compiled.manifest.text is not None
     spread = np.linspace(0, compiled.manifest.text.vocab - 1, _LENGTH).astype(int).tolist()
     length = float(np.median(np.linalg.norm(Text(model).send(make_causal_step(spread, 0)), axis=1)))

@@ -49,6 +49,7 @@ async def make_wanted(network: Network, nonce: int) -> Wanted:
         steps=STEPS,
         max_price_micro_usdc=10_000,
         deadline=head.timestamp + 300,
+        verify_bps=800,
         task_count=len(MANIFEST.tasks),
     )
 
@@ -68,6 +69,7 @@ async def run_own(network: Network, nonce: int) -> float:
         wanted.max_price_micro_usdc,
         wanted.deadline,
         nonce,
+        wanted.verify_bps,
     )
     await listening
     return time.monotonic() - started

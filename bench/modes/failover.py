@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from typing import Final
 
 from bench.modes.network import run_network
@@ -13,18 +15,23 @@ from splitup.client.execution.session import Session
 from splitup.devnet.network import Devnet
 from tests.texts import Disturb, Text, generate_text, read_account
 
+TOKENS: Final = 1_000
+CONTEXT: Final = 1_024
+DEADLINE_S: Final = 240
 NODES: Final = 7  # three die
 NODE_VRAM_BYTES: Final = 100_000_000  # every node holds every task
 
 
 async def run(quick: bool) -> Report:
     """Generate undisturbed, then with one node killed, then with two."""
-    async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
+    pauses = Pauses()
+    async with run_network(NODES, NODE_VRAM_BYTES, context=CONTEXT) as (devnet, net):
         expected = await generate(net, lambda session, count: None)
         middle = len(expected.tokens) // 2
         killed: set[str] = set()
 
         def kill_one(session: Session, count: int) -> None:
+            pauses.note_token()
             if count == middle:
                 kill(devnet, session, killed)
 
@@ -32,13 +39,43 @@ async def run(quick: bool) -> Report:
             if count in (middle // 2, middle + middle // 2):
                 kill(devnet, session, killed)
 
-        one = await generate(net, kill_one)
+        logging.getLogger(Session.__module__).addHandler(pauses)
+        try:
+            one = await generate(net, kill_one)
+        finally:
+            logging.getLogger(Session.__module__).removeHandler(pauses)
         two = None if quick else await generate(net, kill_two)
     bars = [make_bar("pause when one node is killed", one, expected)]
+    is_equal = one.tokens == expected.tokens
+    bars.append(
+        Bar(
+            "… from the takeover to the next token",
+            round(pauses.replay_s, 3) if is_equal and pauses.replay_s else None,
+            "s",
+            at_most=0.3,
+        )
+    )
     if two is not None:
         bars.append(make_bar("pause when two are, one after the other", two, expected))
     figures = {"tokens": len(expected.tokens), "undisturbed_gap_s": round(expected.gap_s, 2)}
     return Report(bars, figures)
+
+
+class Pauses(logging.Handler):
+    """Measures the time from a takeover, which the session logs, to the next token."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.replay_s = 0.0
+        self._taken_over_at: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._taken_over_at = self._taken_over_at or time.monotonic()
+
+    def note_token(self) -> None:
+        """Note a token; the first one after a takeover ends the replay."""
+        if self._taken_over_at is not None and not self.replay_s:
+            self.replay_s = time.monotonic() - self._taken_over_at
 
 
 def make_bar(name: str, found: Text, expected: Text) -> Bar:
@@ -48,7 +85,7 @@ def make_bar(name: str, found: Text, expected: Text) -> Bar:
         name,
         round(found.gap_s, 2) if is_equal else None,
         "s",
-        at_most=3.0,
+        at_most=0.6,
         beside={
             "tokens equal to an undisturbed run": is_equal,
             "takeovers": found.session.takeovers,
@@ -68,6 +105,6 @@ def kill(devnet: Devnet, session: Session, killed: set[str]) -> None:
 
 async def generate(net: SplitUp, disturb: Disturb) -> Text:
     """Generate, and wait until it is settled, so that the next one finds the nodes free."""
-    done = await generate_text(net, disturb, deadline_s=60)
+    done = await generate_text(net, disturb, deadline_s=DEADLINE_S, max_tokens=TOKENS)
     await net.receipt(done.session.execution_id)
     return done

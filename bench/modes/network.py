@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from splitup.demo.run import (
     NODE_VRAM_BYTES,
     NODES,
     PROMPT,
+    TARGET_VRAM,
     Generation,
     compare,
     find_example,
@@ -29,16 +31,28 @@ from splitup.demo.run import (
 from splitup.devnet.network import Devnet, DevnetOptions
 
 RUNS: Final = 8
+LONG_VRAM: Final = "2.5MB"  # a task holds its KV cache, which grows with the context
 
 
 @asynccontextmanager
-async def run_network(nodes: int, vram_bytes: int) -> AsyncIterator[tuple[Devnet, SplitUp]]:
-    """Start a network with the example model and a user with a deposit; remove it at the end."""
+async def run_network(
+    nodes: int, vram_bytes: int, *, context: int | None = None
+) -> AsyncIterator[tuple[Devnet, SplitUp]]:
+    """Start a network with the example model and a user with a deposit; remove it at the end.
+
+    With a longer ``context`` the example writes nonsense, at the same speed.
+    """
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
     devnet = Devnet(DevnetOptions(directory, nodes, vram_bytes), say)
     try:
         await devnet.start()
-        await register(directory, find_example())
+        example = find_example()
+        if context is not None:
+            shutil.copytree(example, directory / "model")
+            example, config = directory / "model", directory / "model" / "config.json"
+            values = json.loads(config.read_text()) | {"max_position_embeddings": context}
+            config.write_text(json.dumps(values))
+        await register(directory, example, TARGET_VRAM if context is None else LONG_VRAM)
         async with SplitUp.connect(directory / NETWORK_FILE) as net:
             await wait_for_holders(net, directory, say)
             await net.deposit(100)

@@ -1,10 +1,9 @@
-"""80 ms between the client and four nodes: lookahead and block diffusion against sequential.
+"""A slow link between the client and four nodes: ways to decode, and blocks that the client keeps.
 
-Lookahead has equal tokens. The block model stands against the autoregressive one of its size and
-training, on records, from the start of a session to the last token.
-
-The nodes are a millisecond from each other; a TCP proxy holds back what the client says and hears.
-Time per step as a line over the round trip is fitted at 20 and 80 ms and tested at 40 and 120.
+The nodes are a millisecond from each other; a TCP proxy delays what the client says and hears. Time
+per step as a line over the round trip is fitted at 20 and 80 ms and tested at 40, 120 and 150. All
+ways to decode give the same tokens; those with drafts turn them off where they lose. A model that
+writes blocks stands against the autoregressive one that it was adapted from, on records.
 """
 
 from __future__ import annotations
@@ -14,35 +13,139 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure.block_model import PROMPTS
+from bench.measure import block_model
 from bench.report import Bar, Report, fit_line, say, spread
-from bench.testbed.delay import HOST, run_delay
+from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
-from bench.testbed.models import BLOCKS, RECORDS, cut_example, place_tasks, spread_tasks
-from splitup.client.drafting import Drafting, Speculation, make_blocks
-from splitup.client.generation import DecoderName, generate_tokens, get_text_info, make_decoder
+from bench.testbed.jacobi import JacobiDecoder
+from bench.testbed.models import BLOCKS as BLOCK_MODEL
+from bench.testbed.models import (
+    LLAMA_36M,
+    RECORDS,
+    cut_example,
+    cut_private,
+    load_client,
+    place_tasks,
+    spread_tasks,
+)
+from splitup.client.drafting import Speculation, make_blocks
+from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.generation import generate_tokens, get_text_info
 from splitup.client.tokenizer import ModelTokenizer
+from splitup.decode.block_diffusion import BlockDiffusionDecoder
+from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
-from splitup.decode.speculation.decoder import SpeculativeDecoder
-from splitup.demo.run import MODEL, find_example
+from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.decoder import Experience
+from splitup.decode.step import Decoder
+from splitup.demo.run import find_example
 
 CHUNK: Final = 64  # lookahead's rows
-TOKENS: Final = 64
+TOKENS: Final = 40
+FEW_TOKENS: Final = 24
 RECORD_TOKENS: Final = 48  # a record has more
 FITTED_MS: Final = (20, 80)
-TESTED_MS: Final = (40, 120)
+TESTED_MS: Final = (40, 120, 150)
+COMPARED_MS: Final = 80
 CODE: Final = (  # text with repeated tokens, as in code
     "int read_int(int value) { return value; }\nint read_long(int value) { return value; }\nint ",
     "def get_name(self):\n    return self.name\n\ndef get_size(self):\n    return self.",
 )
-PROSE: Final = ("network monitoring tool that",)
-DECODERS: Final[tuple[DecoderName, ...]] = ("sequential", "lookahead")
+PROMPTS: Final = {
+    "code": CODE,
+    "prose": ("network monitoring tool that", "library for"),
+    "dialogue": (
+        "User: How do I install the package?\nAssistant: You install the package with apt.\n"
+        "User: How do I remove the package?\nAssistant:",
+    ),
+    "records": (
+        "Package: libfoo1\nSection: libs\nPriority: optional\n\nPackage: libbar1\nSection: libs\n"
+        "Priority: optional\n\nPackage:",
+    ),
+}
+EXAMPLE: Final = "example, 4M"
+LLAMA: Final = "random, 36M"
+BLOCKS: Final = {EXAMPLE: (0, 2), LLAMA: (0, 2, 4)}  # that the client keeps at each end
+LINKS: Final = {
+    "jitter 40 ms": Quality(COMPARED_MS, jitter_ms=40),
+    "loss 1 %": Quality(COMPARED_MS, loss=0.01),
+    "100 kB/s": Quality(COMPARED_MS, kilobytes_s=100),
+}
+PAPER: Final = (
+    "7B on one link of 80 ms: 8.1 tokens/s, with lookahead 8.8; model of round trips 6.2 %"
+)
+
+SPECULATIVE: Final = "speculative n-grams"
+Decode = Callable[[TextRequest], Decoder]
+DECODERS: Final[dict[str, Decode]] = {
+    "sequential": SequentialDecoder,
+    "lookahead": LookaheadDecoder,
+    "prompt n-grams": lambda request: LookaheadDecoder(request, LookaheadOptions(columns=0)),
+    SPECULATIVE: lambda request: Speculation().make_decoder(request),
+    "jacobi": JacobiDecoder,
+}
+COMPARED: Final = tuple(DECODERS)
+ADAPTIVE: Final = ("sequential", "lookahead", SPECULATIVE)  # the last two turn drafts off
+ABLATION: Final = [(7, length) for length in (2, 3, 5)] + [(columns, 4) for columns in (3, 15)]
+_ABLATED: Final = "lookahead, window {}, n-grams of {}"
+for columns, length in ABLATION:
+    DECODERS[_ABLATED.format(columns, length)] = partial(
+        LookaheadDecoder, options=LookaheadOptions(columns, length)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One text: by which model, over which link, continued how."""
+
+    model: str
+    blocks: int | None  # that the client keeps; None: the model is not private
+    link: Quality
+    kind: str
+    prompt: str
+    decoder: str
+    tokens: int
+
+
+def list_cases(*, quick: bool) -> Iterator[Case]:
+    """Yield what is measured with the whole example, in order."""
+    few, many = (6, 8) if quick else (FEW_TOKENS, TOKENS)
+    compared = Quality(COMPARED_MS)
+    for kind, prompts in PROMPTS.items():
+        for prompt in prompts[: 1 if quick else None]:
+            for decoder in COMPARED:
+                yield Case(EXAMPLE, None, compared, kind, prompt, decoder, many)
+    others = [Quality(trip) for trip in sorted({*FITTED_MS, *TESTED_MS} - {COMPARED_MS})]
+    for link in (*others, *LINKS.values()):
+        for kind in ("prose",) if quick or not is_plain(asdict(link)) else ("code", "prose"):
+            for decoder in COMPARED[:1] if quick else ADAPTIVE:
+                yield Case(EXAMPLE, None, link, kind, PROMPTS[kind][0], decoder, few)
+    for columns, length in ABLATION[: 1 if quick else None]:
+        for kind in ("code", "prose"):
+            name = _ABLATED.format(columns, length)
+            yield Case(EXAMPLE, None, compared, kind, PROMPTS[kind][0], name, many)
+
+
+def list_private_cases(model: str, blocks: int, *, quick: bool) -> Iterator[Case]:
+    """Yield what is measured with a model whose client keeps blocks."""
+    prompt = PROMPTS["prose"][0]
+    for trip in (COMPARED_MS,) if quick else (20, COMPARED_MS, 150):
+        for decoder in ADAPTIVE[::2] if trip == COMPARED_MS else ADAPTIVE[:1]:
+            yield Case(model, blocks, Quality(trip), "prose", prompt, decoder, 6 if quick else 16)
+
+
+def is_plain(link: dict[str, float]) -> bool:
+    """Return whether a link delays, and nothing else."""
+    return link == asdict(Quality(link["round_trip_ms"]))
+
 
 Timed = tuple[float, int, list[int]]  # seconds after the first token, steps, tokens
 
@@ -50,9 +153,16 @@ Timed = tuple[float, int, list[int]]  # seconds after the first token, steps, to
 class Link:
     """The nodes behind the proxies."""
 
-    def __init__(self, engines: Engines, model: Model, ports: list[int]) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        model: Model,
+        ports: list[int],
+        programs: ClientPrograms | None = None,
+    ) -> None:
         self._engines = engines
         self._model = model
+        self._programs = programs
         self._tokenizer = ModelTokenizer(
             (find_example() / "tokenizer.json").read_bytes(), "example"
         )
@@ -62,90 +172,112 @@ class Link:
         }
 
     def close(self) -> None:
-        """End the tokenizer's process."""
+        """End the tokenizer's process, and the one of the client's tasks."""
         self._tokenizer.close()
+        if self._programs is not None:
+            self._programs.close()
 
     async def generate(
         self,
         prompt: str,
-        decoder: DecoderName | None,
+        decode: Decode,
         sampler: Sampler | None = None,
         speculation: Speculation | None = None,
-        max_tokens: int = TOKENS,
+        *,
+        tokens: int = 64,
     ) -> Timed:
-        """Generate over the slow link, greedily without a sampler, by default as the model does."""
+        """Generate over the slow link, greedily without a sampler."""
         manifest = self._model.manifest
         info = get_text_info(manifest, "example")
         request = TextRequest(
             prompt=tuple(self._tokenizer.encode(prompt)),
             sampler=sampler or Sampler(),
-            max_tokens=max_tokens,
+            max_tokens=tokens,
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
             chunk=CHUNK,
             blocks=make_blocks(info.diffusion),
         )
-        machine = make_decoder(decoder, request, None, speculation)
-        drafting = None
-        if isinstance(machine, SpeculativeDecoder) and speculation and speculation.draft:
-            drafting = Drafting(machine, speculation.draft)
-        tokens, steps, begun = [], [0], 0.0
+        machine = decode(request)
+        drafting = speculation.start(machine) if speculation else None
+        found, steps, begun = [], [0], 0.0
 
         def count(inputs: Any, logits: Any) -> None:
             steps[0] += 1
 
         async with self._engines.session(
-            manifest, spread_tasks(self._model), machine.max_steps, endpoints=self._endpoints
+            manifest,
+            spread_tasks(self._model),
+            machine.max_steps,
+            endpoints=self._endpoints,
+            programs=self._programs,
         ) as session:
             async for token in generate_tokens(
                 session, machine, self._tokenizer, on_step=count, drafting=drafting
             ):
-                if not tokens:
+                if not found:
                     begun, steps[0] = time.perf_counter(), 0
-                tokens.append(token.id)
+                found.append(token.id)
             seconds = time.perf_counter() - begun
-        return seconds, steps[0], tokens
+        return seconds, steps[0], found
 
 
 async def run(quick: bool) -> Report:
-    """Measure every decoder at every round trip."""
+    """Measure the whole example, then models whose client keeps blocks."""
+    rows, memory = [], []
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        models = [
-            await asyncio.to_thread(cut_example, Path(name) / each, CHUNK, each)
-            for each in (MODEL, RECORDS, BLOCKS)
-        ]
-        async with run_engines(place_tasks(models)) as engines:
-            targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-            file = Path(name) / "ports"
-            async with run_delay(file, targets) as set_round_trip:
-                ports = json.loads(file.read_text())
-                with ExitStack() as stack:
-                    link, plain, block_link = (
-                        stack.enter_context(closing(Link(engines, model, ports)))
-                        for model in models
-                    )
-                    prompts = (CODE[:1] if quick else CODE) + PROSE
-                    rows = await measure(link, set_round_trip, prompts)
-                    await set_round_trip(80)
-                    blocks = await measure_blocks(plain, block_link, PROMPTS[: 2 if quick else 8])
-    report = make_report(rows)
+        folder = Path(name)
+        model = await asyncio.to_thread(cut_example, folder / "whole", CHUNK)
+        rows += await measure([(model, list(list_cases(quick=quick)))], folder / "ports")
+        for size, config in ((EXAMPLE, None), (LLAMA, LLAMA_36M)):
+            parts = []
+            for blocks in BLOCKS[size][: 1 if quick else None]:
+                cut = await asyncio.to_thread(
+                    cut_private, folder / f"{size} {blocks}", CHUNK, blocks, config
+                )
+                assert cut.manifest.client is not None
+                kept = sum(task.vram_bytes for task in cut.manifest.client.tasks)
+                memory.append({"model": size, "blocks": blocks, "device_mb": round(kept / 1e6, 1)})
+                parts.append((cut, list(list_private_cases(size, blocks, quick=quick))))
+            rows += await measure(parts, folder / f"{size} ports")
+        blocks = await measure_blocks(folder, quick=quick)
+    report = make_report(rows, memory)
     return Report([*report.bars, blocks], report.figures)
 
 
-async def measure_blocks(plain: Link, blocks: Link, prompts: Sequence[str]) -> Bar:
-    """Return the gain of blocks over one token after the other; the models alternate."""
+async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
+    """Return the gain of blocks over one token after the other at 80 ms; the models alternate.
+
+    Everything from the start of a session to the last token is timed.
+    """
+    models = [
+        await asyncio.to_thread(cut_example, folder / each, CHUNK, each)
+        for each in (RECORDS, BLOCK_MODEL)
+    ]
+    ways: tuple[Decode, ...] = SequentialDecoder, lambda request: BlockDiffusionDecoder(request)
+    prompts = block_model.PROMPTS[: 2 if quick else 8]
     gains, rates = [], []
-    for number, prompt in enumerate((prompts[0], *prompts)):
-        say(f"blocks: {prompt!r}")
-        seconds = []
-        for link in (plain, blocks):
-            begun = time.perf_counter()
-            _, steps, tokens = await link.generate(f"{prompt}\n", None, max_tokens=RECORD_TOKENS)
-            seconds.append(time.perf_counter() - begun)
-        if number > 0:  # everything is loaded and warm
-            gains.append(seconds[0] / seconds[1])
-            rates.append(len(tokens) / (steps + 1))
+    async with run_engines(place_tasks(models)) as engines:
+        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
+        file = folder / "block ports"
+        async with run_delay(file, targets) as set_quality:
+            ports = json.loads(await asyncio.to_thread(file.read_text))
+            with closing(Link(engines, models[0], ports)) as plain:
+                with closing(Link(engines, models[1], ports)) as blocks:
+                    await set_quality(Quality(COMPARED_MS))
+                    for number, prompt in enumerate((prompts[0], *prompts)):
+                        say(f"blocks: {prompt!r}")
+                        seconds = []
+                        for link, decode in zip((plain, blocks), ways, strict=True):
+                            begun = time.perf_counter()
+                            _, steps, tokens = await link.generate(
+                                f"{prompt}\n", decode, tokens=RECORD_TOKENS
+                            )
+                            seconds.append(time.perf_counter() - begun)
+                        if number > 0:  # everything is loaded and warm
+                            gains.append(seconds[0] / seconds[1])
+                            rates.append(len(tokens) / (steps + 1))
     return Bar(
         "block diffusion's tokens/s against sequential at 80 ms, records",
         round(statistics.median(gains), 2),
@@ -155,79 +287,118 @@ async def measure_blocks(plain: Link, blocks: Link, prompts: Sequence[str]) -> B
     )
 
 
-async def measure(
-    link: Link, set_round_trip: Any, prompts: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """Return one row for each round trip, prompt and decoder; decoders alternate."""
+async def measure(parts: list[tuple[Model, list[Case]]], file: Path) -> list[dict[str, Any]]:
+    """Return one row for each case; nodes hold all of the models."""
     rows = []
-    for decoder in DECODERS:
-        await link.generate(PROSE[0], decoder)  # everything is loaded and warm
-    for round_trip_ms in sorted(FITTED_MS + TESTED_MS):
-        await set_round_trip(round_trip_ms)
-        for prompt in prompts:
-            say(f"{round_trip_ms} ms: {prompt[:30]!r}")
-            for decoder in DECODERS:
-                seconds, steps, tokens = await link.generate(prompt, decoder)
-                rows.append(
-                    {
-                        "round_trip_ms": round_trip_ms,
-                        "code": prompt in CODE,
-                        "prompt": prompt,
-                        "decoder": decoder,
-                        "seconds": round(seconds, 3),
-                        "steps": steps,
-                        "tokens": tokens,
-                    }
-                )
+    async with run_engines(place_tasks([model for model, _ in parts])) as engines:
+        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
+        async with run_delay(file, targets) as set_quality:
+            ports = json.loads(await asyncio.to_thread(file.read_text))
+            for model, cases in parts:
+                programs = None if model.manifest.client is None else await load_client(model)
+                with closing(Link(engines, model, ports, programs)) as link:
+                    await set_quality(Quality())
+                    for name in dict.fromkeys(case.decoder for case in cases):
+                        await link.generate(CODE[0], DECODERS[name], tokens=6)  # loads and warms
+                    learnt: dict[Quality, Experience] = {}
+                    for case in cases:
+                        say(f"{case.model} {case.blocks} {case.link}: {case.kind}, {case.decoder}")
+                        await set_quality(case.link)
+                        decode = DECODERS[case.decoder]
+                        if case.decoder == SPECULATIVE:
+                            experience = learnt.setdefault(case.link, Experience())
+                            decode = Speculation(experience=experience).make_decoder
+                        seconds, steps, tokens = await link.generate(
+                            case.prompt, decode, tokens=case.tokens
+                        )
+                        found = {"seconds": round(seconds, 3), "steps": steps}
+                        rows.append({**asdict(case), **found, "found": tokens})
     return rows
 
 
-def make_report(rows: list[dict[str, Any]]) -> Report:
+def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Report:
     """Return the speed-ups at 80 ms, and how well a line explains the steps."""
-    table = {(r["round_trip_ms"], r["prompt"], r["decoder"]): r for r in rows}
-    prompts = sorted({row["prompt"] for row in rows})
-    gains: dict[bool, list[float]] = {True: [], False: []}
-    for prompt in prompts:
-        slow, fast = (table[80, prompt, decoder] for decoder in DECODERS)
-        gains[slow["code"]].append(slow["seconds"] / fast["seconds"])
-    equal = all(r["tokens"] == table[80, r["prompt"], "sequential"]["tokens"] for r in rows)
+    slow = {_find_place(row): row for row in rows if row["decoder"] == "sequential"}
+    for row in rows:
+        base = slow.get(_find_place(row), row)
+        row["gain"] = round(base["seconds"] / row["seconds"], 2)
+        row["tokens_per_round_trip"] = round((len(row["found"]) - 1) / max(1, row["steps"]), 2)
+        row["equal"] = base["found"] == row["found"]
+    compared = [
+        row for row in rows if row["blocks"] is None and row["link"] == asdict(Quality(COMPARED_MS))
+    ]
+    table = {
+        kind: {
+            decoder: {
+                "gain": _median(compared, kind, decoder, "gain"),
+                "tokens_per_round_trip": _median(compared, kind, decoder, "tokens_per_round_trip"),
+            }
+            for decoder in DECODERS
+            if any((row["kind"], row["decoder"]) == (kind, decoder) for row in compared)
+        }
+        for kind in PROMPTS
+    }
     fit = fit_steps(rows)
-    per_step = statistics.median(fit["step_ms"][80])
+    equal = all(row["equal"] for row in rows)
     bars = [
         Bar(
-            "lookahead's tokens/s against sequential at 80 ms, code",
-            round(statistics.median(gains[True]), 2),
+            f"lookahead's or n-grams' tokens/s against sequential at 80 ms, {kind}",
+            max(table[kind][name]["gain"] for name in COMPARED[1:4] if name in table[kind]),
             "×",
-            at_least=1.5,
-            beside={"tokens equal": equal, "prose, ×": round(statistics.median(gains[False]), 2)},
-        ),
+            at_least=least,
+            beside={"tokens equal": equal, "a paper": PAPER},
+        )
+        for kind, least in (("code", 3.0), ("prose", 1.3))
+    ]
+    bars.append(
         Bar(
-            "error of the model of round trips at 40 and 120 ms",
+            f"error of the model of round trips at {', '.join(map(str, fit['tested_ms']))} ms",
             fit["error_percent"],
             "%",
-            at_most=10.0,
-            beside={"ms per step": fit["line"], "floor at 80 ms: 80, measured": round(per_step, 1)},
-        ),
-    ]
-    steps = {str(ms): spread(values) for ms, values in fit["step_ms"].items()}
-    for row in rows:
-        row["tokens"] = len(row["tokens"])
-    return Report(bars, {"step_ms": steps, "rows": rows})
+            at_most=3.0,
+            beside={"ms per step": fit["line"], "a paper, %": 6.2},
+        )
+    )
+    adaptive = [row for row in rows if row["decoder"] in ADAPTIVE[1:]]
+    worst = min(adaptive, key=lambda row: row["gain"])
+    return Report(
+        bars,
+        {
+            "at_80_ms": table,
+            "worst gain of a decoder that turns drafts off": {
+                name: worst[name] for name in ("gain", "model", "blocks", "link", "kind", "decoder")
+            },
+            "device_memory": memory,
+            "step_ms": {str(ms): spread(values) for ms, values in fit["step_ms"].items()},
+            "rows": [{name: row[name] for name in row if name != "found"} for row in rows],
+        },
+    )
+
+
+def _find_place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what has one sequential text."""
+    return (*(row[name] for name in ("model", "blocks", "prompt", "tokens")), str(row["link"]))
+
+
+def _median(rows: list[dict[str, Any]], kind: str, decoder: str, name: str) -> float:
+    values = [row[name] for row in rows if row["kind"] == kind and row["decoder"] == decoder]
+    return round(statistics.median(values), 2)
 
 
 def fit_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Fit milliseconds per step over the round trip; return the greatest error in percent."""
     step_ms: dict[int, list[float]] = {}
     for row in rows:
-        if row["decoder"] == "sequential":
-            step_ms.setdefault(row["round_trip_ms"], []).append(
-                1000 * row["seconds"] / row["steps"]
-            )
+        trip = row["link"]["round_trip_ms"]
+        if row["decoder"] == "sequential" and row["blocks"] is None and is_plain(row["link"]):
+            step_ms.setdefault(trip, []).append(1000 * row["seconds"] / row["steps"])
     medians = {ms: statistics.median(values) for ms, values in step_ms.items()}
     constant, slope = fit_line(FITTED_MS, [medians[ms] for ms in FITTED_MS])
-    errors = [abs((constant + slope * ms) / medians[ms] - 1) for ms in TESTED_MS]
+    tested = [ms for ms in TESTED_MS if ms in medians]
+    errors = [abs((constant + slope * ms) / medians[ms] - 1) for ms in tested]
     return {
         "step_ms": step_ms,
+        "tested_ms": tested,
         "line": f"{constant:.1f} + {slope:.3f} × round trip",
         "error_percent": round(100 * max(errors), 1),
     }

@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from bench.modes.slowlink import CHUNK, CODE, Link
 from bench.report import Bar, Report, say
-from bench.testbed.delay import run_delay
+from bench.testbed.delay import Quality, run_delay
 from bench.testbed.engines import run_engines
 from bench.testbed.models import DRAFT, cut_example, load_draft, place_tasks
 from splitup.client.drafting import LocalModel, Speculation
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.decode.sampler import Sampler
+from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience
 from splitup.graph.manifest import Manifest
 
@@ -69,21 +70,21 @@ async def run(quick: bool) -> Report:
         async with run_engines(place_tasks([model])) as engines:
             targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
             file = Path(name) / "ports"
-            async with run_delay(file, targets) as set_round_trip:
+            async with run_delay(file, targets) as set_quality:
                 ports = json.loads(file.read_text())
                 with closing(programs), closing(Link(engines, model, ports)) as link:
                     drafts = Drafts(manifest, programs)
-                    rows = await measure(link, drafts, set_round_trip, quick)
+                    rows = await measure(link, drafts, set_quality, quick)
     return make_report(rows)
 
 
 async def measure(
-    link: Link, drafts: Drafts, set_round_trip: Any, quick: bool
+    link: Link, drafts: Drafts, set_quality: Any, quick: bool
 ) -> list[dict[str, Any]]:
     """Return one row for each round trip, prompt, temperature and kind; kinds alternate."""
     rows = []
     for round_trip_ms in COMPARED_MS[-1:] if quick else ROUND_TRIPS_MS:
-        await set_round_trip(round_trip_ms)
+        await set_quality(Quality(round_trip_ms))
         is_short = quick or round_trip_ms not in COMPARED_MS
         prompts = (PROSE[0], CODE[0]) if is_short else PROSE + CODE[:1]
         kinds = (  # what is learnt at one round trip is forgotten at the next
@@ -115,8 +116,9 @@ async def measure(
 
 
 def _choose(kind: Kind, drafts: Drafts, temperature: float) -> tuple[Any, ...]:
-    decoder = "sequential" if kind.experience is None else "speculative"
-    return decoder, Sampler(temperature, SEED), drafts.speculate(kind)
+    speculation = drafts.speculate(kind)
+    decode = SequentialDecoder if speculation is None else speculation.make_decoder
+    return decode, Sampler(temperature, SEED), speculation
 
 
 def make_report(rows: list[dict[str, Any]]) -> Report:

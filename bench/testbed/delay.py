@@ -1,6 +1,6 @@
-"""TCP proxies that hold every byte back for half a round trip, in both directions.
+"""TCP proxies that pass bytes on as a slow link would, in both directions.
 
-    python -m bench.testbed.delay FILE PORT…    # each line on stdin sets the round trip in ms
+    python -m bench.testbed.delay FILE PORT…    # each line on stdin has the numbers of a Quality
 
 ``FILE`` gets the ports to connect to, in order.
 """
@@ -9,22 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from splitup.devnet.state import write_json
 
 HOST = "127.0.0.1"
 _CHUNK_BYTES = 2**18
+_SEGMENT_BYTES = 1_460
+_LEAST_RETRANSMISSION_S = 0.2  # of Linux
+_IN_ORDER_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A link: every byte takes half of the round trip, and up to ``jitter_ms`` more.
+
+    A segment that is lost arrives when TCP's timer has sent it again, and all behind it waits.
+    ``kilobytes_s`` is the bandwidth of each direction of a connection; 0: unlimited.
+    """
+
+    round_trip_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss: float = 0.0
+    kilobytes_s: float = 0.0
 
 
 class Delay:
-    """All proxies of one process, with one delay."""
+    """All proxies of one process, with one quality."""
 
     def __init__(self) -> None:
-        self.round_trip_s = 0.0
+        self.quality = Quality()
+        self._random = random.Random(15)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, target: int) -> int:
@@ -44,12 +64,25 @@ class Delay:
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         last = asyncio.Event()
+        free_s = due_s = 0.0  # when the line is free, and the last bytes arrive
         with contextlib.suppress(OSError):
             while data := await source.read(_CHUNK_BYTES):
-                loop.call_later(self.round_trip_s / 2, sink.write, data)
-        loop.call_later(self.round_trip_s / 2, last.set)
+                link, free_s = self.quality, max(free_s, loop.time())
+                free_s += len(data) / (1e3 * link.kilobytes_s) if link.kilobytes_s else 0.0
+                due_s = max(free_s + self._draw_s(len(data)), due_s + _IN_ORDER_S)
+                loop.call_at(due_s, sink.write, data)
+        loop.call_at(max(due_s, loop.time()) + _IN_ORDER_S, last.set)
         await last.wait()
         sink.close()
+
+    def _draw_s(self, size: int) -> float:
+        """Return how long bytes are on their way."""
+        link = self.quality
+        seconds = (link.round_trip_ms / 2 + self._random.uniform(0, link.jitter_ms)) / 1e3
+        arrives = (1 - link.loss) ** -(-size // _SEGMENT_BYTES)
+        if self._random.random() >= arrives:
+            seconds += max(_LEAST_RETRANSMISSION_S, 1.5e-3 * link.round_trip_ms)
+        return seconds
 
 
 async def serve(file: Path, targets: Sequence[int]) -> None:
@@ -58,13 +91,15 @@ async def serve(file: Path, targets: Sequence[int]) -> None:
     write_json(file, [await delay.listen(target) for target in targets])
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        delay.round_trip_s = float(line) / 1000
+        delay.quality = Quality(*map(float, line.split()))
         print(line, end="", flush=True)
 
 
 @asynccontextmanager
-async def run_delay(file: Path, targets: Sequence[int]) -> AsyncIterator[Callable[[float], object]]:
-    """Start the proxies; yields the function that sets the round trip in ms."""
+async def run_delay(
+    file: Path, targets: Sequence[int]
+) -> AsyncIterator[Callable[[Quality], object]]:
+    """Start the proxies; yields the function that sets their quality."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.testbed.delay", str(file), *map(str, targets)),
         stdin=asyncio.subprocess.PIPE,
@@ -73,13 +108,13 @@ async def run_delay(file: Path, targets: Sequence[int]) -> AsyncIterator[Callabl
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None and stdout is not None
 
-    async def set_round_trip(ms: float) -> None:
-        stdin.write(f"{ms}\n".encode())
+    async def set_quality(quality: Quality) -> None:
+        stdin.write((" ".join(map(str, astuple(quality))) + "\n").encode())
         await stdout.readline()
 
     try:
-        await set_round_trip(0)
-        yield set_round_trip
+        await set_quality(Quality())
+        yield set_quality
     finally:
         stdin.close()
         await process.wait()

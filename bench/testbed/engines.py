@@ -13,9 +13,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from splitup_deploy.cutting.build import CompiledModel
 
 from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from bench.testbed.node import READY
+from splitup.client.execution.private_session import PrivateSession
+from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
 from splitup.client.outcome import TraceEvent, make_trace
 from splitup.core import tuning
@@ -103,10 +106,12 @@ class Engines:
         *,
         endpoints: Mapping[str, str] | None = None,
         is_recorded: bool = True,
+        programs: ClientPrograms | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution as the SDK does, once its nodes have the plan.
 
-        ``endpoints`` are the addresses at which only the client reaches the nodes.
+        ``endpoints`` are the addresses at which only the client reaches the nodes, ``programs`` the
+        client's tasks of a private model.
         """
         certificate = self.make_certificate(manifest, runs, steps)
         plan = certificate.plan
@@ -116,7 +121,10 @@ class Engines:
                     order = {"execution_id": plan.request.execution_id}
                     await http.post_json(f"{node.endpoint}/bench/unrecorded", order)
                 await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), certificate)
-            session = Session(
+            make: Callable[..., Session] = partial(Session, direct_bytes=self.direct_bytes)
+            if programs is not None:
+                make = partial(PrivateSession, programs=programs)
+            session = make(
                 _redirect(certificate, endpoints or {}),
                 manifest,
                 self.identity,
@@ -124,7 +132,6 @@ class Engines:
                 LocalGateway(self.place, self.identity.signing_key_hex, self.models),  # type: ignore[arg-type]
                 deadline=asyncio.get_running_loop().time() + DEADLINE_S,
                 allow_loopback=True,
-                direct_bytes=self.direct_bytes,
             )
             session.open()
             try:
@@ -213,8 +220,10 @@ def save_model(compiled: CompiledModel, folder: Path) -> Model:
     """Write a cut model as ``bench.testbed.node`` reads it."""
     folder.mkdir(parents=True)
     (folder / "manifest").write_bytes(compiled.manifest_bytes)
-    names = {get_task_key(task.task_id): task.task_id for task in compiled.manifest.tasks}
-    for task in compiled.manifest.tasks:
+    names: dict[str, str] = {}
+    client = compiled.manifest.client
+    for task in (*compiled.manifest.tasks, *(client.tasks if client else ())):
+        names[get_task_key(task.task_id)] = task.task_id
         if task.weights_digest:
             names[get_weights_key(task.weights_digest)] = task.weights_digest
     for blob in compiled.blobs:

@@ -33,6 +33,16 @@ LLAMA_15M: Final[dict[str, Any]] = {
     "num_key_value_heads": 6,
     "tie_word_embeddings": True,
 }
+LLAMA_36M: Final[dict[str, Any]] = {  # with the example's tokenizer
+    **_COMMON,
+    "vocab_size": 2_048,
+    "hidden_size": 512,
+    "intermediate_size": 1_408,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
 LLAMA_124M: Final[dict[str, Any]] = {
     **_COMMON,
     "hidden_size": 768,
@@ -62,6 +72,30 @@ def cut_example(folder: Path, chunk: int, name: str = MODEL) -> Model:
     return _cut(find_example().with_name(name), folder, Sizes(chunk=chunk))
 
 
+def cut_private(folder: Path, chunk: int, blocks: int, config: dict[str, Any] | None) -> Model:
+    """Cut the example, or a random Llama with its tokenizer, so that the client keeps blocks."""
+    source = find_example()
+    if config is not None:
+        source = folder.with_name(f"{folder.name}-checkpoint")
+        save_llama(source, config, scale=0.02)
+        for file in find_example().glob("tokenizer*.json"):
+            (source / file.name).write_bytes(file.read_bytes())
+    return _cut(source, folder, Sizes(context=256, chunk=chunk), private=blocks)
+
+
+async def load_client(model: Model) -> ClientPrograms:
+    """Load the client's tasks of a private model."""
+    assert model.manifest.client is not None
+    files = [
+        (
+            model.folder / task.task_id,
+            model.folder / task.weights_digest if task.weights_digest else None,
+        )
+        for task in model.manifest.client.tasks
+    ]
+    return await ClientPrograms.load(model.manifest, files)
+
+
 async def load_draft(
     folder: Path, chunk: int, name: str = DRAFT
 ) -> tuple[Manifest, ClientPrograms]:
@@ -69,16 +103,14 @@ async def load_draft(
     source = find_example().with_name(name)
     model = await asyncio.to_thread(_cut, source, folder, Sizes(chunk=chunk), 1)
     manifest = bring_home(model.manifest, name)
-    assert manifest.client is not None
-    files = [
-        (model.folder / task.task_id, model.folder / task.weights_digest)
-        for task in manifest.client.tasks
-    ]
-    return manifest, await ClientPrograms.load(manifest, files)
+    return manifest, await load_client(Model(manifest, model.folder))
 
 
-def _cut(source: Path, folder: Path, sizes: Sizes, tasks: int = NODES) -> Model:
-    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, balance="throughput", max_tasks=tasks)
+def _cut(
+    source: Path, folder: Path, sizes: Sizes, tasks: int = NODES, private: int | None = None
+) -> Model:
+    limits: dict[str, Any] = {"balance": "throughput", "max_tasks": tasks, "private": private}
+    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, **limits)
     return save_model(compiled, folder)
 
 

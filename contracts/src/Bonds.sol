@@ -38,7 +38,7 @@ contract Bonds is IBonds, Ownable2Step {
     bytes32 internal constant PLAN_TYPEHASH =
         keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
-        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
     );
     bytes32 internal constant PLAN_SEED_TAG = keccak256("splitup/plan-seed/v1");
 
@@ -265,7 +265,7 @@ contract Bonds is IBonds, Ownable2Step {
 
     function _checkSnapshot(OpenedTask calldata opened, OpenedSnapshot calldata snapshot) internal pure {
         require(Roots.snapshotRoot(snapshot.header) == opened.plan.snapshotRoot, OpeningInvalid(3));
-        bytes32 leaf = Roots.heldLeaf(opened.task.taskId, snapshot.classes);
+        bytes32 leaf = Roots.heldLeaf(opened.task.taskId, snapshot.ruledClasses, snapshot.unruledClasses);
         require(
             Merkle.isLeaf(
                 snapshot.header.heldRoot, snapshot.header.heldCount, snapshot.heldIndex, leaf, snapshot.heldProof
@@ -315,8 +315,12 @@ contract Bonds is IBonds, Ownable2Step {
         pure
         returns (bool)
     {
-        return _contains(node.resident, opened.task.taskId)
-            && (snapshot.classes.length == 0 || _contains(snapshot.classes, node.entry.classHash));
+        if (!_contains(node.resident, opened.task.taskId)) return false;
+        bool crosses = opened.task.crossesClasses;
+        bytes32 class = node.entry.classHash;
+        if (_contains(snapshot.ruledClasses, class)) return true;
+        if (crosses && _contains(snapshot.unruledClasses, class)) return true;
+        return snapshot.ruledClasses.length == 0 && !(crosses && snapshot.unruledClasses.length > 0);
     }
 
     function _clock(OpenedTask calldata opened, OpenedSnapshot calldata snapshot, OpenedEntry calldata node)

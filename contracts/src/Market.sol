@@ -41,7 +41,7 @@ contract Market is IMarket, Ownable2Step {
     uint256 internal constant MAX_COMPLETIONS = 64;
     uint256 internal constant MAX_EXECUTORS = 1_024; // a model has at most as many tasks
     uint256 internal constant MAX_PAYOUTS = 2_048; // for 1024 executors and 1024 validators
-    uint256 internal constant MAX_SLASHES = 64; // bounds the rewards, too
+    uint256 internal constant MAX_SLASHES = 256; // bounds the rewards, too
     uint256 internal constant MAX_DISTRIBUTED = 64; // executions per call
     uint256 internal constant MAX_CREDITS = 384; // payouts per execution and call; a new account costs 22 k gas
     uint256 internal constant MAX_FREEZE_S = 30 days; // bounds the damage of a mistyped time
@@ -49,7 +49,7 @@ contract Market is IMarket, Ownable2Step {
     bytes32 internal constant DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
-        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
     );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
@@ -169,7 +169,8 @@ contract Market is IMarket, Ownable2Step {
         bytes32 clientKey,
         uint96 maxPrice,
         uint64 deadline,
-        uint64 nonce
+        uint64 nonce,
+        uint16 verifyBps
     ) external returns (bytes32 executionId) {
         _requireNotFrozen(msg.sender);
         (uint64 sequence, bytes32 root) = committee.latestSnapshot();
@@ -183,7 +184,8 @@ contract Market is IMarket, Ownable2Step {
             deadline: deadline,
             nonce: nonce,
             snapshotSequence: sequence,
-            snapshotRoot: root
+            snapshotRoot: root,
+            verifyBps: verifyBps
         });
         executionId = _open(request);
         Execution storage execution = _executions[executionId];
@@ -641,6 +643,11 @@ contract Market is IMarket, Ownable2Step {
         execution.treasuryBps = _parameters.treasuryBps;
         uint64 end = _endOf(execution);
         if (end > _lastEnd) _lastEnd = end;
+        _emitRequest(executionId, request);
+    }
+
+    /// @dev A function of its own, because the stack has no room for the fields beside other variables.
+    function _emitRequest(bytes32 executionId, Request memory request) internal {
         emit RequestNodeSelections(
             executionId,
             request.modelId,
@@ -652,7 +659,8 @@ contract Market is IMarket, Ownable2Step {
             request.deadline,
             request.nonce,
             request.snapshotSequence,
-            request.snapshotRoot
+            request.snapshotRoot,
+            request.verifyBps
         );
     }
 
@@ -668,6 +676,10 @@ contract Market is IMarket, Ownable2Step {
         uint256 required = quote(request.modelId, request.steps);
         if (required < p.minPrice) required = p.minPrice;
         require(request.maxPrice >= required, PriceTooLow(request.maxPrice, required));
+        require(
+            request.verifyBps >= p.samplingBps && request.verifyBps <= BPS,
+            ShareInvalid(request.verifyBps, p.samplingBps)
+        );
     }
 
     function _commitCompletion(Completion calldata completion) internal {

@@ -271,14 +271,17 @@ abstract contract Base {
             deadline: uint64(block.timestamp + 60),
             nonce: nonce,
             snapshotSequence: sequence,
-            snapshotRoot: root
+            snapshotRoot: root,
+            verifyBps: 800
         });
     }
 
     function request(uint64 nonce) internal returns (bytes32 id) {
         Request memory r = makeRequest(nonce);
         vm.prank(client);
-        id = market.requestExecution(r.modelId, r.steps, r.inputsDigest, r.clientKey, r.maxPrice, r.deadline, nonce);
+        id = market.requestExecution(
+            r.modelId, r.steps, r.inputsDigest, r.clientKey, r.maxPrice, r.deadline, nonce, r.verifyBps
+        );
         requests[id] = r;
     }
 

@@ -7,11 +7,13 @@ import {Request} from "../src/interfaces/IMarket.sol";
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
 
 /// @dev Reports with Merkle proofs of one task of a plan. The plan has one task, which three nodes (0x2001, 0x2003,
-/// 0x2005) have loaded; the first two are of the class that may run it. tests/chain/test_bonds.py checks that Python
+/// 0x2005) have loaded; the first two are of the class that members can recompute in, the third is of another class
+/// that enough operators have. tests/chain/test_bonds.py checks that Python
 /// makes the same proofs.
 contract BondsOpeningsTest is BondsBase {
     bytes32 internal constant TASK = keccak256("task");
     bytes32 internal constant CLASS = keccak256("class");
+    bytes32 internal constant UNRULED_CLASS = keccak256("another class");
     uint64 internal constant NODES = 3;
     uint256 internal constant OUTSIDER_KEY = 0xB7;
 
@@ -39,7 +41,7 @@ contract BondsOpeningsTest is BondsBase {
             bandwidthKbps: 1000,
             vramFreeBytes: 1 << 33,
             creditMilli: 0,
-            classHash: index < 2 ? CLASS : keccak256("another class"),
+            classHash: index < 2 ? CLASS : UNRULED_CLASS,
             residentHash: sha256(abi.encodePacked(makeResident()))
         });
     }
@@ -61,7 +63,8 @@ contract BondsOpeningsTest is BondsBase {
     }
 
     function makeHeader() internal pure returns (SnapshotHeader memory) {
-        bytes32[] memory classes = makeClasses();
+        bytes32 ruled = sha256(abi.encodePacked(list(CLASS)));
+        bytes32 unruled = sha256(abi.encodePacked(list(UNRULED_CLASS)));
         return SnapshotHeader({
             configuration: 1,
             sequence: 7,
@@ -73,17 +76,17 @@ contract BondsOpeningsTest is BondsBase {
             entryCount: NODES,
             heldCount: 1,
             entriesRoot: sha256(bytes.concat(pairOf(0), pairOf(1))),
-            heldRoot: sha256(abi.encode(keccak256("splitup/snapshot-task/v2"), TASK, sha256(abi.encodePacked(classes))))
+            heldRoot: sha256(abi.encode(keccak256("splitup/snapshot-task/v3"), TASK, ruled, unruled))
         });
     }
 
-    function makeClasses() internal pure returns (bytes32[] memory classes) {
+    function list(bytes32 class) internal pure returns (bytes32[] memory classes) {
         classes = new bytes32[](1);
-        classes[0] = CLASS;
+        classes[0] = class;
     }
 
     function openSnapshot() internal pure returns (OpenedSnapshot memory) {
-        return OpenedSnapshot(makeHeader(), makeClasses(), 0, new bytes32[](0));
+        return OpenedSnapshot(makeHeader(), list(CLASS), list(UNRULED_CLASS), 0, new bytes32[](0));
     }
 
     function rootOf(SnapshotHeader memory header) internal pure returns (bytes32) {
@@ -100,6 +103,14 @@ contract BondsOpeningsTest is BondsBase {
         view
         returns (PlanVote memory vote, OpenedTask memory opened)
     {
+        return makePlan(candidates, false);
+    }
+
+    function makePlan(address[] memory candidates, bool crossesClasses)
+        internal
+        view
+        returns (PlanVote memory vote, OpenedTask memory opened)
+    {
         opened.candidates = candidates;
         opened.task = PlanTask({
             index: 0,
@@ -108,6 +119,7 @@ contract BondsOpeningsTest is BondsBase {
             weightsBytes: 1 << 20,
             inputBytes: 1 << 10,
             readyMs: 0,
+            crossesClasses: crossesClasses,
             verifiable: true,
             candidatesHash: sha256(abi.encodePacked(candidates))
         });
@@ -119,7 +131,7 @@ contract BondsOpeningsTest is BondsBase {
             seed: SEED,
             directoryHash: keccak256("directory"),
             taskCount: 1,
-            tasksRoot: sha256(abi.encode(keccak256("splitup/plan-task/v2"), opened.task))
+            tasksRoot: sha256(abi.encode(keccak256("splitup/plan-task/v3"), opened.task))
         });
         vote = planVote(memberKeys[0], ID, rootOf(opened.plan));
     }
@@ -184,6 +196,28 @@ contract BondsOpeningsTest is BondsBase {
         assertPunished();
     }
 
+    /// @dev A node of a class that members cannot recompute in competes for a task that crosses classes: of two plans
+    /// that list it first and second, one is punished, and the other is right.
+    function test_a19_leaving_out_a_better_node_of_an_unruled_class_is_punished() public {
+        uint256 fresh = vm.snapshotState();
+        for (uint64 other; other < 2; ++other) {
+            uint256 wrong;
+            for (uint64 i; i < 2; ++i) {
+                (uint64 first, uint64 second) = i == 0 ? (uint64(2), other) : (other, uint64(2));
+                (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(first)), true);
+                try bonds.reportSelection(vote, opened, openSnapshot(), 0, openEntry(first), openEntry(second)) {
+                    ++wrong;
+                    assertPunished();
+                    post(vm.addr(memberKeys[0]), BOND);
+                } catch (bytes memory reason) {
+                    require(bytes4(reason) == IBonds.ChoiceRight.selector, "refused for another reason");
+                }
+            }
+            assertEq(wrong, 1);
+            vm.revertToState(fresh);
+        }
+    }
+
     function test_a_node_that_is_listed_before_or_may_not_run_the_task_proves_nothing() public {
         (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(0), account(1)));
         OpenedSnapshot memory snapshot = openSnapshot();
@@ -219,9 +253,15 @@ contract BondsOpeningsTest is BondsBase {
         snapshot.header.sequence = 8;
         refuseChoice(invalid(3), vote, opened, snapshot, 0, listed, better);
         snapshot.header.sequence = 7;
-        snapshot.classes[0] = keccak256("another class");
+        snapshot.ruledClasses[0] = UNRULED_CLASS;
         refuseChoice(invalid(4), vote, opened, snapshot, 0, listed, better);
-        snapshot.classes[0] = CLASS;
+        snapshot.ruledClasses[0] = CLASS;
+        (snapshot.ruledClasses, snapshot.unruledClasses) = (list(UNRULED_CLASS), list(CLASS));
+        refuseChoice(invalid(4), vote, opened, snapshot, 0, listed, better);
+        snapshot = openSnapshot();
+        opened.task.crossesClasses = true;
+        refuseChoice(invalid(1), vote, opened, snapshot, 0, listed, better);
+        opened.task.crossesClasses = false;
 
         listed.entry.stakeMicroUsdc = 1;
         refuseChoice(invalid(5), vote, opened, snapshot, 0, listed, better);

@@ -178,4 +178,38 @@ contract GasTest is Base {
         market.refund(id);
         vm.snapshotGasLastCall("Functions", "refund");
     }
+
+    /// @dev An execution of 1,024 executors, all of which are verified; its settlement pays as many validators, too, and
+    /// slashes as many nodes, and pays as many out of slashes, as may be. All accounts are new.
+    function makeLargest() internal returns (bytes32[] memory exposures, Settlement memory s) {
+        exposures = new bytes32[](1_024);
+        s.steps = 1;
+        s.payouts = new bytes32[](2_048);
+        s.rewards = new Payment[](256);
+        s.slashes = new bytes32[](256);
+        for (uint160 i; i < 1_024; ++i) {
+            exposures[i] = pack(address(0x10000 + i), 10e6);
+            joinNode(address(0x10000 + i));
+            s.payouts[i] = pack(address(0x10000 + i), 1_000);
+            s.payouts[1_024 + i] = pack(address(0x20000 + i), 1_000);
+        }
+        for (uint160 i; i < 256; ++i) {
+            s.slashes[i] = pack(address(0x10000 + i), 10e6);
+            s.rewards[i] = Payment(address(0x30000 + i), 1_000);
+        }
+    }
+
+    function test_gas_of_the_largest_settlement() public {
+        (bytes32[] memory exposures, Settlement memory s) = makeLargest();
+        bytes32 id = request(1);
+        PlanSubmission memory plan = makePlan(requests[id], 1_024);
+        market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
+        recordPlan(id, plan);
+        bytes32 root = keccak256("commitments");
+        market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
+        (recorded[id].commitments, recorded[id].exposures) = (root, exposures);
+        settle(id, s);
+        uint256 gas = vm.snapshotGasLastCall("Functions", "settle 2048 payouts, 256 slashes, 256 rewards");
+        require(gas <= 2 ** 24, "a transaction may take no more since Osaka");
+    }
 }

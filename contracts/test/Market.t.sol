@@ -93,14 +93,20 @@ contract MarketTest is MarketBase {
     function test_request_hash_is_the_eip712_hash() public view {
         Request memory r = makeRequest(7);
         bytes32 kind = keccak256(
-            "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+            "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
         );
         require(market.requestHashOf(r) == keccak256(abi.encode(kind, r)));
     }
 
     function tryRequest(bytes32 model, uint32 steps, uint96 price, uint256 deadline, uint64 nonce) internal {
         vm.prank(client);
-        market.requestExecution(model, steps, 0, 0, price, uint64(deadline), nonce);
+        market.requestExecution(model, steps, 0, 0, price, uint64(deadline), nonce, 800);
+    }
+
+    function tryShare(uint16 verifyBps) internal {
+        refuse(abi.encodeWithSelector(IMarket.ShareInvalid.selector, verifyBps, 800));
+        vm.prank(client);
+        market.requestExecution(MODEL, 1, 0, 0, PRICE, uint64(block.timestamp + 60), 1, verifyBps);
     }
 
     function test_requests_outside_the_bounds_are_refused() public {
@@ -119,6 +125,8 @@ contract MarketTest is MarketBase {
         tryRequest(MODEL, 1, 2.02e6, time + 1 days + 1, 1);
         refuse(abi.encodeWithSelector(IMarket.BalanceTooSmall.selector, client, 1000e6, 1000e6 + 1));
         tryRequest(MODEL, 1, 1000e6 + 1, time + 60, 1);
+        tryShare(799);
+        tryShare(10_001);
         tryRequest(MODEL, 1, 2.02e6, time + 60, 1);
         refuse(abi.encodeWithSelector(IMarket.NonceUsed.selector, client, 1));
         tryRequest(MODEL, 1, 2.02e6, time + 60, 1);
@@ -623,12 +631,12 @@ contract MarketTest is MarketBase {
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 2049, 2048));
         market.settle(id, s, recorded[id], "");
         s.payouts = new bytes32[](0);
-        s.slashes = new bytes32[](65);
-        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
+        s.slashes = new bytes32[](257);
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 257, 256));
         market.settle(id, s, recorded[id], "");
         s.slashes = new bytes32[](0);
-        s.rewards = new Payment[](65);
-        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
+        s.rewards = new Payment[](257);
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 257, 256));
         market.settle(id, s, recorded[id], "");
     }
 

@@ -126,7 +126,7 @@ contract MarketSignedTest is MarketBase {
         market.withdraw(1);
         refuse(frozen);
         vm.prank(client);
-        market.requestExecution(MODEL, 1, 0, 0, PRICE, uint64(block.timestamp + 60), 5);
+        market.requestExecution(MODEL, 1, 0, 0, PRICE, uint64(block.timestamp + 60), 5, 800);
         (Request memory r, bytes memory clientSignature, PlanSubmission memory plan, bytes memory signatures) =
             prepare(1);
         market.openExecution(r, clientSignature, plan, signatures);

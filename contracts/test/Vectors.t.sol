@@ -19,6 +19,9 @@ struct SelectionCase {
     uint256 clock;
     bytes32 snapshotRoot;
     bytes32 entryLeaf;
+    bytes32 heldLeaf;
+    bytes32[] ruledClasses;
+    bytes32[] unruledClasses;
 }
 
 /// @dev Python and Solidity compute the same integers: Python writes the vectors, Solidity recomputes them.
@@ -33,6 +36,8 @@ contract VectorsTest is Base {
         assertEq(Selection.clock(c.seed, c.task.index, c.role, c.entry.node, weight), c.clock);
         require(Roots.snapshotRoot(c.header) == c.snapshotRoot, "another snapshot root");
         require(Roots.entryLeaf(c.entry) == c.entryLeaf, "another leaf");
+        bytes32 held = Roots.heldLeaf(c.task.taskId, c.ruledClasses, c.unruledClasses);
+        require(held == c.heldLeaf, "another leaf of a loaded task");
     }
 
     function test_selection_gives_the_same_integers() public view {

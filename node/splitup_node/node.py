@@ -151,7 +151,7 @@ class Node:
             ),
             committees=self._committees,
         )
-        return Verifier(context, self._economics.sampling_bps)
+        return Verifier(context)
 
     @property
     def endpoint(self) -> str:

@@ -15,12 +15,19 @@ export type Opening = {
   tasks: {
     candidates: string[];
     verifiable: boolean;
-    terms: { task_id: string; flops: number; weights_bytes: number; input_bytes: number; ready_ms: number } | null;
+    terms: {
+      task_id: string;
+      flops: number;
+      weights_bytes: number;
+      input_bytes: number;
+      ready_ms: number;
+      crosses_classes: boolean;
+    } | null;
   }[];
 };
 
 const PLAN = keccak_256(utf8ToBytes("splitup/plan/v2"));
-const TASK = keccak_256(utf8ToBytes("splitup/plan-task/v2"));
+const TASK = keccak_256(utf8ToBytes("splitup/plan-task/v3"));
 const EMPTY = new Uint8Array(32);
 
 /** Return the root of a plan, "0x" and 64 hexadecimal digits. */
@@ -38,8 +45,12 @@ export function listExecutors(plan: Opening): string[] {
 function hashTask(task: Opening["tasks"][number], index: number): Uint8Array {
   const terms = task.terms;
   const figures = terms
-    ? [word(terms.task_id), ...[terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms].map(number)]
-    : Array<Uint8Array>(5).fill(EMPTY);
+    ? [
+        word(terms.task_id),
+        ...[terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms].map(number),
+        number(Number(terms.crosses_classes)),
+      ]
+    : Array<Uint8Array>(6).fill(EMPTY);
   return hash(TASK, number(index), ...figures, number(Number(task.verifiable)), hash(...task.candidates.map(word)));
 }
 

@@ -28,6 +28,7 @@ from splitup.adapters.ckks import (
 from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter, get_total_bits
 from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable
+from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.adapters import ANSWER_HEAD, AdapterInfo, AdapterList, AdapterSession
 from splitup.messages.base import Message
@@ -66,14 +67,24 @@ class _Session:
 class AdapterHost:
     """The adapters of one host and the sessions of its clients."""
 
-    def __init__(self, adapters: Iterable[Adapter], options: HostOptions | None = None) -> None:
-        """Raises InvalidInput for two adapters of one name."""
+    def __init__(
+        self,
+        adapters: Iterable[Adapter],
+        options: HostOptions | None = None,
+        identity: Identity | None = None,
+    ) -> None:
+        """Sign what is offered where there is an identity.
+
+        Raises InvalidInput for two adapters of one name.
+        """
         self._adapters = {adapter.info.adapter: adapter for adapter in adapters}
         names = [adapter.info.name for adapter in self._adapters.values()]
         if len(set(names)) != len(names):
             raise InvalidInput("two adapters have one name; rename a folder")
         self._options = options or HostOptions()
-        self._library = get_library()
+        self._listed = AdapterList(library=get_library(), adapters=self.infos)
+        if identity is not None:
+            self._listed = self._listed.sign(identity)
         self._sessions: dict[str, _Session] = {}
         self._starting: list[str] = []  # addresses
 
@@ -112,7 +123,7 @@ class AdapterHost:
             self._close(name)
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _reply(AdapterList(library=self._library, adapters=self.infos))
+        return _reply(self._listed)
 
     async def _start(self, request: web.Request) -> web.Response:
         adapter = self._adapters.get(request.match_info["adapter"])

@@ -29,8 +29,6 @@ from splitup.messages.adapters import AdapterInfo
 Floats = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex128]
 
-_ROTATIONS_BEFORE_RESCALING = 3  # each costs twice as much as one after it, and lowers the error
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -78,12 +76,6 @@ class Layout:
         return tuple(
             self.rows << place for place in range((self.slots // self.rows).bit_length() - 1)
         )
-
-    @property
-    def early_sums(self) -> int:
-        """Return how many of them come before the ciphertext is rescaled."""
-        rotations = self.babies - 1 + self.diagonals // self.babies - 1
-        return min(len(self.sums), max(0, _ROTATIONS_BEFORE_RESCALING - rotations))
 
     @property
     def steps(self) -> tuple[int, ...]:

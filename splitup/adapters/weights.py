@@ -1,6 +1,7 @@
 """An adapter's weights: read from a folder in PEFT's form, named by digest, made orthonormal.
 
-``adapter_config.json`` has ``r``, ``lora_alpha`` and perhaps ``keywords``;
+``adapter_config.json`` has ``r``, ``lora_alpha`` and perhaps ``keywords`` and
+``base_model_name_or_path``;
 ``adapter_model.safetensors`` one pair of tensors ``….lora_A.weight`` [r, width] and
 ``….lora_B.weight`` [width, r].
 
@@ -25,6 +26,7 @@ from splitup.adapters.layout import Floats, Layout
 from splitup.adapters.parameters import ANSWER_BITS, MAX_RANK, MAX_WIDTH, choose_parameters
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.limits import MAX_NAME_CHARS
 from splitup.core.tensors import SafeTensor, get_numpy_dtype, validate_safetensors
 from splitup.messages.adapters import AdapterInfo
 
@@ -67,8 +69,8 @@ def load_adapter(folder: Path, name: str = "") -> Adapter:
         )
     adapter = make_adapter(a, b, config["lora_alpha"] / rank, name or folder.resolve().name)
     try:
-        keywords = {"keywords": config["keywords"]}
-        info = AdapterInfo.model_validate(adapter.info.model_dump() | keywords)
+        said = {name: config[name] for name in ("keywords", "base_model")}
+        info = AdapterInfo.model_validate(adapter.info.model_dump() | said)
     except ValidationError:
         raise InvalidModel(
             f"{folder / 'adapter_config.json'}: 'keywords' are not up to 64 texts of 1 to 64 "
@@ -158,7 +160,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     keywords = value.get("keywords", [])
     if type(keywords) is not list:
         raise InvalidModel(f"{path}: 'keywords' are not in a list")
-    return {"r": rank, "lora_alpha": alpha, "keywords": tuple(keywords)}
+    base = value.get("base_model_name_or_path")  # a path of its author's machine, perhaps
+    base = base[:MAX_NAME_CHARS] if type(base) is str else ""
+    return {"r": rank, "lora_alpha": alpha, "keywords": tuple(keywords), "base_model": base}
 
 
 def _read_tensor(file: Path, key: str, tensor: SafeTensor) -> npt.NDArray[Any]:

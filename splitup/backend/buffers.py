@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.device import Buffer
+from tinygrad.device import Buffer, Device
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
@@ -21,6 +21,7 @@ from splitup.graph.memory import get_stride
 # Held while a GPU's driver is called: a task is loaded on a thread of its own, while steps run, and
 # drivers' queues are not for several threads. On the CPU a step touches nothing that they share.
 DRIVER_TURN: Final = threading.RLock()
+COPIED_APART_BYTES: Final = 1 << 20  # less may be copied while Python goes on
 
 Rows = dict[str, int]  # how many rows a step binds each symbol to
 First = tuple[tuple[str, int], ...]  # first row by symbol; () where a step runs alone
@@ -132,7 +133,7 @@ def make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
     if buffer.device == "CPU":
         view = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return functools.partial(view.__setitem__, slice(None))
-    return functools.partial(_copy_in, buffer, buffer._buf)
+    return functools.partial(_fill, buffer)
 
 
 def make_reader(buffer: Buffer) -> Callable[[], bytes]:
@@ -141,6 +142,23 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
         view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return view.tobytes
     return lambda: bytes(_copy_out(buffer, buffer._buf, buffer.nbytes))
+
+
+def _fill(buffer: Buffer, data: bytes | memoryview) -> None:
+    """Copy to all of a buffer that is no view, in pieces if that is much.
+
+    A runtime keeps what it is given until the device has it, CUDA's in memory of the host that is
+    pinned. And between two pieces another thread may use the device.
+    """
+    if len(data) < COPIED_APART_BYTES:
+        _copy_in(buffer, buffer._buf, data)
+        return
+    whole = memoryview(data).cast("B")
+    for start in range(0, len(whole), COPIED_APART_BYTES):
+        piece = whole[start : start + COPIED_APART_BYTES]
+        with DRIVER_TURN:
+            _copy_in(buffer, buffer.allocator._offset(buffer._buf, len(piece), start), piece)
+            Device[buffer.device].synchronize()
 
 
 def _copy_in(buffer: Buffer, part: Any, data: bytes | memoryview) -> None:

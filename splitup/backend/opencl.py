@@ -24,10 +24,8 @@ from tinygrad.renderer.cstyle import OpenCLRenderer
 from tinygrad.runtime import ops_cl
 from tinygrad.runtime.autogen import opencl as cl
 
-from splitup.backend.buffers import DRIVER_TURN
+from splitup.backend.buffers import COPIED_APART_BYTES, DRIVER_TURN
 from splitup.backend.launch_sizes import compute_sizes
-
-_COPIED_APART_BYTES: Final = 1 << 20  # less is copied while Python goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def describe(device: Any) -> str:
 
 def _copy_in(allocator: Any, region: Region, data: memoryview) -> None:
     """Copy to the device; little data may still be on its way when this returns."""
-    waits = len(data) >= _COPIED_APART_BYTES
+    waits = len(data) >= COPIED_APART_BYTES
     source = (ctypes.c_char * len(data)).from_buffer_copy(data)
     address = ctypes.cast(source, ctypes.c_void_p)
     queue, at = allocator.dev.queue, region.offset

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -17,7 +18,7 @@ from typing import Any, Final, Self
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.clock import ChainClock
 from splitup.chain.deployment import Deployment
-from splitup.chain.event_stream import BlockId, ChainEvent, Trail, decode_logs
+from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
@@ -69,6 +70,8 @@ class Chain:
         self.deployment = deployment
         self.clock = ChainClock()
         self._highest = 0  # block that ``fetch_head`` has returned
+        self._head: Block | None = None
+        self._head_changed = asyncio.Event()
         self._rpc = rpc
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
@@ -145,6 +148,10 @@ class Chain:
             raise explain_refusal(f"{contract}.{function}", error) from None
         return abi.decode_result(function, bytes.fromhex(data[2:]))
 
+    def count_requests(self) -> int:
+        """Return how many requests the endpoint has got on this connection."""
+        return self._rpc.requests
+
     async def fetch_head(self) -> Block:
         """Return the chain's latest block, never a lower one than before.
 
@@ -157,13 +164,22 @@ class Chain:
             number = int(block["number"], 16)
             if number >= self._highest:
                 self._highest = number
-                return Block(number, block["hash"], int(block["timestamp"], 16))
+                return _make_block(block)
             await asyncio.sleep(pause_s)
             pause_s *= 2
         raise ChainUnavailable(
             f"the chain at {self._rpc.url} shows block {number} after block {self._highest}: it "
             "lags behind; wait, or use another RPC endpoint"
         )
+
+    async def wait_for_head(self, seen: str) -> Block:
+        """Return the latest block when its hash is another one than ``seen``, also after a reorg.
+
+        It waits for what others ask on this connection: somebody has to follow ``events``.
+        """
+        while self._head is None or self._head.hash == seen:
+            await self._head_changed.wait()
+        return self._head
 
     async def fetch_ether_wei(self, account: str) -> int:
         """Return an account's ether, which pays for gas."""
@@ -231,11 +247,13 @@ class Chain:
 
         Failures of the RPC node are waited out. A reorganisation yields the reverted events
         again, ``removed``, and then the new ones; an event may come twice, but is never missed.
-        Only blocks with ``confirmations`` blocks above them are read. Setting ``wake`` makes it
-        look for a new block at once. Raises ChainUnavailable when the chain was reorganised deeper
-        than ``tuning.REORG_BLOCKS``.
+        Only blocks with ``confirmations`` blocks above them are read. ``poll_s`` is the pause
+        between looks for a block that is due. Setting ``wake`` makes it look at once. Raises
+        ChainUnavailable when the chain was reorganised deeper than ``tuning.REORG_BLOCKS``.
         """
         trail: Trail | None = None
+        from_block = max(from_block, self.deployment.first_block)
+        pace = BlockPace(poll_s)
         pause_s = tuning.RPC_BACKOFF_S
         while True:
             try:
@@ -249,31 +267,44 @@ class Chain:
                 continue
             pause_s = tuning.RPC_BACKOFF_S
             if news is None:
-                await _pause(poll_s, wake)
+                await _pause(pace.compute_pause(time.monotonic()), wake)
             elif isinstance(news, _Forked):
                 for event in trail.rewind(news.ancestor):
                     yield event
             else:
                 trail.advance(news.block, news.events)
+                pace.note_block(news.block.number, time.monotonic())
                 for event in news.events:
                     yield event
 
     async def fetch_events(
-        self, contract: ContractName, *, from_block: int = 0
+        self, contract: ContractName, *, from_block: int = 0, last: int | None = None
     ) -> tuple[ChainEvent, ...]:
-        """Return one contract's events up to the head, in order. Raises ChainUnavailable."""
-        head = await self.fetch_head()
+        """Return one contract's events in order, up to a block or to the head.
+
+        Asks for more blocks at once as long as the endpoint answers. Raises ChainUnavailable.
+        """
+        if last is None:
+            last = (await self.fetch_head()).number
         address = self.deployment.get_address(contract)
+        start, blocks = max(from_block, self.deployment.first_block), tuning.LOG_RANGE_BLOCKS
+        most = tuning.LOG_RANGE_MAX_BLOCKS
         found: list[ChainEvent] = []
-        for start in range(from_block, head.number + 1, tuning.LOG_RANGE_BLOCKS):
-            end = min(start + tuning.LOG_RANGE_BLOCKS - 1, head.number)
+        while start <= last:
+            end = min(start + blocks - 1, last)
             where = {"address": address, "fromBlock": hex(start), "toBlock": hex(end)}
             try:
                 found += decode_logs(self.deployment, await self._rpc.request("eth_getLogs", where))
-            except RpcError as error:
+            except ChainUnavailable as error:
+                if blocks > tuning.LOG_RANGE_BLOCKS:  # too many blocks, too many logs, too slow
+                    blocks = most = max(blocks // 4, tuning.LOG_RANGE_BLOCKS)
+                    continue
+                if not isinstance(error, RpcError):
+                    raise
                 raise ChainUnavailable(
                     f"the chain at {self._rpc.url} has no logs: {error}"
                 ) from None
+            start, blocks = end + 1, min(2 * blocks, most)
         return tuple(found)
 
     async def holds(self, block: BlockId) -> bool:
@@ -355,8 +386,20 @@ class Chain:
         if block is None:
             raise ChainUnavailable(f"the chain at {self._rpc.url} does not know block {which} yet")
         if which == "latest":
-            self.clock.observe(int(block["number"], 16), int(block["timestamp"], 16))
+            self._note_head(_make_block(block))
         return block
+
+    def _note_head(self, head: Block) -> None:
+        self.clock.observe(head.number, head.timestamp)
+        known = self._head
+        if known is None or (head.number >= known.number and head.hash != known.hash):
+            self._head = head
+            self._head_changed.set()
+            self._head_changed = asyncio.Event()
+
+
+def _make_block(block: Mapping[str, Any]) -> Block:
+    return Block(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
 
 
 async def _pause(seconds: float, wake: asyncio.Event | None) -> None:

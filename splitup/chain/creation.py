@@ -52,6 +52,7 @@ class CreationRecord(Message):
     chain_id: Annotated[int, Field(ge=1)]
     genesis_hash: Bytes32Field
     creator: AddressField
+    first_block: Annotated[int, Field(ge=0)] = 0  # the head when the first one was to be made
     contracts: dict[ContractName, CreationEntry] = Field(default_factory=dict)
 
     def with_entry(self, contract: ContractName, entry: CreationEntry | None) -> Self:

@@ -24,7 +24,8 @@ class Deployment:
     """One chain, named by id and genesis block, and the contracts on it (lower-case addresses).
 
     ``confirmations`` is how many blocks the members wait before they believe what they read. It is
-    here because all of them derive from it how long complaints count.
+    here because all of them derive from it how long complaints count. No event of the contracts is
+    in a block before ``first_block``.
     """
 
     chain_id: int
@@ -36,6 +37,7 @@ class Deployment:
     models: str
     market: str
     confirmations: int = 0
+    first_block: int = 0
 
     def get_address(self, contract: ContractName) -> str:
         """Return a contract's address by its short name."""
@@ -152,6 +154,7 @@ async def deploy(
     terms = Terms(unbonding_period_s, bond_period_s, parameters or MarketParameters())
     async with Rpc(rpc_url) as rpc:
         chain_id = int(await rpc.request("eth_chainId"), 16)
+        first_block = int(await rpc.request("eth_blockNumber"), 16)
         genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
         sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=tuning.FEE_CEILING_WEI)
         addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
@@ -172,4 +175,10 @@ async def deploy(
                 )
         data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
         await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
-        return Deployment(chain_id, genesis["hash"], **addresses, confirmations=confirmations)
+        return Deployment(
+            chain_id,
+            genesis["hash"],
+            **addresses,
+            confirmations=confirmations,
+            first_block=first_block,
+        )

@@ -46,6 +46,37 @@ class _Seen:
     events: tuple[ChainEvent, ...]
 
 
+class BlockPace:
+    """When to ask for the next block: seldom, until it is due by the pace of the last blocks.
+
+    A node of Ethereum's that is asked twenty times a second for blocks that come every twelve
+    seconds would refuse us soon. The shortest interval of the last eight blocks counts, so that a
+    chain without a steady pace is asked often.
+    """
+
+    def __init__(self, poll_s: float) -> None:
+        self._poll_s = poll_s
+        self._intervals_s: deque[float] = deque(maxlen=8)
+        self._last: tuple[int, float] | None = None
+
+    def note_block(self, number: int, now_s: float) -> None:
+        """Remember when a block was first seen; several at once count as evenly spaced."""
+        if self._last is not None and number > self._last[0]:
+            self._intervals_s.append((now_s - self._last[1]) / (number - self._last[0]))
+        self._last = (number, now_s)
+
+    def compute_pause(self, now_s: float) -> float:
+        """Return the seconds to wait before the next question."""
+        if self._last is None or not self._intervals_s:
+            return self._poll_s
+        interval_s = min(self._intervals_s)
+        left_s = self._last[1] + interval_s - now_s
+        early_s = left_s - min(tuning.BLOCK_EARLY * interval_s, tuning.BLOCK_EARLY_S)
+        if early_s > self._poll_s:
+            return min(early_s, tuning.BLOCK_POLL_MAX_S)
+        return min(max(self._poll_s, -left_s / 4), tuning.BLOCK_LATE_POLL_S)
+
+
 class Trail:
     """The events that a subscriber was given, as far back as a reorganisation may reach.
 

@@ -7,7 +7,7 @@ one call and releases the stake that they locked. Its arguments are taken from c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ REQUEST_FIELDS: Final = (
     "nonce",
     "snapshotSequence",
     "snapshotRoot",
+    "verifyBps",
 )
 
 
@@ -152,13 +153,15 @@ async def fetch_economics(chain: Chain) -> Economics:
 
 
 async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Distribution:
-    """Credit and release all settled executions that concern the account.
+    """Credit and release all executions that concern the account; refund those that nobody closed.
 
     Reads the market's events from ``from_block`` on. When another account distributes the same
     ones at the same time, it reads them again. Raises ChainRejected, ChainUnavailable.
     """
     for attempt in range(tuning.RPC_TRIES):
         events = await chain.fetch_events("market", from_block=from_block)
+        if await refund_unclosed(chain, events, account):
+            events = await chain.fetch_events("market", from_block=from_block)
         dues = [due for due in find_dues(events) if _concerns(due, account)]
         try:
             for start in range(0, len(dues), limits.MAX_DISTRIBUTED):
@@ -169,7 +172,57 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
                 raise
             continue
         break
-    return Distribution(len(dues), _find_oldest_open(events, from_block))
+    now_s = (await chain.fetch_head()).timestamp
+    longest_s = await chain.call("market", "longestExecutionS")
+    return Distribution(len(dues), _find_oldest_open(events, from_block, now_s - longest_s))
+
+
+async def refund_unclosed(chain: Chain, events: Iterable[ChainEvent], account: str) -> int:
+    """Refund the executions that lock the account's money or stake, and that nobody closed.
+
+    Their client is gone, and the committee did not settle them in time. Returns how many there
+    were. Raises ChainRejected, ChainUnavailable.
+    """
+    now_s = (await chain.fetch_head()).timestamp
+    unclosed = find_unclosed(events, account, now_s)
+    return sum([await try_refund(chain, execution_id) for execution_id in unclosed])
+
+
+def find_unclosed(events: Iterable[ChainEvent], account: str, now_s: int) -> list[str]:
+    """Return the executions past their deadline that still lock money or stake of an account."""
+    deadlines: dict[str, int] = {}
+    unclosed: dict[str, None] = {}
+    for event in events:
+        execution_id, args = event.args.get("executionId", ""), event.args
+        holders: list[str] = []
+        match event.name:
+            case "RequestNodeSelections":
+                deadlines[execution_id] = args["deadline"]
+                holders = [args["client"]]
+            case "CompletionCommitted":
+                holders = [args["node"]]
+            case "ExecutionCommitted":
+                holders = [unpack_word(word)[0] for word in args["exposures"]]
+            case "Settled" | "Refunded":
+                unclosed.pop(execution_id, None)
+        if account in holders and deadlines.get(execution_id, 0) <= now_s:
+            unclosed[execution_id] = None
+    return list(unclosed)
+
+
+async def try_refund(chain: Chain, execution_id: str) -> bool:
+    """Refund an execution if the chain allows it by now; return whether this did."""
+    due = await chain.call("market", "refundableAt", execution_id)
+    if (await chain.fetch_head()).timestamp < due:
+        return False
+    try:
+        await chain.send("market", "refund", execution_id)
+    except ChainRejected as error:
+        # another caller's refund or a settlement came first
+        if error.error_name not in ("StatusInvalid", "NotRefundable"):
+            raise
+        return False
+    return True
 
 
 def _concerns(due: ExecutionHistory, account: str) -> bool:
@@ -178,11 +231,15 @@ def _concerns(due: ExecutionHistory, account: str) -> bool:
     return any(unpack_word(word)[0] == account for word in words)
 
 
-def _find_oldest_open(events: Sequence[ChainEvent], from_block: int) -> int:
-    """Return the block of the oldest open request: earlier events are not needed any more."""
+def _find_oldest_open(events: Sequence[ChainEvent], from_block: int, since_s: int) -> int:
+    """Return the block of the oldest request that can still be settled.
+
+    Earlier events are not needed any more. Requests with a deadline before ``since_s`` can only be
+    refunded: clients that left without that would have every node read events from then on.
+    """
     asked: dict[str, int] = {}
     for event in events:
-        if event.name == "RequestNodeSelections":
+        if event.name == "RequestNodeSelections" and event.args["deadline"] >= since_s:
             asked[event.args["executionId"]] = event.block_number
         elif event.name in ("Settled", "Refunded"):
             asked.pop(event.args["executionId"], None)

@@ -139,6 +139,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "StepsInvalid": "{steps} steps are not within 1 and {maximum}",
     "PriceTooLow": "a maximum price of {maxPrice:usdc} USDC is too low; offer at least "
     "{required:usdc}",
+    "ShareInvalid": "a share of {verifyBps} of 10,000 tasks to verify is not between "
+    "{minimum} and 10,000",
     "DeadlineInvalid": "a deadline at {deadline:time} is not between {earliest:time} and "
     "{latest:time}",
     "NonceUsed": "{client} has used number {nonce} already; choose another",

@@ -39,6 +39,7 @@ class Rpc:
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"the RPC endpoint {url!r} does not begin with http(s)://")
         self.url = url
+        self.requests = 0  # that were sent, repeated ones included
         self._provider = AsyncHTTPProvider(url, exception_retry_configuration=None)
         self._session: ClientSession | None = None
 
@@ -63,6 +64,7 @@ class Rpc:
             self._open_session()
         for attempt in range(tries):
             try:
+                self.requests += 1
                 async with asyncio.timeout(tuning.RPC_TIMEOUT_S):
                     response = await self._provider.make_request(RPCEndpoint(method), params)
                 break

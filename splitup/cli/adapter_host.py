@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.options import with_options
+from splitup.cli.options import ConfigFlag, with_options
 from splitup.cli.serve import catch_signals
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ def command(
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")
     ] = 8470,
+    signs: Annotated[
+        bool, typer.Option("--sign", help="Sign with this account what the host offers.")
+    ] = False,
+    config: ConfigFlag = None,
 ) -> None:
     """Apply adapters to hidden states that clients encrypt. Needs pip install 'splitup[adapters]'.
 
@@ -69,13 +73,17 @@ def command(
     def run() -> None:
         from splitup.adapters.host import AdapterHost, HostOptions
         from splitup.adapters.weights import load_adapter
+        from splitup.config import NetworkConfig
         from splitup.core import event_loop
 
         adapters = [load_adapter(folder) for folder in folders]
         options = HostOptions(
             flags.sessions, flags.per_address, flags.idle_s, origins=tuple(flags.origins or ())
         )
-        event_loop.run(_serve(output, AdapterHost(adapters, options), host, port))
+        identity = NetworkConfig.load(config).load_user() if signs else None
+        if identity is not None:
+            output.say(f"signing key: {identity.signing_key_hex}")
+        event_loop.run(_serve(output, AdapterHost(adapters, options, identity), host, port))
 
     run_command(output, run, interrupted="stopped before the host was ready")
 

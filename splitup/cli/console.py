@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from splitup.core.errors import InvalidInput, SplitUpError
+from splitup.core.log_limit import WarningLimit
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 the network, the chain or a peer failed, or the answer is no; "
@@ -97,6 +98,7 @@ class _Warnings(logging.Handler):
 
     def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
+        self.addFilter(WarningLimit())
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.options import ConfigFlag, with_options
-from splitup.cli.workers import SettingsFlag, TlsFlags, WorkerFlags, make_context, run_worker
+from splitup.cli.workers import (
+    MarketFlags,
+    SettingsFlag,
+    TlsFlags,
+    WorkerFlags,
+    make_context,
+    run_worker,
+)
 
 CONTEXT = make_context("draft-worker")
 
@@ -17,13 +25,15 @@ CONTEXT = make_context("draft-worker")
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Small registered text model.")],
     worker: WorkerFlags,
+    paid: MarketFlags,
     tls: TlsFlags,
     settings: SettingsFlag = None,
     config: ConfigFlag = None,
 ) -> None:
-    """Draft for others with a model that this machine runs. Needs pip install 'splitup[workers]'.
+    """Draft for others with a small model. Needs pip install 'splitup[workers]'.
 
-    Callers name its address to splitup speculate. Wrong drafts cost them time, never a token.
+    The model runs in a process on this machine, or, with --market, on the market's nodes. Callers
+    name the address to splitup speculate. Wrong drafts cost them time, never a token.
     """
     output = Output.open()
 
@@ -32,18 +42,17 @@ def command(
         from splitup.workers.rpc import check_host
 
         files = tls.read()
-        check_host(worker.host, files)
+        check_host(worker.host, files, is_paying=paid.market)
 
         async def serve() -> None:
             from splitup.client.connection import SplitUp
-            from splitup.workers.servers import DraftWorker, ServedModel
+            from splitup.workers.servers import DraftWorker
 
-            async with SplitUp.connect(config) as net:
-                local = await net.open_local(model)
-                found = await net.fetch_model(model)
-                served = ServedModel(found.model_id, local.info, local.chunk, local.open_text)
+            async with contextlib.AsyncExitStack() as stack:
+                net = await stack.enter_async_context(SplitUp.connect(config))
+                served, where = await paid.open(stack, net, model, worker.sessions)
                 drafting = DraftWorker(served, worker.limits)
-                await run_worker(output, drafting, worker, files, f"drafting with {model}")
+                await run_worker(output, drafting, worker, files, f"drafting with {model}{where}")
 
         event_loop.run(serve())
 

@@ -57,7 +57,11 @@ async def _embed(
     async with SplitUp.connect(config) as net:
         output.hint(f"running {model}")
         found = await net.embed(
-            model, texts, max_price_usdc=payment.max_price, deadline_s=payment.deadline
+            model,
+            texts,
+            max_price_usdc=payment.max_price,
+            deadline_s=payment.deadline,
+            verify=payment.verify,
         )
         if output.as_json:
             return found, ""

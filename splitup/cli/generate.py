@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +42,14 @@ class TextOptions:
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),
+    ] = None
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="JPEG, PNG or WebP image for a model that takes images. Repeatable.",
+        ),
     ] = None
 
 
@@ -206,16 +215,30 @@ class AdapterFlags:
         ),
     ] = None
 
+    adapter_signer: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="The signing key that has to have signed what the host offers.",
+        ),
+    ] = None
+
     def read(self) -> AdapterOptions | None:
         """Return the options that were typed, None without any; raise InvalidInput."""
         from splitup.adapters.client import AdapterOptions
         from splitup.core.errors import InvalidInput
 
         if self.adapter_host is None:
-            if (self.expert, self.check_host) == (None, None):
+            if (self.expert, self.check_host, self.adapter_signer) == (None, None, None):
                 return None
             raise InvalidInput("an adapter needs --adapter-host URL")
-        return AdapterOptions(self.adapter_host, self.expert or "", self.check_host or "")
+        return AdapterOptions(
+            self.adapter_host,
+            self.expert or "",
+            self.check_host or "",
+            signer=self.adapter_signer or "",
+        )
 
 
 @with_options
@@ -250,8 +273,10 @@ def command(
             "draft": decoder.draft,
             "diffusion": diffusion.read(),
             "adapter": adapter.read(),
+            "images": tuple(text.image or ()),
             "max_price_usdc": payment.max_price,
             "deadline_s": payment.deadline,
+            "verify": payment.verify,
         }
         done = event_loop.run(generate(output, config, model, text.prompt, arguments))
         if output.as_json:
@@ -350,13 +375,25 @@ async def generate(
             if (part := (await net.fetch_model(model)).manifest.client) is not None:
                 for sentence in describe_privacy(part):
                     output.say(sentence)
-            if arguments["decoder"] == "speculative":
-                most = await net.quote_generation(
-                    model, prompt, max_tokens=arguments["max_tokens"], decoder="speculative"
+            if count := len(arguments["images"]):
+                quote = await net.quote_generation(
+                    *(model, prompt),
+                    max_tokens=arguments["max_tokens"],
+                    images=count,
+                    verify=arguments["verify"],
                 )
+                most = format_usdc(quote.locked_micro_usdc)
+                output.say(f"at most {most}, with an execution for the images")
+            if arguments["decoder"] == "speculative":
+                quote = await net.quote_generation(
+                    *(model, prompt),
+                    max_tokens=arguments["max_tokens"],
+                    decoder="speculative",
+                    verify=arguments["verify"],
+                )
+                most = format_usdc(quote.locked_micro_usdc)
                 output.say(
-                    f"at most {format_usdc(most)}: as without drafts; a step costs the same, "
-                    "whatever its rows"
+                    f"at most {most}: as without drafts; a step costs the same, whatever its rows"
                 )
             output.hint("requesting a plan")
             tokens = net.generate(model, prompt, **arguments, on_session=on_session)

@@ -42,6 +42,15 @@ IndexFlag = Annotated[
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+VerifyFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        metavar="SHARE",
+        help="Share of the tasks that are verified and paid for, such as 50% (default, and least: "
+        "the network's).",
+    ),
+]
 ExecutionArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
 ]
@@ -78,6 +87,7 @@ class PaymentOptions:
             help="Seconds after which the execution has failed and the money comes back.",
         ),
     ] = defaults.DEADLINE_S
+    verify: VerifyFlag = None
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from splitup.client import defaults
 
 if TYPE_CHECKING:
     from splitup.client.outcome import Receipt
+    from splitup.messages.verification import Evidence
 
 _SILENT_S: Final = 2.0  # a longer wait is announced
 
@@ -25,32 +27,47 @@ def command(
     def run() -> None:
         from splitup.core import event_loop
 
-        receipt = event_loop.run(_fetch(output, config, execution_id))
+        receipt, evidence = event_loop.run(_fetch(output, config, execution_id))
         if output.as_json:
-            output.print_json(asdict(receipt))
+            verdicts = evidence and [v.model_dump(mode="json") for v in evidence.verdicts]
+            output.print_json({**asdict(receipt), "verdicts": verdicts})
         else:
-            _show(output, receipt)
+            _show(output, receipt, evidence)
 
     run_command(output, run)
 
 
-async def _fetch(output: Output, config: ConfigFlag, execution_id: str) -> Receipt:
+async def _fetch(
+    output: Output, config: ConfigFlag, execution_id: str
+) -> tuple[Receipt, Evidence | None]:
+    """Return the receipt, and the verdicts if a member still has them."""
     from splitup.client.connection import SplitUp
+    from splitup.core.errors import SplitUpError
 
     async with SplitUp.connect(config) as net:
         text = f"waiting until the execution is settled, at most {defaults.RECEIPT_TIMEOUT_S:g} s"
         announce = asyncio.get_running_loop().call_later(_SILENT_S, output.update, text)
         try:
-            return await net.receipt(execution_id, timeout_s=defaults.RECEIPT_TIMEOUT_S)
+            receipt = await net.receipt(execution_id, timeout_s=defaults.RECEIPT_TIMEOUT_S)
         finally:
             announce.cancel()
+        try:
+            return receipt, await net.evidence(receipt)
+        except SplitUpError:
+            return receipt, None  # refunded, or settled long ago
 
 
-def _show(output: Output, receipt: Receipt) -> None:
-    from splitup.client.inputs import format_usdc
+def _show(output: Output, receipt: Receipt, evidence: Evidence | None) -> None:
+    from splitup.client.inputs import format_share, format_usdc
 
     output.out.print(f"{receipt.status} in block {receipt.block_number}")
     output.out.print(describe_cost(receipt))
+    share = f"{format_share(receipt.verify_bps)} of the tasks were to be verified"
+    if evidence is not None:
+        outcomes = Counter(verdict.outcome for verdict in evidence.verdicts)
+        found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        share += f"; drawn and verified: {found or 'none'}"
+    output.out.print(share)
     for payment in receipt.payments:
         source = " out of a slashed stake" if payment.from_slash else ""
         amount = format_usdc(payment.amount_micro_usdc)

@@ -74,7 +74,11 @@ async def _execute(
     async with SplitUp.connect(config) as net:
         output.hint(f"running {model}")
         result = await net.execute(
-            model, arrays, max_price_usdc=payment.max_price, deadline_s=payment.deadline
+            model,
+            arrays,
+            max_price_usdc=payment.max_price,
+            deadline_s=payment.deadline,
+            verify=payment.verify,
         )
         if output.as_json:
             return result, ""

@@ -18,6 +18,7 @@ from splitup.cli.options import (
     ConfigFlag,
     IndexFlag,
     KeysFlag,
+    VerifyFlag,
     find_database_url,
     find_keys_url,
     with_options,
@@ -109,6 +110,7 @@ class LeaseFlags:
             help="Most seconds that the money of an execution is locked.",
         ),
     ] = 1_200.0
+    verify: VerifyFlag = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,24 @@ class PrivateFlags:
             "--split-ttl", metavar="S", min=1.0, help="Seconds until an unused one is forgotten."
         ),
     ] = 300.0
+    adapter_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-host",
+            metavar="URL",
+            help="A host of encrypted adapters that the page may ask from the user's browser; "
+            "repeatable.",
+        ),
+    ] = None
+    adapter_signers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="A signing key that may have signed what these hosts offer; with it the page "
+            "takes nothing else. Repeatable.",
+        ),
+    ] = None
 
 
 @with_options
@@ -238,14 +258,18 @@ async def _serve(
     from splitup.serve.split.sessions import SessionOptions
     from splitup.serve.timelines import Timelines
 
-    options = LeaseOptions(leases.most, leases.warm, leases.steps, leases.seconds)
+    options = LeaseOptions(
+        leases.most, leases.warm, leases.steps, leases.seconds, verify=leases.verify
+    )
     stopped = asyncio.Event()
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
-        sessions = SessionOptions(private.sessions, private.ttl_s) if private.enabled else None
-        api = ApiServer(net, options, access, timelines, sessions)
+        hosts = tuple(private.adapter_hosts or ())
+        signers = tuple(private.adapter_signers or ())
+        sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
+        api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
         try:
             for model, draft in drafts.items():
                 await api.add_model(model, draft)
@@ -256,7 +280,7 @@ async def _serve(
                 )
             app = api.make_app()
             explorer.add_to(app, timelines, access)
-            add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
+            add_page(app, MARKET_PAGE, has_keys=access.keys is not None, adapter_hosts=hosts)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(drafts)

@@ -57,11 +57,38 @@ class CallFlags:
     ] = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PenaltyFlags:
+    """What makes tokens that the text has already less likely."""
+
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            "--repetition-penalty",
+            metavar="P",
+            help="Divide logits of tokens that the prompt or the text has; 1 for none.",
+        ),
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            "--frequency-penalty", metavar="P", help="Subtract this each time a token was chosen."
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            "--presence-penalty", metavar="P", help="Subtract this once if a token was chosen."
+        ),
+    ] = 0.0
+
+
 @with_options
 def command(
     calls: CallFlags,
     text: TextOptions,
     sampling: SamplingOptions,
+    penalties: PenaltyFlags,
     tls: TlsFlags,
     settings: SettingsFlag = None,
     config: ConfigFlag = None,
@@ -69,14 +96,16 @@ def command(
 ) -> None:
     """Continue a text by workers that draft and verify. Needs pip install 'splitup[workers]'.
 
-    The tokens are those of splitup generate with the same options.
+    The tokens are those of splitup generate with the same options; penalties are only here.
     """
     output = Output.open(as_json)
 
     def run() -> None:
         from splitup.core import event_loop
 
-        done = event_loop.run(_speculate(output, config, calls, text, sampling, tls.read()))
+        done = event_loop.run(
+            _speculate(output, config, calls, text, sampling, penalties, tls.read())
+        )
         if as_json:
             output.print_json(done)
 
@@ -89,12 +118,14 @@ async def _speculate(
     calls: CallFlags,
     text: TextOptions,
     sampling: SamplingOptions,
+    penalties: PenaltyFlags,
     tls: Tls,
 ) -> dict[str, Any]:
     """Write the text to ``output`` unless it wants JSON; return what JSON says."""
     from splitup.client.connection import SplitUp
     from splitup.client.generation import encode_prompt
     from splitup.client.telemetry import send_calls
+    from splitup.decode.adjusted_sampler import Adjustments
     from splitup.decode.sampler import Sampler
     from splitup.workers import remote
 
@@ -121,6 +152,7 @@ async def _speculate(
             prompt,
             max_tokens=text.max_tokens,
             sampler=sampler,
+            adjustments=Adjustments(**dataclasses.asdict(penalties)),
             stop=tuple(text.stop or ()),
             options=options,
         )

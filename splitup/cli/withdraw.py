@@ -20,7 +20,9 @@ def command(
 ) -> None:
     """Move USDC of your deposit from the market back into your wallet.
 
-    What open executions have locked stays there until they are settled.
+    What open executions have locked stays there until they are settled. What a command that was
+    killed left locked is fetched back first, once its deadline and the time for its settlement are
+    over.
     """
     output = Output.open(as_json)
 

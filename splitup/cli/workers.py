@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,9 @@ from splitup.cli.console import Output
 from splitup.cli.serve import catch_signals
 
 if TYPE_CHECKING:
+    from splitup.client.network import Network
     from splitup.workers.rpc import Tls
-    from splitup.workers.servers import DraftWorker, TargetWorker
+    from splitup.workers.servers import DraftWorker, ServedModel, TargetWorker
     from splitup.workers.sessions import SessionLimits
 
 
@@ -107,6 +109,73 @@ class WorkerFlags:
         from splitup.workers.sessions import SessionLimits
 
         return SessionLimits(self.sessions, self.session_ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class MarketFlags:
+    """Where a worker's model runs."""
+
+    market: Annotated[
+        bool,
+        typer.Option(
+            "--market", help="Run it on the market's nodes, paid from this account, not here."
+        ),
+    ] = False
+    lease_steps: Annotated[
+        int,
+        typer.Option(
+            "--lease-steps",
+            metavar="N",
+            min=1,
+            help="Steps that an execution pays for ahead; with --market.",
+        ),
+    ] = 1_024
+
+    async def open(
+        self, stack: AsyncExitStack, net: Network, model: str, sessions: int
+    ) -> tuple[ServedModel, str]:
+        """Return the model, and where it runs and what that costs, in words."""
+        from splitup.client.inputs import format_usdc
+
+        if not self.market:
+            return await _open_here(net, model), ""
+        served = await _open_market(stack, net, model, self.lease_steps, sessions)
+        quote = await net.quote(model, steps=self.lease_steps)
+        price = format_usdc(quote.locked_micro_usdc)
+        return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
+
+
+async def _open_here(net: Network, model: str) -> ServedModel:
+    from splitup.workers.servers import OrderedModel, ServedModel
+
+    local = await net.open_local(model)
+    found = await net.fetch_model(model)
+    return ServedModel(
+        found.model_id, local.info, local.chunk, lambda: OrderedModel(local.open_text())
+    )
+
+
+async def _open_market(
+    stack: AsyncExitStack, net: Network, model: str, steps: int, sessions: int
+) -> ServedModel:
+    from splitup.core.errors import InvalidInput
+    from splitup.serve.leases import LeaseOptions, LeasePool
+    from splitup.workers.lease import LeasedModel
+    from splitup.workers.servers import ServedModel
+
+    found = await net.fetch_text_model(model)
+    if found.manifest.client is not None:
+        raise InvalidInput(f"model {model} is a private one; a worker would see its texts")
+    if found.info.images is not None:
+        raise InvalidInput(f"model {model} takes images, and workers feed text only")
+    pool = LeasePool(net, model, LeaseOptions(most=sessions, warm=0, steps=steps))
+    pool.open()
+    stack.push_async_callback(pool.close)
+    identity = (await net.fetch_model(model)).model_id
+    needed = max(steps // 4, 1)
+    return ServedModel(
+        identity, found.info, found.chunk, lambda: LeasedModel(pool, found.chunk, needed)
+    )
 
 
 async def run_worker(

@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol, get_args
 
 from splitup.client.drafting import Drafting, Speculation, make_blocks
 from splitup.client.grammar import Grammars
+from splitup.client.images import find_images, place_rows
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
@@ -78,8 +79,12 @@ class TextModel:
         max_tokens: int,
         sampler: TokenChooser,
         cached: int = 0,
+        images: int = 0,
     ) -> TextRequest:
-        """Return what a decoder takes; raise InvalidInput when the model has no room for it."""
+        """Return what a decoder takes; raise InvalidInput when the model has no room for it.
+
+        ``images`` is the number of images, whose tokens the prompt has.
+        """
         return TextRequest(
             prompt=tuple(prompt),
             sampler=sampler,
@@ -90,6 +95,7 @@ class TextModel:
             chunk=self.chunk,
             cached=cached,
             blocks=make_blocks(self.info.diffusion),
+            images=find_images(prompt, self.info.images, images),
         )
 
 
@@ -161,6 +167,8 @@ def make_decoder(
     check_decoder(name, lookahead, diffusion=diffusion)
     if name == "sequential":
         return SequentialDecoder(request)
+    if request.images:
+        raise InvalidInput(f"the decoder '{name}' reads no images; 'sequential' does")
     if name == "speculative":
         return (speculation or Speculation()).make_decoder(request)
     if name == "diffusion":
@@ -189,6 +197,7 @@ async def generate_tokens(
     contents: CacheContents | None = None,
     on_step: OnStep | None = None,
     drafting: Drafting | None = None,
+    images: Array | None = None,
 ) -> AsyncGenerator[Token, None]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
@@ -196,13 +205,16 @@ async def generate_tokens(
     prompt steps overlap in the pipeline of nodes. The text ends where ``ends`` says. ``contents``
     are those of the session's cache: give the same ones to every generation on one session.
     ``on_step`` sees every step's inputs and logits. ``drafting`` is closed at the end.
+    ``images`` are the rows of the request's images, float32 [rows, width].
     """
     ends = ends or StopFilter(())
     if contents is None:
         contents = make_cache_contents(session.manifest)
     stream = tokenizer.open_stream(decoder.request.prompt)
     try:
-        async with aclosing(_decode(session, decoder, contents, on_step, drafting)) as found:
+        async with aclosing(
+            _decode(session, decoder, contents, on_step, drafting, images)
+        ) as found:
             async for tokens, is_end in found:
                 extend = partial(stream.extend, tokens, is_end=is_end)
                 for token, part in await tokenizer.run(extend) if tokens or is_end else []:
@@ -224,10 +236,11 @@ async def _decode(
     contents: CacheContents,
     on_step: OnStep | None,
     drafting: Drafting | None,
+    images: Array | None,
 ) -> AsyncGenerator[tuple[list[int], bool], None]:
     """Yield the tokens that each step makes certain, and whether none follow."""
     sampler = decoder.request.sampler
-    chunk = decoder.request.chunk
+    chunk, text = decoder.request.chunk, session.manifest.text
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished:
@@ -235,6 +248,9 @@ async def _decode(
         while (step := decoder.next_step()) is not None:
             contents.feed(step)
             arrays = make_arrays(step, chunk)
+            if text is not None and text.images is not None:
+                places = decoder.request.images
+                arrays["images"] = place_rows(step, places, images, text.images)
             in_flight.append((arrays, session.submit(arrays)))
             position = step.positions[step.outputs[0]]
         if vocabulary and position is not None:

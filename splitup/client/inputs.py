@@ -16,6 +16,7 @@ from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, check_array, check_inputs
 
 MICRO: Final = 1_000_000
+BPS: Final = 10_000
 _MAX_USDC: Final = 10**9  # more is certainly a typing error
 
 
@@ -87,6 +88,26 @@ def parse_usdc(amount: float | int | str | Decimal, *, name: str) -> int:
     if micro != micro.to_integral_value():
         raise InvalidInput(f"{name} is {amount}; USDC has 6 decimals, give no more")
     return int(micro)
+
+
+def parse_share(share: float | str) -> int:
+    """Return a share in 1/10,000: of "50%", "0.5" or 0.5; raise InvalidInput for another value."""
+    text = str(share)
+    try:
+        part = Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except InvalidOperation:
+        part = Decimal("NaN")
+    if not part.is_finite() or not 0 < part <= 1 or part * BPS % 1:
+        raise InvalidInput(
+            f"the share of tasks to verify is {share}; give up to 100%, such as 50% or 0.5, with "
+            "at most two decimals of a percent"
+        )
+    return int(part * BPS)
+
+
+def format_share(share_bps: int) -> str:
+    """Return a share of 1/10,000 as people write it: "12.5 %"."""
+    return f"{share_bps / 100:g} %"
 
 
 def format_usdc(micro_usdc: int) -> str:

@@ -51,9 +51,10 @@ from splitup.client.generation import (
     get_text_info,
     make_decoder,
 )
-from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.images import ImageFile, expand_prompt, find_pixels, read_pixels
+from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
-from splitup.client.market.payments import fetch_price
+from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
@@ -71,6 +72,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
+from splitup.graph.manifest import Port
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
@@ -164,6 +166,7 @@ class Network:
     async def withdraw(self, amount_usdc: Usdc | None = None) -> int:
         """Move USDC of the deposit back into the wallet, by default all; return the micro-USDC.
 
+        What executions of the last week left locked that nobody closed is fetched back first.
         Raises InvalidInput when the deposit is smaller, and ChainRejected while it is frozen.
         """
         amount = None if amount_usdc is None else parse_usdc(amount_usdc, name="amount_usdc")
@@ -179,13 +182,15 @@ class Network:
         self._check_open()
         return await self._account.freeze(seconds)
 
-    async def quote(self, model: str, *, steps: int = 1) -> int:
-        """Return the most that an execution of so many steps costs, in micro-USDC.
+    async def quote(
+        self, model: str, *, steps: int = 1, verify: float | str | None = None
+    ) -> Quote:
+        """Return what an execution of so many steps locks, and what it costs on average.
 
-        It is locked at the request; what the nodes do not earn comes back at the settlement.
+        ``verify`` is as for ``session``. What the nodes do not earn comes back at the settlement.
         """
         found = await self.fetch_model(model)
-        return await fetch_price(self.chain, found.model_id, steps)
+        return await fetch_quote(self.chain, found.model_id, steps, verify)
 
     async def quote_generation(
         self,
@@ -196,8 +201,13 @@ class Network:
         decoder: DecoderName | None = None,
         lookahead: LookaheadOptions | None = None,
         diffusion: DiffusionOptions | None = None,
-    ) -> int:
-        """Return the most that ``generate`` with these arguments costs, in micro-USDC."""
+        images: int = 0,
+        verify: float | str | None = None,
+    ) -> Quote:
+        """Return what ``generate`` with these arguments locks, and costs for its most steps.
+
+        ``images`` is their number; each is a step of the model's tower for images.
+        """
         machine, _ = await self.make_decoder(
             model,
             prompt,
@@ -206,8 +216,13 @@ class Network:
             decoder=decoder,
             lookahead=lookahead,
             diffusion=diffusion,
+            images=images,
         )
-        return await self.quote(model, steps=machine.max_steps)
+        quote = await self.quote(model, steps=machine.max_steps, verify=verify)
+        if images:
+            tower, _ = await self._find_tower(model)
+            quote += await self.quote(tower, steps=images, verify=verify)
+        return quote
 
     # ---- running -------------------------------------------------------------------------------
 
@@ -218,6 +233,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Result:
         """Run a model, by name or id, and return its complete, verified result.
 
@@ -234,6 +250,7 @@ class Network:
             steps=len(steps.rows),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             inputs_digest=None if is_private else _digest_inputs(steps.rows),
         ) as session:
             futures = [session.submit(row) for row in steps.rows]
@@ -261,12 +278,15 @@ class Network:
         steps: int,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
         adapter: AdapterOptions | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
+        ``verify``: the share of its tasks that are verified, such as 0.5 or "50%"; by default, and
+        at least, the network's.
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
@@ -277,7 +297,7 @@ class Network:
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
         session = await self._open(
-            model, steps, limit, deadline_s, inputs_digest, nodes_only, adapter
+            model, steps, limit, deadline_s, verify, inputs_digest, nodes_only, adapter
         )
         try:
             yield session
@@ -312,7 +332,9 @@ class Network:
         diffusion: DiffusionOptions | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
         adapter: AdapterOptions | None = None,
+        images: Sequence[ImageFile] = (),
         on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
@@ -325,12 +347,16 @@ class Network:
         with the same vocabulary, small enough for this machine, which drafts for the speculative
         decoder. ``adapter`` is applied under encryption to the final hidden states of a private
         model; without its host there is no token. If it names none, the prompt's words choose one
-        of the host's, or none. Raises InvalidInput, before any payment, for
+        of the host's, or none. ``images`` are files, or the bytes of files, JPEG, PNG or WebP; each
+        takes a place that the prompt has for it, as the model's chat template writes it, or they
+        come before the prompt. They are an execution of their own, of the model's tower for images,
+        whose price ``max_price_usdc`` includes. Raises InvalidInput, before any payment, for
         options without room in the model's steps and for more tokens than the model has positions,
         and otherwise like ``execute``. ``on_session`` is called with the session before the first
         token. Close the iterator (or exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft, diffusion)
+        ends = StopFilter(stop)
         if adapter is not None and not adapter.expert:
             adapter = await self._choose_adapter(model, prompt, adapter)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
@@ -343,21 +369,73 @@ class Network:
             lookahead=lookahead,
             speculation=speculation,
             diffusion=diffusion,
+            images=len(images),
         )
+        rows = None
+        if images:
+            rows, max_price_usdc = await self._see(
+                model, images, machine.max_steps, max_price_usdc, deadline_s, verify
+            )
         drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
             model,
             steps=machine.max_steps,
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
             adapter=adapter,
         ) as session:
             if on_session is not None:
                 on_session(session)
             async for token in generate_tokens(
-                session, machine, tokenizer, ends=StopFilter(stop), drafting=drafting
+                session, machine, tokenizer, ends=ends, drafting=drafting, images=rows
             ):
                 yield token
+
+    async def _see(
+        self,
+        model: str,
+        images: Sequence[ImageFile],
+        steps: int,
+        max_price_usdc: Usdc | None,
+        deadline_s: float,
+        verify: float | str | None,
+    ) -> tuple[Array, Usdc | None]:
+        """Return the rows that a model's tower makes of images, and what is left of the price.
+
+        ``steps`` are those of the text, whose price has to be left.
+        """
+        tower, port = await self._find_tower(model)
+        read = [partial(read_pixels, image, *port.shape[1:]) for image in images]
+        pixels = np.stack([await asyncio.to_thread(each) for each in read])
+        price = left = None
+        if max_price_usdc is not None:
+            limit = parse_usdc(max_price_usdc, name="the maximum price")
+            own = (await self.quote(tower, steps=len(images))).locked_micro_usdc
+            text = (await self.quote(model, steps=steps)).locked_micro_usdc
+            if limit < own + text:
+                raise InvalidInput(
+                    f"the maximum price is {format_usdc(limit)}, and {len(images)} images and "
+                    f"{steps} steps of model {model} cost up to {format_usdc(own + text)}; raise "
+                    "it to that"
+                )
+            price, left = Decimal(own) / MICRO, Decimal(limit - own) / MICRO
+        result = await self.execute(
+            tower,
+            {port.name: pixels},
+            max_price_usdc=price,
+            deadline_s=deadline_s,
+            verify=verify,
+        )
+        (rows,) = result.outputs.values()
+        return rows.reshape(-1, rows.shape[-1]), left
+
+    async def _find_tower(self, model: str) -> tuple[str, Port]:
+        """Return the id of the model that makes rows of a text model's images, and its input."""
+        info = get_text_info((await self.fetch_model(model)).manifest, model).images
+        if info is None:
+            raise InvalidInput(f"model {model} takes no images; it was registered without --images")
+        return info.tower, find_pixels((await self.fetch_model(info.tower)).manifest, info)
 
     async def embed(
         self,
@@ -366,6 +444,7 @@ class Network:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, each a string or its tokens with the special ones.
 
@@ -384,6 +463,7 @@ class Network:
             steps=len(found.pack(encoded)),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
+            verify=verify,
         ) as session:
             vectors = await run_texts(session, found, encoded)
         return Embeddings(
@@ -405,12 +485,16 @@ class Network:
         lookahead: LookaheadOptions | None = None,
         speculation: Speculation | None = None,
         diffusion: DiffusionOptions | None = None,
+        images: int = 0,
     ) -> tuple[Decoder, ModelTokenizer]:
-        """Return the decoder and the tokenizer that ``generate`` would use."""
+        """Return the decoder and the tokenizer that ``generate`` would use, for so many images."""
         check_decoder(decoder, lookahead, diffusion=diffusion)
         found = await self.fetch_text_model(model)
+        if images and isinstance(prompt, str) and (info := found.info.images) is not None:
+            expand = partial(expand_prompt, prompt, found.tokenizer, info, images)
+            prompt = await found.tokenizer.run(expand)
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
-        request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler)
+        request = found.make_request(tokens, max_tokens=max_tokens, sampler=sampler, images=images)
         if decoder == "speculative" and speculation is None:
             speculation = await self.speculate(model)
         machine = make_decoder(decoder, request, lookahead, speculation, diffusion)
@@ -514,8 +598,11 @@ class Network:
 
     async def evidence(self, receipt: Receipt) -> Evidence:
         """Return the drawn tasks of a settled execution and their verdicts, checked."""
-        committee = await self._committees.fetch_of(receipt.execution_id)
-        return await fetch_evidence(self._http, committee, receipt)
+        committee, model = await asyncio.gather(
+            self._committees.fetch_of(receipt.execution_id),
+            self.chain.call("models", "modelOf", receipt.model_id),
+        )
+        return await fetch_evidence(self._http, committee, receipt, model["taskCount"])
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan again, of any account's execution."""
@@ -560,6 +647,7 @@ class Network:
         steps: int,
         limit: int | None,
         deadline_s: float,
+        verify: float | str | None,
         inputs_digest: str | None,
         nodes_only: bool,
         adapter: AdapterOptions | None,
@@ -572,9 +660,11 @@ class Network:
         programs = None
         if not nodes_only:
             programs = await self._models.load_programs(model)  # may fail, so before the payment
-        price, _ = await asyncio.gather(
-            fetch_price(self.chain, model.model_id, steps), self._committees.fetch_current()
+        quote, _ = await asyncio.gather(
+            fetch_quote(self.chain, model.model_id, steps, verify),
+            self._committees.fetch_current(),
         )
+        price = quote.locked_micro_usdc
         if limit is not None and limit < price:
             raise InvalidInput(
                 f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
@@ -586,6 +676,7 @@ class Network:
             steps=steps,
             price_micro_usdc=price,
             deadline_s=deadline_s,
+            verify_bps=quote.verify_bps,
             inputs_digest=inputs_digest,
         )
         opened = await self._open_adapter(model, adapter)

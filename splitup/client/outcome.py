@@ -69,6 +69,8 @@ class Receipt:
     evidence_root: str  # "" when refunded
     block_number: int
     transaction: str
+    model_id: str
+    verify_bps: int  # share of the tasks that the request had verified, in 1/10,000
 
 
 class PendingReceipt:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from splitup.client import defaults
 from splitup.client.encoding import Embeddings
 from splitup.client.generation import Token
+from splitup.client.market.payments import Quote
 from splitup.client.network import Network, Usdc
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.core.errors import InvalidInput
@@ -72,10 +73,13 @@ class SyncSplitUp:
         *,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = defaults.DEADLINE_S,
+        verify: float | str | None = None,
     ) -> Result:
         """Like ``SplitUp.execute``; ``result.receipt.wait()`` gives the receipt."""
         return self._run(
-            self._net.execute(model, inputs, max_price_usdc=max_price_usdc, deadline_s=deadline_s)
+            self._net.execute(
+                model, inputs, max_price_usdc=max_price_usdc, deadline_s=deadline_s, verify=verify
+            )
         )
 
     def generate(self, model: str, prompt: str | Sequence[int], **options: Any) -> Iterator[Token]:
@@ -87,11 +91,11 @@ class SyncSplitUp:
         """Like ``SplitUp.embed``, with its keyword arguments."""
         return self._run(self._net.embed(model, texts, **options))
 
-    def quote(self, model: str, *, steps: int = 1) -> int:
-        """Like ``SplitUp.quote``."""
-        return self._run(self._net.quote(model, steps=steps))
+    def quote(self, model: str, **options: Any) -> Quote:
+        """Like ``SplitUp.quote``, with its keyword arguments."""
+        return self._run(self._net.quote(model, **options))
 
-    def quote_generation(self, model: str, prompt: str | Sequence[int], **options: Any) -> int:
+    def quote_generation(self, model: str, prompt: str | Sequence[int], **options: Any) -> Quote:
         """Like ``SplitUp.quote_generation``, with its keyword arguments."""
         return self._run(self._net.quote_generation(model, prompt, **options))
 

@@ -153,8 +153,8 @@ EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member leads and cho
 MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs by a quarter
 MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
 MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
-VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is replaced after this …
-VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
+VERIFICATION_SILENCE_S: Final = 10.0  # then a validator that does not answer is replaced
+VERIFICATION_STEP_S: Final = 0.1  # more for every step that it has to recompute
 # A reveal needs no computing, but members may be busy, and a node may have to start again.
 # Validators come first: who of them is silent belongs to the settlement of executors that withhold.
 VALIDATOR_REVEAL_S: Final = 20.0
@@ -163,9 +163,9 @@ EXECUTOR_REVEAL_S: Final = 30.0
 # then a member recomputes some of what they confirm. Where they hold more, a coalition with 30 % of
 # all stake leaves a quarter of them honest, and p / 4 (R + S) is twice what a lie saves.
 SMALL_POOL_BPS: Final = 4_000
-RULING_S: Final = 180.0  # members recompute a disputed task, twice with noise, within this …
-RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow …
-RULING_BYTES_PER_S: Final = 2 * 10**9  # … or as long as its processor reads the task's memory
+RULING_S: Final = 180.0  # in which members recompute a disputed task, twice with noise
+RULING_STEP_S: Final = 0.5  # more for every step: a member's machine may be slow
+RULING_BYTES_PER_S: Final = 2 * 10**9  # speed of reading the task's memory, if that takes longer
 MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
@@ -178,9 +178,10 @@ MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
+MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of them; the Market's
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's minimum: a signed request may wait for some blocks …
+    10  # beyond the chain's minimum: a signed request may wait for some blocks
 )
-SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # … and at least these: head, a full block, its own
+SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # and at least these: head, a full block, its own
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

@@ -18,17 +18,17 @@ TENSOR_CHUNKS_BYTES: Final = (
     256 * MIB
 )  # of tensors that a node receives at once; further ones come from the store
 SEGMENT_PAUSE_S: Final = 0.004  # after 256 KiB of a segment: 64 MB/s while the log is not behind
-SEGMENT_AGE_S: Final = 1.0  # older steps are written although the segment is not full …
-FLUSH_PERIOD_S: Final = 0.5  # … checked this often: a step is stored after 1.5 s and a PUT
+SEGMENT_AGE_S: Final = 1.0  # steps older than this are written although the segment is not full
+FLUSH_PERIOD_S: Final = 0.5  # how often that is checked: a step is stored after 1.5 s and a PUT
 LOG_MEMORY_BYTES: Final = 256 * MIB  # of one execution, not stored yet; more: the store is too slow
 LOG_PREFIXES: Final = 16_384  # logs whose use of the store the gateway remembers, ≈ 1 KB each
 LOG_READ_AHEAD: Final = 8  # segments that a reader requests grants for at once
 LOG_LATE_S: Final = 5.0  # a validator waits this long for the last segments of a log
 LOG_POLL_S: Final = 0.5  # longest pause between two polls for a segment
-EARLY_STREAMS: Final = 64  # peer and execution whose plan has not arrived yet …
-MAX_EARLY_FRAMES: Final = 256  # … and the frames that are kept of each …
-MAX_EARLY_BYTES: Final = 2 * MIB  # … as long as there are no more …
-EARLY_S: Final = 30.0  # … for so long; a plan that is late by more has been replaced
+EARLY_STREAMS: Final = 64  # pairs of a peer and an execution whose plan has not arrived yet
+MAX_EARLY_FRAMES: Final = 256  # kept of each early stream
+MAX_EARLY_BYTES: Final = 2 * MIB  # kept of all early streams together
+EARLY_S: Final = 30.0  # how long they are kept; a plan that is later than this has been replaced
 
 # ---- failover: when the client replaces a node ---
 
@@ -37,8 +37,8 @@ RECONNECT_S: Final = 0.5  # a broken connection that is not back by then counts 
 TAKEOVER_LATE_S: Final = 2.0  # from a gateway's refusal to the client's takeover that explains it
 TAKEOVER_POLL_S: Final = 0.05
 STALL_FIRST_S: Final = 5.0  # until the first step comes back
-STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy network …
-STALL_STEPS: Final = 8  # … or this many times the usual, for slow models
+STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy network
+STALL_STEPS: Final = 8  # a slow model gets this many times its usual pause instead
 LOADING_S: Final = 25.0  # for nodes that say that they are loading; they keep frames for EARLY_S
 PLAN_ANSWER_S: Final = 1.0  # a node that has to load for a plan answers after so long, and goes on
 PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
@@ -54,6 +54,8 @@ UNREACHED_S: Final = 4.0
 MAX_KEPT_EVIDENCE: Final = 256  # closed executions whose evidence a member keeps for clients
 MEASURED_BYTES: Final = 64 * KIB  # a smaller download measures the round trip
 DEMAND_AGE_S: Final = 0.25  # cache of heartbeat answers, which are computed from all nodes
+HEARTBEAT_REFUSALS: Final = 5  # by all members, until heartbeats become less frequent
+HEARTBEAT_REFUSED_S: Final = 30.0  # the longest pause; a stake that is filled up is seen then
 MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four times a second
 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
@@ -64,6 +66,12 @@ OBJECT_FETCHES: Final = 3  # tries: after three wrong digests the object itself 
 OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overloaded server
 STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
 MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
+
+# ---- images in prompts -------------------------------------------------------------------------
+
+MAX_IMAGE_BYTES: Final = 32 * MIB  # of a file
+MAX_IMAGE_PIXELS: Final = 50_000_000  # 150 MB as RGB; cameras make up to about so many
+MAX_TOWER_PIXELS: Final = 4_194_304  # that a model reads: 50 MB; models read up to 896 * 896
 
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
@@ -76,11 +84,11 @@ MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
 COMPILE_POLL_S: Final = 0.05  # between looks whether another daemon has compiled
 COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, more with a GPU
-COMPILE_S: Final = 5.0  # of CPU, to check and compile a task; or, for a large one …
-COMPILE_FACTOR: Final = 3.0  # … so many times what is predicted, for machines that are slower
+COMPILE_S: Final = 5.0  # of CPU, to check and compile a task
+COMPILE_FACTOR: Final = 3.0  # a large task gets this many times its predicted CPU time instead
 COMPILE_WAIT_S: Final = 600.0  # for either, by the clock, on a machine that is busy otherwise
-COMPILE_BYTES: Final = 64 * MIB  # for that, beyond what the process has; or, for a large task …
-COMPILE_BYTES_PER_S: Final = 16 * MIB  # … for each second that is predicted; models take 5 MB
+COMPILE_BYTES: Final = 64 * MIB  # to check and compile a task, beyond what the process has
+COMPILE_BYTES_PER_S: Final = 16 * MIB  # for each predicted second of a large task; models take 5 MB
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
@@ -91,8 +99,8 @@ TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
 TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
 MAX_GRAMMAR_BYTES: Final = 128 * KIB  # a schema of 5,000 properties
 GRAMMAR_CALL_S: Final = 5.0  # its own bounds end a grammar within a tenth of that
-GRAMMARS: Final = 64  # compiled ones that a process keeps …
-GRAMMAR_TEXTS: Final = 64  # … and texts under way; one beyond them is read again
+GRAMMARS: Final = 64  # compiled ones that a process keeps
+GRAMMAR_TEXTS: Final = 64  # texts under way that it keeps; one beyond them is read again
 MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
 MAX_STOP_CHARS: Final = 256  # this much text may be held back
 
@@ -114,12 +122,14 @@ HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
 HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
 HTTP_SHUTDOWN_S: Final = 2.0  # time for open requests to finish when a server stops
 MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
+LOG_WARNINGS: Final = 20  # of one kind that a daemon's log takes per period; strangers cause them
+LOG_PERIOD_S: Final = 60.0
 
 # ---- strangers: who is not authorised yet, at an HTTP server ----
 
 STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
-STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor …
-STRANGERS_BURST: Final = 256  # … and at once
+STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor
+STRANGERS_BURST: Final = 256  # at once
 STRANGER_EARLY_BYTES: Final = 32 * KIB  # that a connection may send before it has a turn
 STRANGER_BYTES: Final = 16 * KIB  # of a body, that take as long as a request
 KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
@@ -165,8 +175,8 @@ MAX_RELAYED: Final = 64  # nodes behind one relay: with a committee of four, 256
 RELAY_PROVING: Final = 16  # connections that may be about to prove a key; each asks the chain once
 RELAY_STREAMS: Final = 128  # data connections through one relay; two frames each, so < 300 MB
 RELAY_NODE_STREAMS: Final = 32  # of them to one node: its neighbours in every live plan, clients
-RELAY_REQUESTS: Final = 128  # a burst of requests or new streams to one node: many plans at once …
-RELAY_REQUESTS_PER_S: Final = 64.0  # … and for long: 31 members' probes are 12
+RELAY_REQUESTS: Final = 128  # requests or new streams to one node at once: many plans
+RELAY_REQUESTS_PER_S: Final = 64.0  # on average; 31 members' probes are 12
 RELAY_SHARE: Final = 16  # half of a burst is kept for addresses that use at most this part each
 RELAY_ADDRESSES: Final = 256  # whose use is remembered, of each node
 RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
@@ -186,10 +196,15 @@ RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for t
 LOG_RANGE_BLOCKS: Final = (
     1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
 )
+LOG_RANGE_MAX_BLOCKS: Final = 65_536  # where larger ranges are answered
 REORG_BLOCKS: Final = (
     64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
 )
 RECEIPT_POLL_S: Final = 0.05
+BLOCK_EARLY: Final = 0.15  # a block is asked for often from this share of a period before it is due
+BLOCK_EARLY_S: Final = 0.5  # and at least this long before
+BLOCK_POLL_MAX_S: Final = 1.0  # longest pause until then
+BLOCK_LATE_POLL_S: Final = 0.25  # longest pause while a block is late
 RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
 GAP_CHECK_S: Final = 2.0  # how often a sender checks that its last transactions are still known
 SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each
@@ -260,8 +275,8 @@ DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
 COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
 DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node checks whether too much of its stake is locked
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
-COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction, before a node sends its own …
-COMMIT_MARGIN_S: Final = 8.0  # … or so long before the deadline; many executions have 30 s in all
+COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction; then a node sends its own
+COMMIT_MARGIN_S: Final = 8.0  # before the deadline it waits no longer; many executions have 30 s
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MEMBER_REPLY_S: Final = 2.0  # one that hangs must not delay a reveal beyond VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal

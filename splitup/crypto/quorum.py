@@ -35,7 +35,7 @@ _PLAN_TYPE: Final = keccak(
 _REQUEST_TYPE: Final = keccak(
     text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
     "bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,"
-    "bytes32 snapshotRoot)"
+    "bytes32 snapshotRoot,uint16 verifyBps)"
 )
 _COMMITMENTS_TYPE: Final = keccak(
     text="Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)"
@@ -185,6 +185,7 @@ def request_struct_hash(
     nonce: int,
     snapshot_sequence: int,
     snapshot_root: str,
+    verify_bps: int,
 ) -> bytes:
     """Return hashStruct of ``Request``, the Market contract's request hash.
 
@@ -203,8 +204,9 @@ def request_struct_hash(
         nonce,
         snapshot_sequence,
         _bytes32(snapshot_root),
+        verify_bps,
     )
-    return _hash_abi((*types, "uint64", "uint64", "bytes32"), words)
+    return _hash_abi((*types, "uint64", "uint64", "bytes32", "uint16"), words)
 
 
 def commitments_struct_hash(execution_id: str, root: str, exposures_hash: str) -> bytes:

@@ -1,7 +1,7 @@
 """Sampling that depends on the text so far: penalties, biases, grammars, recorded probabilities.
 
 It counts the tokens that it chooses, so it serves one text and a decoder that chooses every token
-once, in order (``SequentialDecoder``).
+once, in order (``SequentialDecoder``), or it is told the text before each choice (``follow``).
 """
 
 from __future__ import annotations
@@ -103,9 +103,13 @@ class AdjustedSampler:
         self._sampler = sampler
         self._adjustments = adjustments
         self._allowed = allowed
-        self._prompt = frozenset(prompt)
-        self._counts: dict[int, int] = {}
+        self.follow(prompt)
         self.choices: list[Choice] = []  # in order, also a token that ends the text
+
+    def follow(self, prompt: Sequence[int], chosen: Sequence[int] = ()) -> None:
+        """Take this as the text so far: a prompt, and the tokens chosen behind it."""
+        self._prompt = frozenset(prompt)
+        self._counts: dict[int, int] = dict(Counter(chosen))
 
     async def ready(self) -> None:
         """Wait until it is known which tokens may follow."""

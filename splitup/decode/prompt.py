@@ -22,6 +22,7 @@ class TextRequest:
     """Up to ``max_tokens`` tokens after ``prompt``, until one of ``eos_ids``.
 
     ``chunk`` is the largest number of rows of one step, ``context`` the number of positions.
+    ``images`` are the positions of each image in the prompt; one step has to hold all of them.
     ``cached`` leading tokens of the prompt are in the model's cache already and are not fed again.
     ``blocks`` is None for a model that writes one token after the other.
     Raises InvalidInput for an empty prompt, and for more tokens than the model has positions: the
@@ -37,6 +38,7 @@ class TextRequest:
     chunk: int
     cached: int = 0
     blocks: Blocks | None = None
+    images: tuple[range, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -72,11 +74,21 @@ class TextRequest:
 def split_prompt(request: TextRequest) -> list[tuple[int, ...]]:
     """Return the tokens of the prompt that have to be fed, in pieces of at most ``chunk``.
 
-    Each attends to those before it. Raises InvalidInput for a model that writes blocks.
+    Each attends to those before it, and no image is divided. Raises InvalidInput for a model that
+    writes blocks, and for an image that is larger than ``chunk``.
     """
     if request.blocks is not None:
         raise InvalidInput(
             "the model writes blocks of tokens, not one after the other; its decoder is 'diffusion'"
         )
-    prompt, chunk = request.prompt, request.chunk
-    return [prompt[place : place + chunk] for place in range(request.cached, len(prompt), chunk)]
+    pieces, place = [], request.cached
+    while place < len(request.prompt):
+        end = place + request.chunk
+        for image in request.images:
+            if image.start < end < image.stop:
+                end = image.start
+        if end <= place:
+            raise InvalidInput(f"an image does not fit a step of {request.chunk} rows")
+        pieces.append(request.prompt[place:end])
+        place = end
+    return pieces

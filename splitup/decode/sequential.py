@@ -45,7 +45,7 @@ class SequentialDecoder:
         """Return the next step's rows, or None while logits are awaited or all is done."""
         if self._finished or not self._pending:
             return None
-        step = make_causal_step(self._pending.pop(0), self._fed)
+        step = make_causal_step(self._pending.pop(0), self._fed, images=self._request.images)
         self._fed += len(step.tokens)
         if not self._pending:
             self._last_step = self._steps

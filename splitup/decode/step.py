@@ -86,18 +86,26 @@ class Decoder(Protocol):
 
 
 def make_causal_step(
-    tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
+    tokens: Sequence[int],
+    start: int,
+    outputs: Sequence[int] | None = None,
+    images: Sequence[range] = (),
 ) -> StepInput:
     """Return a step of consecutive tokens, each of which attends to those before it.
 
-    By default the last one's logits are wanted.
+    Those at the positions of one of the ``images`` attend to all of it. By default the last token's
+    logits are wanted.
     """
     count = len(tokens)
+    sees = [range(row + 1) for row in range(count)]
+    for image in images:
+        for position in range(max(image.start, start), min(image.stop, start + count)):
+            sees[position - start] = range(min(image.stop - start, count))
     return StepInput(
         tokens=tuple(tokens),
         positions=tuple(range(start, start + count)),
         start=start,
-        sees=tuple(range(row + 1) for row in range(count)),
+        sees=tuple(sees),
         outputs=(count - 1,) if outputs is None else tuple(outputs),
     )
 

@@ -226,11 +226,11 @@ async def fetch_verified(net: SplitUp, session: Session, receipt: Receipt) -> tu
     )
 
 
-async def register(directory: Path, example: Path) -> None:
+async def register(directory: Path, example: Path, target_vram: str = TARGET_VRAM) -> None:
     await _run_program(
         [
             *(find_program("splitup-deploy"), "register", "--json"),
-            *("--model", example, "--name", MODEL, "--target-vram", TARGET_VRAM),
+            *("--model", example, "--name", MODEL, "--target-vram", target_vram),
             *("--chunk", str(CHUNK)),
             *("--config", directory),
         ]

@@ -36,8 +36,8 @@ from splitup.devnet.status import Health, fetch_health, read_load_problems
 from splitup.net.http import SignedClient
 
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
-_READY_TIMEOUT_S: Final = 60.0  # until the network is ready, and …
-_PARTY_TIMEOUT_S: Final = 6.0  # … more for every member and node, as they share the cores
+_READY_TIMEOUT_S: Final = 60.0  # until the network is ready
+_PARTY_TIMEOUT_S: Final = 6.0  # more for every member and node, as they share the cores
 _PROBE_S: Final = 0.2
 _DISK_PERIOD_S: Final = 10.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-FIRST_PAUSE_S: Final = 1.0  # doubles with every end …
-LONGEST_PAUSE_S: Final = 60.0  # … up to this
+FIRST_PAUSE_S: Final = 1.0  # doubles with every end, up to the longest
+LONGEST_PAUSE_S: Final = 60.0
 HEALTHY_S: Final = 60.0  # a process that ran this long begins again with the first pause
 
 

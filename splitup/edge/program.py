@@ -90,10 +90,17 @@ def import_extra(name: str) -> ModuleType:
 class EdgeProgram:
     """A .pte file that is open; its steps are computed in this process."""
 
-    def __init__(self, path: Path) -> None:
-        """Load a file; raise InvalidModel for one that is damaged or not of this kind."""
+    def __init__(self, path: Path, threads: int | None = None) -> None:
+        """Load a file; raise InvalidModel for one that is damaged or not of this kind.
+
+        ``threads`` is for programs that the process loads from now on, and those before must not be
+        run again; by default, all cores.
+        """
         check_file(path)
         self._path = path
+        if threads is not None:
+            pool = import_extra("executorch.extension.pybindings.portable_lib")
+            pool._unsafe_reset_threadpool(threads)
         runtime = import_extra("executorch.runtime").Runtime.get()
         try:
             self._program = runtime.load_program(path)

@@ -212,6 +212,22 @@ class DiffusionInfo(_Record):
     are_shifted: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
+class ImageInfo(_Record):
+    """How a text model's prompt holds images: as ``rows`` times the token ``token`` for each.
+
+    Before and after them stand the tokens ``begin`` and ``end``. ``tower`` is the id of the model
+    that makes an image's rows from its pixels. Steps take rows in the input "images", float32
+    [T, width]; a row whose token is another one is not read.
+    """
+
+    tower: Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
+    token: Size
+    begin: Size
+    end: Size
+    rows: Length
+    width: Length
+
+
 class TextInfo(_Record):
     """What text generation needs: the tokenizer.json and the tokens that end a text.
 
@@ -219,6 +235,7 @@ class TextInfo(_Record):
     ``steps_back``: a step may start at 0, or at most this many positions before the furthest start
     of the steps since one that started at 0. Earlier rows of layers that see a window are gone.
     ``diffusion``: it writes blocks of tokens instead of one token after the other.
+    ``images``: its prompts may hold images.
     """
 
     tokenizer_digest: Digest
@@ -230,6 +247,7 @@ class TextInfo(_Record):
     steps_back: Annotated[Length | None, Field(exclude_if=operator.not_)] = None
     chat: Annotated[ChatInfo | None, Field(exclude_if=operator.not_)] = None
     diffusion: Annotated[DiffusionInfo | None, Field(exclude_if=operator.not_)] = None
+    images: Annotated[ImageInfo | None, Field(exclude_if=operator.not_)] = None
 
 
 class Manifest(_Record):
@@ -328,6 +346,7 @@ def check_manifest(manifest: Manifest) -> None:
         _check_task(f"task {index} ({task.label})", task)
     _check_dag("", manifest)
     _check_diffusion(manifest)
+    _check_images(manifest)
     if (client := manifest.client) is None:
         return
     for index, private in enumerate(client.tasks):
@@ -361,6 +380,23 @@ def _check_diffusion(manifest: Manifest) -> None:
         raise InvalidModel(
             f"the manifest is invalid: a block of {text.diffusion.block_size} tokens does not fit "
             f"a step of {chunk}"
+        )
+
+
+def _check_images(manifest: Manifest) -> None:
+    images = None if manifest.text is None else manifest.text.images
+    if manifest.text is None or images is None:
+        return
+    if manifest.text.is_recurrent:
+        raise InvalidModel("the manifest is invalid: recurrent layers cannot see an image at once")
+    if max(images.token, images.begin, images.end) >= manifest.text.vocab:
+        raise InvalidModel("the manifest is invalid: an image's token is outside the vocabulary")
+    shapes = {port.name: port.shape for port in manifest.user_inputs}
+    chunk = (*shapes.get("tokens", ()), 0)[0]
+    if images.rows > chunk or shapes.get("images") != (chunk, images.width):
+        raise InvalidModel(
+            f"the manifest is invalid: a step takes no {images.rows} rows of {images.width} of an "
+            "image"
         )
 
 

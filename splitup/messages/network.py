@@ -16,7 +16,7 @@ class DeployedContracts(Message):
     """One chain, named by id and genesis block, and SplitUp's contracts on it.
 
     ``confirmations`` is how many blocks the members wait before they believe what they read. All of
-    them derive from it how long complaints count.
+    them derive from it how long complaints count. Nobody looks for events before ``first_block``.
     """
 
     chain_id: Annotated[int, Field(ge=1)]
@@ -28,6 +28,7 @@ class DeployedContracts(Message):
     models: AddressField
     market: AddressField
     confirmations: Annotated[int, Field(ge=0, le=limits.MAX_CONFIRMATIONS)] = 0
+    first_block: Annotated[int, Field(ge=0)] = 0
 
 
 class NetworkDescription(Message):

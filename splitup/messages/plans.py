@@ -31,7 +31,7 @@ from splitup.messages.base import (
 from splitup.messages.word_hashes import ADDRESS_PAD, hash_words
 
 _PLAN: Final = keccak(b"splitup/plan/v2")
-_TASK: Final = keccak(b"splitup/plan-task/v2")
+_TASK: Final = keccak(b"splitup/plan-task/v3")
 
 
 class Request(Message):
@@ -49,6 +49,7 @@ class Request(Message):
     snapshot_sequence: Count
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
+    verify_bps: Annotated[int, Field(ge=0, le=10_000)]  # share of tasks to verify, in 1/10,000
     inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that are not on chain
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
@@ -88,6 +89,7 @@ class TaskTerms(Message):
     weights_bytes: Count
     input_bytes: Count  # of one step
     ready_ms: Count  # when its first inputs exist, if reference nodes run the tasks before it
+    crosses_classes: bool  # every output has a tolerance, so that any class can run it
 
 
 class Plan(Message):
@@ -174,6 +176,7 @@ def request_to_abi(request: Request) -> tuple[Any, ...]:
         request.nonce,
         request.snapshot_sequence,
         request.snapshot_root,
+        request.verify_bps,
     )
 
 
@@ -205,10 +208,13 @@ def make_plan_leaves(plan: Plan) -> list[bytes]:
         words: tuple[bytes, ...]
         if plan.terms:
             terms = plan.terms[index]
-            figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
+            figures = (
+                *(terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms),
+                terms.crosses_classes,
+            )
             words = (bytes.fromhex(terms.task_id), *(figure.to_bytes(32) for figure in figures))
         else:
-            words = (merkle.EMPTY,) * 5
+            words = (merkle.EMPTY,) * 6
         leaves.append(
             hash_words(
                 _TASK,

@@ -43,7 +43,7 @@ from splitup.messages.word_hashes import ADDRESS_PAD, hash_text, hash_words
 UNRULED: Final = "?"  # prefix of a determinism class in which more than f members cannot recompute
 _SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
 _ENTRY: Final = keccak(b"splitup/snapshot-entry/v2")
-_HELD: Final = keccak(b"splitup/snapshot-task/v2")
+_HELD: Final = keccak(b"splitup/snapshot-task/v3")
 HEADER_WORDS: Final = 11  # of a snapshot, as ``make_snapshot_header`` lays them out
 _ENTRY_COUNT: Final = 7
 _ENTRIES_ROOT: Final = 9
@@ -184,28 +184,40 @@ def get_operator(entry: SnapshotEntry) -> str:
     return entry.operator or entry.node
 
 
-def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ...]]:
-    """Return, for every loaded task, the determinism classes in which it can be verified.
+@dataclass(frozen=True, slots=True)
+class TaskClasses:
+    """The determinism classes in which at least ``MIN_OPERATORS`` operators hold a task; sorted."""
 
-    At least ``MIN_OPERATORS`` operators have to hold the task in a class: nodes state their class
-    themselves, and a node with a class of its own would be paid for work that nobody can check.
-    Classes marked UNRULED do not count. Sorted; empty when there is no such class.
+    ruled: tuple[str, ...]  # members can recompute in them
+    unruled: tuple[str, ...]  # marked UNRULED
+
+    def allowed(self, *, crosses_classes: bool) -> tuple[str, ...]:
+        """Return the classes whose nodes may run the task; () means that all its holders may.
+
+        Members verify a task that crosses classes in any class, by its tolerances.
+        """
+        return self.ruled + self.unruled if crosses_classes else self.ruled
+
+
+def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, TaskClasses]:
+    """Return, for every loaded task, the determinism classes in which its nodes check each other.
+
+    Classes of fewer operators do not count: nodes state their class themselves, and a node with a
+    class of its own would be paid for work that nobody can check.
     """
     holders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for entry in entries:
         operator = get_operator(entry)
         for task_id in entry.resident:
             holders[task_id][entry.determinism].add(operator)
-    return {
-        task_id: tuple(
-            sorted(
-                name
-                for name, who in classes.items()
-                if len(who) >= limits.MIN_OPERATORS and not name.startswith(UNRULED)
-            )
+    found = {}
+    for task_id, classes in sorted(holders.items()):
+        names = sorted(n for n, who in classes.items() if len(who) >= limits.MIN_OPERATORS)
+        found[task_id] = TaskClasses(
+            ruled=tuple(name for name in names if not name.startswith(UNRULED)),
+            unruled=tuple(name for name in names if name.startswith(UNRULED)),
         )
-        for task_id, classes in sorted(holders.items())
-    }
+    return found
 
 
 def compute_snapshot_root(snapshot: Snapshot) -> bytes:
@@ -230,16 +242,17 @@ def make_entry_leaves(snapshot: Snapshot) -> list[bytes]:
     return [_hash_entry(entry, classes) for entry in snapshot.entries]
 
 
-def make_held_leaves(classes: dict[str, tuple[str, ...]]) -> list[bytes]:
-    """Return the leaves of the tree of loaded tasks: task id and the hashes of its classes."""
+def make_held_leaves(classes: dict[str, TaskClasses]) -> list[bytes]:
+    """Return the leaves of the tree of loaded tasks: task id and the hashes of both its lists."""
     names: dict[str, bytes] = {}
     return [
         hash_words(
             _HELD,
             bytes.fromhex(task_id),
-            hash_words(*(hash_text(name, names) for name in able)),
+            hash_words(*(hash_text(name, names) for name in held.ruled)),
+            hash_words(*(hash_text(name, names) for name in held.unruled)),
         )
-        for task_id, able in classes.items()
+        for task_id, held in classes.items()
     ]
 
 

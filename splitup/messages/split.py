@@ -156,16 +156,21 @@ class PrivateModel(Message):
     chat: dict[str, Any] | None
     tokenizer_digest: DigestField
     tokenizer_bytes: Count
-    input: str  # the nodes' input that hidden states are, and …
-    output: str  # … their output
+    input: str  # the nodes' input that takes hidden states
+    output: str  # the nodes' output that returns them
     client: dict[str, Any]
     measured: tuple[str, ...] = ()  # what attacks recovered, in sentences for people
 
 
 class PrivateModels(Message):
-    """What a server offers to devices."""
+    """What a server offers to devices: models, and the URLs of hosts of encrypted adapters.
+
+    Where there are ``adapter_signers``, one of these keys has to have signed what a host offers.
+    """
 
     models: tuple[PrivateModel, ...]
+    adapter_hosts: tuple[str, ...] = ()
+    adapter_signers: tuple[str, ...] = ()
 
 
 class ConfigAnswer(Message):

@@ -42,8 +42,9 @@ from splitup.net.endpoints import make_socket_factory
 from splitup.net.metrics import count_requests
 
 _log = logging.getLogger("splitup.http")
-_malformed = logging.getLogger("splitup.http.malformed")  # requests that aiohttp cannot parse …
-_malformed.setLevel(logging.CRITICAL)  # … would fill the log with one traceback each
+# Requests that aiohttp cannot parse would fill the log with one traceback each.
+_malformed = logging.getLogger("splitup.http.malformed")
+_malformed.setLevel(logging.CRITICAL)
 _ADMISSION: Final = web.AppKey("admission", Admission)
 M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

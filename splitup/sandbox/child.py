@@ -58,6 +58,7 @@ def make_environment(scratch: Path, device: str = "") -> dict[str, str]:
     environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy computes nothing large here
     # glibc: memory that a thread frees, such as one that loads tasks, goes back to the system
     environment["MALLOC_ARENA_MAX"] = "1"
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA:0 is what nvidia-smi calls 0
     if device := (device or os.environ.get("DEV", "")):
         environment["DEV"] = device
     return environment

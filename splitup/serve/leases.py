@@ -33,7 +33,7 @@ class Sessions(Protocol):
     """What opens the executions of a pool: a network, or a view of one."""
 
     def session(
-        self, model: str, *, steps: int, deadline_s: float
+        self, model: str, *, steps: int, deadline_s: float, verify: str | None
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
 
@@ -45,7 +45,8 @@ class LeaseOptions:
     ``most`` run at once; ``warm`` of them are open also while nobody asks. A lease pays for
     ``steps`` steps and ends after ``seconds``; it begins no request after half of that, so that its
     last request has the other half. ``idle_s``: a lease beyond the warm ones ends when nobody has
-    used it for so long. ``waiting``: requests that may wait for a lease.
+    used it for so long. ``waiting``: requests that may wait for a lease. ``verify``: the share of
+    its tasks that are verified, as for ``Network.session``.
     """
 
     most: int = 8
@@ -54,6 +55,7 @@ class LeaseOptions:
     seconds: float = 1_200.0
     idle_s: float = 60.0
     waiting: int = 256
+    verify: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm <= self.most or self.most < 1:
@@ -296,7 +298,12 @@ class LeasePool:
         stack = AsyncExitStack()
         try:
             session = await stack.enter_async_context(
-                self._net.session(self._model, steps=steps, deadline_s=self._options.seconds)
+                self._net.session(
+                    self._model,
+                    steps=steps,
+                    deadline_s=self._options.seconds,
+                    verify=self._options.verify,
+                )
             )
         except SplitUpError as error:
             self._opening -= 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import ipaddress
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
@@ -29,6 +29,7 @@ _COMMON: Final = {
     "/private/device.js": ("device.js", "text/javascript"),
     "/private/kernels.wasm": ("kernels.wasm", "application/wasm"),
     "/private/kernels-relaxed.wasm": ("kernels-relaxed.wasm", "application/wasm"),
+    "/private/seal.wasm": ("seal.wasm", "application/wasm"),  # fetched when an adapter is used
     "/offline.js": ("offline.js", "text/javascript"),
 }
 Files = Mapping[str, tuple[str, str]]  # path -> name and content type
@@ -57,10 +58,11 @@ HEADERS: Final = {
 _POLICY: Final = "Content-Security-Policy"
 # What a file needs more than HEADERS allow, and nothing else may have. A worker has the policy of
 # its own file, so that only the worker can compile WebAssembly, and the pages cannot.
+_WORKER: Final = "/private/device.js"
 _POLICIES: Final = {
     "/private": HEADERS[_POLICY].replace("lit-html", "lit-html splitup-scripts")
     + "; worker-src 'self'; manifest-src 'self'",
-    "/private/device.js": "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",
+    _WORKER: "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",
     "/offline.js": "default-src 'none'; connect-src 'self'",
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,8 +91,12 @@ class _File:
         )
 
 
-def add_page(app: web.Application, page: Files, *, has_keys: bool) -> None:
+def add_page(
+    app: web.Application, page: Files, *, has_keys: bool, adapter_hosts: Sequence[str] = ()
+) -> None:
     """Add a page's files, and refuse what other sites' pages send.
+
+    The private page's worker may also send to ``adapter_hosts``, and to nobody else.
 
     Without keys whoever reaches the server spends its money, and a page of any site can send
     requests to this machine from the browser of who looks at it.
@@ -100,6 +106,8 @@ def add_page(app: web.Application, page: Files, *, has_keys: bool) -> None:
         data = (folder / name).read_bytes()
         etag = hashlib.sha256(data).hexdigest()[:32]
         policy = _POLICIES.get(path, HEADERS[_POLICY])
+        if path == _WORKER:
+            policy = " ".join((policy, *adapter_hosts))
         file = _File(content_type, data, gzip.compress(data, mtime=0), etag, policy)
         app.router.add_get(path, file.reply)
 

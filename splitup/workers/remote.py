@@ -25,6 +25,7 @@ from splitup.client.network import Network
 from splitup.client.outcome import Array
 from splitup.client.telemetry import CallSpan
 from splitup.core.errors import InvalidInput, Refused, SplitUpError, Throttled, Unavailable
+from splitup.decode.adjusted_sampler import Adjustments
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
@@ -36,6 +37,7 @@ from splitup.workers import speculation_pb2 as pb
 from splitup.workers.rpc import Tls, call, open_channel
 from splitup.workers.trees import (
     HeldTokens,
+    Sampling,
     compute_digest,
     find_path,
     read_tokens,
@@ -46,6 +48,7 @@ from splitup.workers.trees import (
 
 PING_S: Final = 5.0
 _MAX_ANSWER_NODES: Final = 256
+PLAIN: Final = Adjustments()
 _log = logging.getLogger("splitup.workers")
 
 
@@ -128,20 +131,33 @@ class WorkerGroup:
             )
 
     async def ping(self) -> pb.PingResponse:
-        """Return what the first worker that answers has, and use it.
+        """Return what the worker that answers first has, which is the nearest one, and use it.
 
         Raises Unavailable when no worker answers.
         """
-        problems: list[str] = []
-        for _ in self.addresses:
+
+        async def ask(number: int) -> tuple[int, pb.PingResponse]:
+            request, options = pb.PingRequest(), CallOptions()
             try:
-                answer: pb.PingResponse = await self.call(
-                    "Ping", pb.PingRequest(), CallOptions(), timeout_s=PING_S
+                return number, await self.call(
+                    "Ping", request, options, timeout_s=PING_S, worker=number
                 )
-                return answer
             except SplitUpError as error:
-                problems.append(f"{self.address}: {error}")
-                self.replace(self._current)
+                raise Unavailable(f"{self.addresses[number]}: {error}") from None
+
+        problems: list[str] = []
+        tasks = [asyncio.create_task(ask(number)) for number in range(len(self))]
+        try:
+            for found in asyncio.as_completed(tasks):
+                try:
+                    self._current, answer = await found
+                    return answer
+                except Unavailable as error:
+                    problems.append(str(error))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         raise Unavailable(f"no worker of {self.service} answers ({'; '.join(problems)})")
 
     async def close(self) -> None:
@@ -162,8 +178,6 @@ def _make_prefix(session: str, tokens: Sequence[int]) -> pb.Prefix:
 class RemoteChoice:
     """The tokens that a target worker has chosen, in the place of logits."""
 
-    sampler: Sampler
-
     async def ready(self) -> None:
         """Return at once."""
 
@@ -174,8 +188,8 @@ class RemoteChoice:
     def rank(
         self, logits: npt.NDArray[np.float32], position: int, count: int, ahead: Sequence[int] = ()
     ) -> list[tuple[int, float]]:
-        """Rank a draft model's logits."""
-        return self.sampler.rank(logits, position, count, ahead)
+        """Return nothing: no draft model's logits come here."""
+        return []
 
     def prepare(self, position: int, count: int) -> None:
         """Do nothing: the worker draws."""
@@ -198,12 +212,12 @@ class RemoteTarget:
     """
 
     def __init__(
-        self, workers: WorkerGroup, model: TextModel, sampler: Sampler, options: CallOptions
+        self, workers: WorkerGroup, model: TextModel, sampling: Sampling, options: CallOptions
     ) -> None:
         self.manifest: Manifest = model.manifest
         self._workers = workers
         self._model = model
-        self._sampling = write_sampling(sampler)
+        self._sampling = write_sampling(sampling)
         self._options = options
         self._session = secrets.token_hex(16)
         self._held = HeldTokens()
@@ -351,7 +365,7 @@ class RemoteDrafts:
     """A draft worker as the model of one text's drafts."""
 
     workers: WorkerGroup
-    sampler: Sampler
+    sampling: Sampling
     vocabulary: int
     options: CallOptions
     _held: tuple[int, ...] = ()  # what the session holds
@@ -385,7 +399,7 @@ class RemoteDrafts:
             prefix=_make_prefix(self._session, held),
             tokens=question.text[len(held) :],
             guessed=question.guessed,
-            sampling=write_sampling(self.sampler),
+            sampling=write_sampling(self.sampling),
             max_nodes=question.most,
             max_depth=question.depth,
         )
@@ -433,20 +447,23 @@ async def generate(
     *,
     max_tokens: int,
     sampler: Sampler,
+    adjustments: Adjustments = PLAIN,
     stop: Sequence[str] = (),
     experience: Experience | None = None,
     options: CallOptions | None = None,
 ) -> AsyncGenerator[Token, None]:
     """Yield the tokens that continue a prompt, from a target worker and perhaps a draft worker.
 
-    They are those of the sequential decoder. Raises InvalidInput, Unavailable.
+    They are those of the sequential decoder. ``adjustments`` may be penalties. Raises InvalidInput,
+    Unavailable.
     """
     options = options or CallOptions()
-    request = model.make_request(prompt, max_tokens=max_tokens, sampler=RemoteChoice(sampler))
-    local = None if drafts is None else RemoteDrafts(drafts, sampler, model.info.vocab, options)
+    sampling = Sampling(sampler, adjustments, len(prompt))
+    request = model.make_request(prompt, max_tokens=max_tokens, sampler=RemoteChoice())
+    local = None if drafts is None else RemoteDrafts(drafts, sampling, model.info.vocab, options)
     speculation = Speculation(local, experience or Experience(), model.info.is_recurrent)
     decoder = speculation.make_decoder(request)
-    runner = RemoteTarget(target, model, sampler, options)
+    runner = RemoteTarget(target, model, sampling, options)
     try:
         async for token in generate_tokens(
             runner,

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
+from splitup.decode.adjusted_sampler import AdjustedSampler
 from splitup.decode.prompt import TextRequest
-from splitup.decode.sampler import Sampler
+from splitup.decode.sampler import TokenChooser
 from splitup.decode.speculation.sources import ModelDrafts, ModelRates, TokenTree
 from splitup.decode.speculation.tree import Node, walk
 from splitup.decode.step import StepInput, check_path, make_tree_step
@@ -30,6 +31,7 @@ from splitup.workers.rpc import Handler, get_deadline_s, time_model
 from splitup.workers.sessions import SessionLimits, Sessions, refuse_step
 from splitup.workers.trees import (
     HeldTokens,
+    Sampling,
     compute_digest,
     read_sampling,
     read_tokens,
@@ -127,7 +129,7 @@ class TargetWorker(_Worker):
         info, chunk, prefix = self._model.info, self._model.chunk, request.prefix
         tokens = read_tokens(request.tokens, vocabulary=info.vocab, most=chunk)
         tree = read_tree(request.drafts, vocabulary=info.vocab, most=chunk - len(tokens))
-        sampler = read_sampling(request.sampling)
+        sampling = read_sampling(request.sampling)
         certain, start, kept = len(tokens), prefix.expected_prefix_length, tuple(request.kept)
         if not tokens and not (tree.tokens and kept):
             raise InvalidInput("the request has no token behind the prefix; give at least one")
@@ -157,7 +159,8 @@ class TargetWorker(_Worker):
                 if not tokens:
                     assert last is not None and earlier is not None
                     logits = [(await earlier)[last.outputs.index(kept[-1])], *logits]
-        return pb.VerifyDraftsResponse(accepted=_follow(tree, logits, sampler, start + certain - 1))
+        chooser = sampling.make_chooser(info.vocab, [*before, *tokens])
+        return pb.VerifyDraftsResponse(accepted=_follow(tree, logits, chooser, start + certain - 1))
 
     async def end_session(self, request: pb.EndSessionRequest) -> pb.EndSessionResponse:
         """Free a session, if it is there."""
@@ -174,7 +177,7 @@ class TargetWorker(_Worker):
 
 
 def _follow(
-    tree: TokenTree, logits: Sequence[Logits], sampler: Sampler, position: int
+    tree: TokenTree, logits: Sequence[Logits], chooser: TokenChooser, position: int
 ) -> list[int]:
     """Return the target's tokens behind ``position``, as far as the tree has them, and one more.
 
@@ -184,7 +187,7 @@ def _follow(
     chosen: list[int] = []
     node: int | None = -1
     while node is not None:
-        chosen.append(sampler.choose(logits[node + 1], position + len(chosen)))
+        chosen.append(chooser.choose(logits[node + 1], position + len(chosen)))
         node = below.get((node, chosen[-1]))
     return chosen
 
@@ -193,17 +196,18 @@ class _Drafted:
     """A session of a draft worker: the certain text, and the tree behind it."""
 
     def __init__(
-        self, model: SessionModel, sampler: Sampler, served: ServedModel, rates: ModelRates
+        self, model: SessionModel, sampling: Sampling, served: ServedModel, rates: ModelRates
     ) -> None:
         self.model = model
-        self.sampler = sampler
+        self.sampling = sampling
+        self.chooser = sampling.make_chooser(served.info.vocab, ())
         self.order = Lock()
         self.text: list[int] = []
         self.root: Node | None = None
         self.grown = 0  # requests since the text last grew, each of which may extend the tree
         info = served.info
         request = TextRequest(
-            (0,), sampler, 1, frozenset(info.eos_ids), info.vocab, info.context, served.chunk
+            (0,), self.chooser, 1, frozenset(info.eos_ids), info.vocab, info.context, served.chunk
         )
         self.source = ModelDrafts(request, rates, chunk=served.chunk, context=info.context)
 
@@ -232,6 +236,9 @@ class _Drafted:
             self.root.parent = None
         if self.root is None:
             self.root = Node(self.text[-1], len(self.text) - 1)
+        if isinstance(self.chooser, AdjustedSampler):
+            length = self.sampling.prompt_length
+            self.chooser.follow(self.text[:length], self.text[length:])
         return self.root
 
 
@@ -266,16 +273,16 @@ class DraftWorker(_Worker):
             )
         if not 1 <= start + len(tokens) <= info.context - len(guessed):
             raise InvalidInput(f"a text has 1 to {info.context} tokens here, guessed ones included")
-        sampler = read_sampling(request.sampling)
+        sampling = read_sampling(request.sampling)
 
         def make() -> _Drafted:
-            return _Drafted(self._model.open(), sampler, self._model, self._rates)
+            return _Drafted(self._model.open(), sampling, self._model, self._rates)
 
         sessions = self._sessions.use(prefix.session_id, None if start else make)
         with sessions as session:
             async with session.order:
                 _check_digest(prefix, session.text[:start])
-                if session.sampler != sampler:
+                if session.sampling != sampling:
                     raise InvalidInput("a session has one sampling; begin another one")
                 if info.is_recurrent and start < len(session.text):
                     raise refuse_step("the draft model cannot go back")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11speculation.proto\x12\x16splitup.speculation.v1\"d\n\tTokenNode\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08log_prob\x18\x02 \x01(\x02\x12\x33\n\x08\x63hildren\x18\x03 \x03(\x0b\x32!.splitup.speculation.v1.TokenNode\"q\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x11\n\tlog_probs\x18\x03 \x03(\x02\x12\x30\n\x05roots\x18\x04 \x03(\x0b\x32!.splitup.speculation.v1.TokenNode\"Z\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\"Q\n\x11TelemetryMetadata\x12\x0f\n\x07span_id\x18\x01 \x01(\x06\x12\x14\n\x0cwall_time_ns\x18\x02 \x01(\x04\x12\x15\n\rmodel_time_ns\x18\x03 \x01(\x04\"L\n\x06Prefix\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1e\n\x16\x65xpected_prefix_length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"\x80\x02\n\x15GenerateDraftsRequest\x12.\n\x06prefix\x18\x01 \x01(\x0b\x32\x1e.splitup.speculation.v1.Prefix\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07guessed\x18\x03 \x03(\r\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .splitup.speculation.v1.Sampling\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tmax_depth\x18\x06 \x01(\r\x12<\n\ttelemetry\x18\x07 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\x89\x01\n\x16GenerateDraftsResponse\x12\x31\n\x06\x64rafts\x18\x01 \x01(\x0b\x32!.splitup.speculation.v1.TokenTree\x12<\n\ttelemetry\x18\x02 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\x88\x02\n\x13VerifyDraftsRequest\x12.\n\x06prefix\x18\x01 \x01(\x0b\x32\x1e.splitup.speculation.v1.Prefix\x12\x0c\n\x04kept\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x31\n\x06\x64rafts\x18\x04 \x01(\x0b\x32!.splitup.speculation.v1.TokenTree\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .splitup.speculation.v1.Sampling\x12<\n\ttelemetry\x18\x06 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"f\n\x14VerifyDraftsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\r\x12<\n\ttelemetry\x18\x02 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x14\n\x12\x45ndSessionResponse\"\r\n\x0bPingRequest\"\x7f\n\x0cPingResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x10\n\x08max_rows\x18\x04 \x01(\r\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x14\n\x0cis_recurrent\x18\x06 \x01(\x08\x32\xd2\x01\n\x0c\x44raftService\x12o\n\x0eGenerateDrafts\x12-.splitup.speculation.v1.GenerateDraftsRequest\x1a..splitup.speculation.v1.GenerateDraftsResponse\x12Q\n\x04Ping\x12#.splitup.speculation.v1.PingRequest\x1a$.splitup.speculation.v1.PingResponse2\xb2\x02\n\rTargetService\x12i\n\x0cVerifyDrafts\x12+.splitup.speculation.v1.VerifyDraftsRequest\x1a,.splitup.speculation.v1.VerifyDraftsResponse\x12\x63\n\nEndSession\x12).splitup.speculation.v1.EndSessionRequest\x1a*.splitup.speculation.v1.EndSessionResponse\x12Q\n\x04Ping\x12#.splitup.speculation.v1.PingRequest\x1a$.splitup.speculation.v1.PingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11speculation.proto\x12\x16splitup.speculation.v1\"d\n\tTokenNode\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08log_prob\x18\x02 \x01(\x02\x12\x33\n\x08\x63hildren\x18\x03 \x03(\x0b\x32!.splitup.speculation.v1.TokenNode\"q\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x11\n\tlog_probs\x18\x03 \x03(\x02\x12\x30\n\x05roots\x18\x04 \x03(\x0b\x32!.splitup.speculation.v1.TokenNode\"\xc2\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x01\x12\x15\n\rprompt_length\x18\t \x01(\r\"Q\n\x11TelemetryMetadata\x12\x0f\n\x07span_id\x18\x01 \x01(\x06\x12\x14\n\x0cwall_time_ns\x18\x02 \x01(\x04\x12\x15\n\rmodel_time_ns\x18\x03 \x01(\x04\"L\n\x06Prefix\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x1e\n\x16\x65xpected_prefix_length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\"\x80\x02\n\x15GenerateDraftsRequest\x12.\n\x06prefix\x18\x01 \x01(\x0b\x32\x1e.splitup.speculation.v1.Prefix\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07guessed\x18\x03 \x03(\r\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .splitup.speculation.v1.Sampling\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tmax_depth\x18\x06 \x01(\r\x12<\n\ttelemetry\x18\x07 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\x89\x01\n\x16GenerateDraftsResponse\x12\x31\n\x06\x64rafts\x18\x01 \x01(\x0b\x32!.splitup.speculation.v1.TokenTree\x12<\n\ttelemetry\x18\x02 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\x88\x02\n\x13VerifyDraftsRequest\x12.\n\x06prefix\x18\x01 \x01(\x0b\x32\x1e.splitup.speculation.v1.Prefix\x12\x0c\n\x04kept\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x31\n\x06\x64rafts\x18\x04 \x01(\x0b\x32!.splitup.speculation.v1.TokenTree\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .splitup.speculation.v1.Sampling\x12<\n\ttelemetry\x18\x06 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"f\n\x14VerifyDraftsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\r\x12<\n\ttelemetry\x18\x02 \x01(\x0b\x32).splitup.speculation.v1.TelemetryMetadata\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x14\n\x12\x45ndSessionResponse\"\r\n\x0bPingRequest\"\x7f\n\x0cPingResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\r\x12\x10\n\x08max_rows\x18\x04 \x01(\r\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x14\n\x0cis_recurrent\x18\x06 \x01(\x08\x32\xd2\x01\n\x0c\x44raftService\x12o\n\x0eGenerateDrafts\x12-.splitup.speculation.v1.GenerateDraftsRequest\x1a..splitup.speculation.v1.GenerateDraftsResponse\x12Q\n\x04Ping\x12#.splitup.speculation.v1.PingRequest\x1a$.splitup.speculation.v1.PingResponse2\xb2\x02\n\rTargetService\x12i\n\x0cVerifyDrafts\x12+.splitup.speculation.v1.VerifyDraftsRequest\x1a,.splitup.speculation.v1.VerifyDraftsResponse\x12\x63\n\nEndSession\x12).splitup.speculation.v1.EndSessionRequest\x1a*.splitup.speculation.v1.EndSessionResponse\x12Q\n\x04Ping\x12#.splitup.speculation.v1.PingRequest\x1a$.splitup.speculation.v1.PingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENNODE']._serialized_end=145
   _globals['_TOKENTREE']._serialized_start=147
   _globals['_TOKENTREE']._serialized_end=260
-  _globals['_SAMPLING']._serialized_start=262
-  _globals['_SAMPLING']._serialized_end=352
-  _globals['_TELEMETRYMETADATA']._serialized_start=354
-  _globals['_TELEMETRYMETADATA']._serialized_end=435
-  _globals['_PREFIX']._serialized_start=437
-  _globals['_PREFIX']._serialized_end=513
-  _globals['_GENERATEDRAFTSREQUEST']._serialized_start=516
-  _globals['_GENERATEDRAFTSREQUEST']._serialized_end=772
-  _globals['_GENERATEDRAFTSRESPONSE']._serialized_start=775
-  _globals['_GENERATEDRAFTSRESPONSE']._serialized_end=912
-  _globals['_VERIFYDRAFTSREQUEST']._serialized_start=915
-  _globals['_VERIFYDRAFTSREQUEST']._serialized_end=1179
-  _globals['_VERIFYDRAFTSRESPONSE']._serialized_start=1181
-  _globals['_VERIFYDRAFTSRESPONSE']._serialized_end=1283
-  _globals['_ENDSESSIONREQUEST']._serialized_start=1285
-  _globals['_ENDSESSIONREQUEST']._serialized_end=1324
-  _globals['_ENDSESSIONRESPONSE']._serialized_start=1326
-  _globals['_ENDSESSIONRESPONSE']._serialized_end=1346
-  _globals['_PINGREQUEST']._serialized_start=1348
-  _globals['_PINGREQUEST']._serialized_end=1361
-  _globals['_PINGRESPONSE']._serialized_start=1363
-  _globals['_PINGRESPONSE']._serialized_end=1490
-  _globals['_DRAFTSERVICE']._serialized_start=1493
-  _globals['_DRAFTSERVICE']._serialized_end=1703
-  _globals['_TARGETSERVICE']._serialized_start=1706
-  _globals['_TARGETSERVICE']._serialized_end=2012
+  _globals['_SAMPLING']._serialized_start=263
+  _globals['_SAMPLING']._serialized_end=457
+  _globals['_TELEMETRYMETADATA']._serialized_start=459
+  _globals['_TELEMETRYMETADATA']._serialized_end=540
+  _globals['_PREFIX']._serialized_start=542
+  _globals['_PREFIX']._serialized_end=618
+  _globals['_GENERATEDRAFTSREQUEST']._serialized_start=621
+  _globals['_GENERATEDRAFTSREQUEST']._serialized_end=877
+  _globals['_GENERATEDRAFTSRESPONSE']._serialized_start=880
+  _globals['_GENERATEDRAFTSRESPONSE']._serialized_end=1017
+  _globals['_VERIFYDRAFTSREQUEST']._serialized_start=1020
+  _globals['_VERIFYDRAFTSREQUEST']._serialized_end=1284
+  _globals['_VERIFYDRAFTSRESPONSE']._serialized_start=1286
+  _globals['_VERIFYDRAFTSRESPONSE']._serialized_end=1388
+  _globals['_ENDSESSIONREQUEST']._serialized_start=1390
+  _globals['_ENDSESSIONREQUEST']._serialized_end=1429
+  _globals['_ENDSESSIONRESPONSE']._serialized_start=1431
+  _globals['_ENDSESSIONRESPONSE']._serialized_end=1451
+  _globals['_PINGREQUEST']._serialized_start=1453
+  _globals['_PINGREQUEST']._serialized_end=1466
+  _globals['_PINGRESPONSE']._serialized_start=1468
+  _globals['_PINGRESPONSE']._serialized_end=1595
+  _globals['_DRAFTSERVICE']._serialized_start=1598
+  _globals['_DRAFTSERVICE']._serialized_end=1808
+  _globals['_TARGETSERVICE']._serialized_start=1811
+  _globals['_TARGETSERVICE']._serialized_end=2117
 # @@protoc_insertion_point(module_scope)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from splitup.core.errors import InvalidInput
-from splitup.decode.sampler import Sampler
+from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
+from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.speculation.sources import TokenTree
 from splitup.decode.step import StepInput
 from splitup.workers import speculation_pb2 as pb
@@ -101,20 +103,52 @@ def _check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
         raise InvalidInput(f"token {unknown} is outside the vocabulary of {vocabulary}")
 
 
-def read_sampling(message: pb.Sampling) -> Sampler:
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens of one text are chosen; its first ``prompt_length`` tokens are the prompt."""
+
+    sampler: Sampler
+    adjustments: Adjustments
+    prompt_length: int
+
+    def make_chooser(self, vocabulary: int, text: Sequence[int]) -> TokenChooser:
+        """Return what chooses the tokens behind ``text``."""
+        if self.adjustments.is_empty:
+            return self.sampler
+        chooser = AdjustedSampler(self.sampler, self.adjustments, vocabulary)
+        chooser.follow(text[: self.prompt_length], text[self.prompt_length :])
+        return chooser
+
+
+def read_sampling(message: pb.Sampling) -> Sampling:
     """Return a stranger's sampling; raise InvalidInput for an impossible one."""
     top_p = message.top_p or 1.0
-    return Sampler(message.temperature, message.seed, message.top_k, top_p, message.min_p)
+    return Sampling(
+        Sampler(message.temperature, message.seed, message.top_k, top_p, message.min_p),
+        Adjustments(
+            frequency_penalty=message.frequency_penalty,
+            presence_penalty=message.presence_penalty,
+            repetition_penalty=message.repetition_penalty or 1.0,
+        ),
+        message.prompt_length,
+    )
 
 
-def write_sampling(sampler: Sampler) -> pb.Sampling:
-    """Return a sampling as a message."""
+def write_sampling(sampling: Sampling) -> pb.Sampling:
+    """Return a sampling as a message. Raises InvalidInput for what workers do not take."""
+    sampler, ours = sampling.sampler, sampling.adjustments
+    if ours.bias or ours.top_logprobs is not None:
+        raise InvalidInput("workers take penalties, but neither token biases nor logprobs")
     return pb.Sampling(
         temperature=sampler.temperature,
         seed=sampler.seed,
         top_k=sampler.top_k,
         top_p=sampler.top_p,
         min_p=sampler.min_p,
+        frequency_penalty=ours.frequency_penalty,
+        presence_penalty=ours.presence_penalty,
+        repetition_penalty=ours.repetition_penalty,
+        prompt_length=sampling.prompt_length,
     )
 
 

@@ -21,9 +21,10 @@ from splitup.adapters.client import AdapterOptions, EncryptedAdapter, choose_exp
 from splitup.adapters.host import AdapterHost, HostOptions
 from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter
-from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable
+from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Refused, Unavailable
+from splitup.crypto.keys import generate_identity
 from splitup.messages import api
-from splitup.messages.adapters import ANSWER_HEAD
+from splitup.messages.adapters import ANSWER_HEAD, AdapterList
 from splitup.net.http import Server, SignedClient, serve_app
 from tests.adapters.weights import make_random
 
@@ -220,7 +221,7 @@ async def test_hosts_that_cannot_be_compared_are_refused(monkeypatch: pytest.Mon
                 options = AdapterOptions(server.url, "poems", second.url)
                 await EncryptedAdapter.open(http, options, WIDTH)
         async with run_host() as (other, second):
-            other._library = "tenseal 0.3.99"
+            other._listed = other._listed.model_copy(update={"library": "tenseal 0.3.99"})
             with pytest.raises(PeerFault, match="their answers cannot be compared"):
                 options = AdapterOptions(server.url, "poems", second.url)
                 await EncryptedAdapter.open(http, options, WIDTH)
@@ -338,3 +339,24 @@ async def test_clients_at_the_same_time_get_their_own_answers() -> None:
         options = AdapterOptions(server.url, "poems")
         adapters = [await EncryptedAdapter.open(http, options, WIDTH) for _ in range(2)]
         await asyncio.gather(*(check_answer(adapter) for adapter in adapters * 3))
+
+
+async def test_what_a_host_offers_is_signed_by_who_was_asked_for() -> None:
+    signer, other = generate_identity(), generate_identity()
+    host = AdapterHost((ADAPTER,), identity=signer)
+    server = await serve_app(host.make_app(), "127.0.0.1", 0)
+    async with run_host() as (_, unsigned), SignedClient() as http:
+        right = AdapterOptions(server.url, "poems", signer=signer.signing_key_hex)
+        adapter = await EncryptedAdapter.open(http, right, WIDTH)
+        await check_answer(adapter)
+        await adapter.close()
+        wrong = replace(right, signer=other.signing_key_hex)
+        for options in (wrong, replace(right, url=unsigned.url)):
+            with pytest.raises(BadSignature):
+                await EncryptedAdapter.open(http, options, WIDTH)
+        listed = AdapterList.from_value(await http.get_json(api.ADAPTERS.url(server.url)))
+        changed = listed.model_copy(update={"library": "another"})
+        with pytest.raises(BadSignature):
+            changed.check_signature(signer.signing_key_hex)
+    await server.close()
+    host.close()

@@ -6,10 +6,13 @@ Run it on one with ``DEV=CL pytest tests/backend/on_device.py``.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from tinygrad.device import Device
 
+from splitup.backend.buffers import COPIED_APART_BYTES
 from splitup.backend.device_check import check_device
 from splitup.backend.runtime import TaskProgram, describe_device, free_memory
 from splitup.core.errors import InvalidModel
@@ -71,6 +74,29 @@ def test_every_float16_is_converted_exactly_both_ways() -> None:
     with np.errstate(over="ignore"):
         expected = numbers.astype(np.float16)
     np.testing.assert_array_equal(np.frombuffer(narrowed, np.float16), expected, strict=True)
+
+
+def test_a_large_tensor_goes_to_the_device_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little of it is in the host's memory twice, and other threads' steps come in between."""
+    count = 600_000  # float32: 2.4 MB, two pieces and a part
+    b = make_counter(count)
+    y = len(b.nodes) - 1
+    allocator = type(Device[describe_device().device].allocator)
+    copied: list[int] = []
+    copy = allocator._copyin
+
+    def record(self: Any, target: Any, data: memoryview) -> None:
+        copied.append(len(data))
+        copy(self, target, data)
+
+    monkeypatch.setattr(allocator, "_copyin", record)
+    program = TaskProgram(b.graph({"y": y}, [y]).to_bytes(), b.safetensors())
+    state, given = program.new_state(), (np.arange(count) % 3 > 0).astype(np.float32)
+    expected = given * np.arange(1, count + 1, dtype=np.float32)  # by the weights
+    for step in (1, 2):
+        (result,) = program.run(state, [given.tobytes()])
+        np.testing.assert_array_equal(np.frombuffer(result, np.float32), expected * step)
+    assert max(copied) == COPIED_APART_BYTES and 4 * count % COPIED_APART_BYTES in copied
 
 
 def test_a_task_is_loaded_on_a_thread_while_steps_run() -> None:

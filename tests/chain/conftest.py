@@ -97,6 +97,7 @@ class Network:
             PRICE_MICRO_USDC,
             head.timestamp + deadline_s,
             nonce,
+            800,
         )
         args = receipt.events[-1].args
         return Request(
@@ -112,6 +113,7 @@ class Network:
             snapshot_sequence=args["snapshotSequence"],
             snapshot_root=args["snapshotRoot"],
             block_hash=receipt.events[-1].block_hash,
+            verify_bps=args["verifyBps"],
             inputs_digest=args["inputsDigest"],
             nonce=args["nonce"],
         )

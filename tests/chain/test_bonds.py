@@ -216,7 +216,7 @@ async def test_a_right_plan_cannot_be_challenged(court: Court) -> None:
     await court.expect_refusal(
         "OpeningInvalid", report, forged_vote, opened, held, place, listed, richer
     )
-    wider = {**held, "classes": []}
+    wider = {**held, "ruledClasses": []}
     await court.expect_refusal(
         "OpeningInvalid", report, forged_vote, opened, wider, place, listed, better
     )

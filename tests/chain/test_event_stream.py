@@ -3,13 +3,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.chain.client import Chain
-from splitup.chain.event_stream import BlockId, ChainEvent, Trail
+from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail
+from splitup.chain.rpc import RpcError
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
@@ -58,6 +60,41 @@ def test_trail_is_bounded_and_always_reaches_back_far_enough(has_event: list[boo
     assert checkpoints[-1].number <= max(0, len(has_event) - tuning.REORG_BLOCKS)
 
 
+POLL_S = 0.05
+
+
+def follow(times: list[float]) -> tuple[int, list[float]]:
+    """Return how often a follower asks, and how late it sees each block that comes at a time."""
+    pace, now, asked, seen = BlockPace(POLL_S), times[0], 0, 0
+    late = []
+    while seen < len(times):
+        asked += 1
+        present = sum(at <= now for at in times)
+        late += [now - at for at in times[seen:present]]
+        if present > seen:
+            pace.note_block(present, now)
+            seen = present
+        now += pace.compute_pause(now)
+    return asked, late
+
+
+@pytest.mark.parametrize(("interval_s", "most"), [(0.25, 3), (1.0, 5), (2.0, 9), (12.0, 24)])
+def test_a_steady_chain_is_asked_seldom_and_its_blocks_are_seen_at_once(
+    interval_s: float, most: float
+) -> None:
+    asked, late = follow([interval_s * number for number in range(200)])
+    assert max(late) <= POLL_S + 1e-9
+    assert asked <= most * 200 + interval_s / POLL_S  # the first interval is not known yet
+
+
+@given(st.lists(st.floats(0.001, 15.0), min_size=2, max_size=60))
+def test_blocks_without_a_pace_are_seen_within_a_second_and_late_ones_sooner(
+    pauses: list[float],
+) -> None:
+    _, late = follow([sum(pauses[:number]) for number in range(len(pauses))])
+    assert max(late) <= tuning.BLOCK_POLL_MAX_S
+
+
 # ---- on a chain --------------------------------------------------------------------------------
 
 
@@ -89,6 +126,27 @@ async def test_events_arrive_in_order_from_the_past_into_the_present(network: Ne
     assert asked.args["maxPrice"] == PRICE_MICRO_USDC
 
 
+async def test_who_follows_no_events_is_told_of_every_head(network: Network) -> None:
+    async with await Chain.connect(network.url, network.deployment) as chain:
+        head = await chain.fetch_head()
+        assert await chain.wait_for_head("") == head
+
+        async def follow() -> None:
+            async for _ in chain.events(from_block=head.number + 1):
+                pass
+
+        following = asyncio.ensure_future(follow())
+        await network.rpc.request("anvil_mine", "0x1")
+        mined = await asyncio.wait_for(chain.wait_for_head(head.hash), HANG_S)
+        assert mined.number == head.number + 1
+        await network.rpc.request("anvil_mine", "0x1")
+        head = await asyncio.wait_for(chain.wait_for_head(mined.hash), HANG_S)
+        assert head.number == mined.number + 1
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+
 async def test_confirmations_hold_events_back(network: Network) -> None:
     start = (await network.owner.fetch_head()).number + 1
     async with contextlib.aclosing(
@@ -107,7 +165,7 @@ async def test_confirmations_hold_events_back(network: Network) -> None:
 async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Network) -> None:
     start = (await network.owner.fetch_head()).number + 1
     async with contextlib.aclosing(network.owner.events(from_block=start)) as events:
-        await network.request(nonce=1)
+        await network.request(nonce=2)
         (told,) = await take(events, "RequestNodeSelections")
         await network.rpc.request("anvil_mine", "0x2")
         await network.rpc.request("anvil_reorg", 3, [])
@@ -140,3 +198,30 @@ async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
             assert (await asyncio.wait_for(waiting, HANG_S)).args["amount"] == 2
             assert (await anext(events)).args["modelId"] == MODEL
     await proxy.close()
+
+
+async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_are_answered(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LOG_RANGE_BLOCKS", 25)
+    chain = network.client
+    assert chain.deployment.first_block <= (await chain.fetch_head()).number
+    await network.request()
+    await network.rpc.request("anvil_mine", hex(500))
+    await network.request(nonce=2)
+    head, wanted = await chain.fetch_head(), await chain.fetch_events("market")
+    request = chain._rpc.request
+    ranges: list[tuple[int, int]] = []
+
+    async def limited(method: str, where: dict[str, str]) -> Any:
+        first, last = int(where["fromBlock"], 16), int(where["toBlock"], 16)
+        ranges.append((first, last))
+        if last - first >= 125:
+            raise RpcError(chain._rpc.url, method, "more than 125 blocks", None)
+        return await request(method, where)
+
+    monkeypatch.setattr(chain._rpc, "request", limited)
+    assert await chain.fetch_events("market", last=head.number) == wanted
+    assert len([event for event in wanted if event.name == "RequestNodeSelections"]) == 2
+    assert ranges[0][0] == chain.deployment.first_block and ranges[-1][1] == head.number
+    assert 6 <= len(ranges) < 20

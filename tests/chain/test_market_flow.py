@@ -188,6 +188,7 @@ def make_request(network: Network, snapshot_root: str) -> Request:
         snapshot_sequence=1,
         snapshot_root=snapshot_root,
         block_hash="0x" + "00" * 32,
+        verify_bps=800,
         nonce=77,
     )
 
@@ -214,6 +215,26 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
     assert (await distribute(node, node.address)).executions == 1
     assert await network.balance(node.address) == 5
     assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 0
+
+
+async def test_a_node_frees_its_stake_when_nobody_closed_the_execution(network: Network) -> None:
+    request = await network.request(deadline_s=60)
+    await network.submit_plan(request, executors=1)
+    node = network.nodes[0]
+    exposures = [(node.address, EXPOSURE)]
+    struct_hash = commitments_struct_hash(request.execution_id, OUTPUTS, hash_exposures(exposures))
+    committed = (request.execution_id, OUTPUTS, exposures_to_abi(exposures))
+    await network.owner.send("market", "commitExecution", *committed, network.certify(struct_hash))
+    await network.pass_time(61)
+    found = await distribute(node, node.address)  # it can still be settled
+    assert found.executions == 0
+    await network.pass_time(70 * 86_400)
+    stranger = await distribute(network.nodes[1], network.nodes[1].address)
+    assert stranger.next_block > found.next_block  # which no longer waits for it
+    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == EXPOSURE
+    assert (await distribute(node, node.address)).executions == 1
+    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 0
+    assert await network.balance(network.client.address) == 10_000_000
 
 
 async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Network) -> None:

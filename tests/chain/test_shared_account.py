@@ -15,7 +15,7 @@ from splitup.chain.rejections import explain_revert
 from splitup.client.market import account as account_module
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.payments import explain_race
-from splitup.core.errors import ChainRejected, ExecutionFailed, Unavailable
+from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.devnet.anvil import derive_key
 from splitup.net.http import SignedClient
@@ -39,7 +39,7 @@ async def test_commands_at_once_on_one_account_never_fail_each_other(
     network: Network, plans: None
 ) -> None:
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
     async with contextlib.AsyncExitStack() as stack:
         http = SignedClient(identity)
         stack.push_async_callback(http.close)
@@ -61,6 +61,27 @@ async def test_commands_at_once_on_one_account_never_fail_each_other(
     events = await network.client.fetch_events("market")
     requests = [event for event in events if event.name == "RequestNodeSelections"]
     assert len(requests) == COMMANDS + 1
+
+
+async def test_withdrawing_fetches_back_what_a_killed_command_left_locked(
+    network: Network, plans: None
+) -> None:
+    identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(SignedClient(identity))
+        chain = await stack.enter_async_context(
+            await Chain.connect(network.url, network.deployment, private_key=identity.private_key)
+        )
+        killed = MarketAccount(chain, identity, http, Committees(chain))
+        await killed.request(order)
+        later = MarketAccount(chain, identity, http, Committees(chain))
+        deposit = await network.balance(identity.address)
+        assert await later.withdraw(1) == 1  # the execution may still be planned and settled
+        await network.pass_time(3_600)
+        assert await later.withdraw(None) == deposit - 1 + PRICE
+        with pytest.raises(InvalidInput, match="the deposit is 0 USDC"):
+            await later.withdraw(None)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +120,7 @@ async def test_without_a_node_for_the_model_the_failure_says_so(
     if is_snapshot_there:
         monkeypatch.setattr(MarketAccount, "_is_served", is_served)
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
     async with SignedClient(identity) as http:
         account = MarketAccount(network.client, identity, http, Committees(network.client))
         with pytest.raises(ExecutionFailed) as caught:

@@ -42,11 +42,11 @@ def test_an_interrupted_generation_without_tokens() -> None:
 
 
 def test_cost_is_what_was_paid_and_what_came_back() -> None:
-    settled = Receipt(ID, "settled", 1, (), (), 2_000_000, 20_000, 5_000_000, "", 7, "")
+    settled = Receipt(ID, "settled", 1, (), (), 2_000_000, 20_000, 5_000_000, "", 7, "", ID, 800)
     assert describe_cost(settled) == (
         "cost: 2.02 USDC (2 USDC to the nodes, 0.02 USDC fee); 5 USDC came back"
     )
-    refunded = Receipt(ID, "refunded", 0, (), (), 0, 0, 5_000_000, "", 7, "")
+    refunded = Receipt(ID, "refunded", 0, (), (), 0, 0, 5_000_000, "", 7, "", ID, 800)
     assert describe_cost(refunded) == "cost: nothing; 5 USDC came back"
 
 
@@ -171,3 +171,6 @@ def test_an_adapter_needs_a_host_and_may_be_named() -> None:
     assert chosen is not None and chosen.expert == "", "the prompt's words choose"
     options = AdapterFlags("http://host", "poems").read()
     assert options is not None and (options.url, options.expert) == ("http://host", "poems")
+    for key in ("0x12", "key", "0x" + "0" * 64, "0X" + "ab" * 32):
+        with pytest.raises(InvalidInput, match=f"the adapter signer '{key}' cannot sign: "):
+            AdapterFlags("http://host", adapter_signer=key).read()

@@ -70,6 +70,7 @@ def make_wanted(plan: Plan) -> Wanted:
         steps=request.steps,
         max_price_micro_usdc=request.max_price_micro_usdc,
         deadline=request.deadline,
+        verify_bps=request.verify_bps,
         task_count=len(plan.tasks),
     )
 

@@ -3,7 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.inputs import (
+    check_execution_id,
+    format_share,
+    format_usdc,
+    parse_share,
+    parse_usdc,
+    split_steps,
+)
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec
 
@@ -72,3 +79,17 @@ def test_what_is_no_execution_id_is_refused_at_once(text: str) -> None:
     with pytest.raises(InvalidInput, match="no id of an execution"):
         check_execution_id(text)
     check_execution_id("0x" + "7d" * 32)
+
+
+@pytest.mark.parametrize(
+    "given, bps", [("50%", 5_000), (0.5, 5_000), ("8.25 %", 825), (1, 10_000), ("0.01%", 1)]
+)
+def test_shares_are_percents_or_fractions(given: float | str, bps: int) -> None:
+    assert parse_share(given) == bps
+    assert parse_share(format_share(bps)) == bps
+
+
+@pytest.mark.parametrize("given", [0, -0.1, 1.01, 50, "101%", "0.001%", "nan", "inf", "half", ""])
+def test_other_shares_are_refused(given: float | str) -> None:
+    with pytest.raises(InvalidInput, match="give up to 100%"):
+        parse_share(given)

@@ -69,10 +69,14 @@ def event(name: str, index: int, **args: object) -> ChainEvent:
     return ChainEvent(name, {"executionId": ID, **args}, 7, "0xb", index, "0xt", "market")
 
 
+ASKED = event("RequestNodeSelections", 0, modelId="0x" + "0d" * 32, verifyBps=5_000)
+
+
 def test_receipt_of_a_settlement_lists_who_got_what() -> None:
     receipt = make_receipt(
         ID,
         [
+            ASKED,
             event("Rewarded", 0, executionId=OTHER, to=address(9), amount=9),
             event("Slashed", 2, taken=("0x" + pack_word(address(2), 70).hex(),)),
             event("Rewarded", 3, to=address(3), amount=4),
@@ -93,11 +97,12 @@ def test_receipt_of_a_settlement_lists_who_got_what() -> None:
     assert receipt.slashes == ((address(2), 70),)
     assert (receipt.status, receipt.steps, receipt.paid_micro_usdc) == ("settled", 2, 5)
     assert receipt.fee_micro_usdc == 1
+    assert (receipt.model_id, receipt.verify_bps) == ("0x" + "0d" * 32, 5_000)
     assert (receipt.refunded_micro_usdc, receipt.evidence_root) == (3, "0x01")
 
 
 def test_receipt_of_a_refund_is_the_price() -> None:
-    receipt = make_receipt(ID, [event("Refunded", 0, client=address(1), amount=12)])
+    receipt = make_receipt(ID, [ASKED, event("Refunded", 0, client=address(1), amount=12)])
     assert (receipt.status, receipt.refunded_micro_usdc, receipt.payments) == ("refunded", 12, ())
 
 

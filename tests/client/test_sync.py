@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from splitup.client.connection import SplitUp
+from splitup.client.market.payments import Quote
 from splitup.client.network import Network
 from splitup.client.sync import SyncSplitUp
 from splitup.config import NetworkConfig
@@ -31,12 +32,12 @@ class FakeNetwork:
     async def close(self) -> None:
         self.asked.append("close")
 
-    async def quote(self, model: str, *, steps: int = 1) -> int:
+    async def quote(self, model: str, *, steps: int = 1) -> Quote:
         self.asked.append((model, steps))
-        return 7 * steps
+        return Quote(800, 7 * steps, 4 * steps)
 
-    async def quote_generation(self, model: str, prompt: str, *, max_tokens: int) -> int:
-        return max_tokens
+    async def quote_generation(self, model: str, prompt: str, *, max_tokens: int) -> Quote:
+        return Quote(800, max_tokens, max_tokens)
 
 
 def connect(fake: FakeNetwork) -> SyncSplitUp:
@@ -71,8 +72,8 @@ def test_a_connection_used_without_with_says_so(use: Any) -> None:
 def test_it_opens_and_closes_with_and_without_with() -> None:
     fake = FakeNetwork()
     with connect(fake) as net:
-        assert net.quote("m", steps=3) == 21
-        assert net.quote_generation("m", "a", max_tokens=5) == 5
+        assert net.quote("m", steps=3).locked_micro_usdc == 21
+        assert net.quote_generation("m", "a", max_tokens=5).average_micro_usdc == 5
     with pytest.raises(InvalidInput, match="not open"):
         net.quote("m")
     assert fake.asked == ["open", ("m", 3), "close"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +18,13 @@ from splitup.core import limits
 from splitup.crypto import bls
 from splitup.messages.plans import TaskTerms
 from splitup.messages.snapshots import (
+    UNRULED,
     Snapshot,
     SnapshotEntry,
+    TaskClasses,
     compute_snapshot_root,
     make_entry_leaves,
+    make_held_leaves,
 )
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.planning import challenges, sampling_clocks
@@ -34,7 +38,7 @@ _ENTRY: Final = (
     "(address,address,bytes32,bytes32,uint64,uint64,uint64,uint64,uint64,uint64,int64,"
     "bytes32,bytes32)"
 )
-_TASK: Final = "(uint64,bytes32,uint64,uint64,uint64,uint64,bool,bytes32)"
+_TASK: Final = "(uint64,bytes32,uint64,uint64,uint64,uint64,bool,bool,bytes32)"
 
 
 def make_files() -> dict[str, str]:
@@ -47,7 +51,11 @@ def make_files() -> dict[str, str]:
 
 
 def make_selection_cases() -> list[bytes]:
-    """(header, entry, task, isResident, seed, role, weight, clock, three hashes) each."""
+    """(header, entry, task, isResident, seed, role, weight, clock, three hashes, classes) each.
+
+    The hashes are the snapshot's root, and the leaves of its first entry and of a task that nodes
+    of these ruled and unruled classes have loaded.
+    """
     source = random.Random(20)
     return [_make_selection_case(source) for _ in range(CASES)]
 
@@ -80,13 +88,20 @@ def _make_selection_case(source: random.Random) -> bytes:
         weights_bytes=count(),
         input_bytes=count(),
         ready_ms=min(count(), sampling_clocks.MAX_ETA_MS),
+        crosses_classes=source.random() < 0.5,
     )
     seed = "0x" + source.randbytes(32).hex()
     weight = sampling_clocks.compute_weight(entry, terms, snapshot.once(Index).reference)
     clock = sampling_clocks.compute_clock(seed, task, role, entry.node, weight)
     opened = challenges.open_entry(snapshot, make_entry_leaves(snapshot), 0)["entry"]
     figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
-    opened_task = (task, bytes.fromhex(terms.task_id), *figures, True, bytes(32))
+    opened_task = (
+        *(task, bytes.fromhex(terms.task_id), *figures),
+        *(terms.crosses_classes, True, bytes(32)),
+    )
+    ruled, unruled = (
+        tuple(f"{mark}{place}" for place in range(source.randrange(3))) for mark in ("", UNRULED)
+    )
     values: list[Any] = [
         tuple(challenges.open_header(snapshot).values()),
         tuple(_unhex(value) for value in opened.values()),
@@ -98,9 +113,12 @@ def _make_selection_case(source: random.Random) -> bytes:
         clock,
         compute_snapshot_root(snapshot),
         make_entry_leaves(snapshot)[0],
+        make_held_leaves({terms.task_id: TaskClasses(ruled, unruled)})[0],
+        *([sha256(name.encode()).digest() for name in names] for names in (ruled, unruled)),
     ]
     types = [_HEADER, _ENTRY, _TASK, "bool", "bytes32", "uint8", "uint256", "uint256"]
-    return encode([*types, "bytes32", "bytes32"], values)
+    types += ["bytes32"] * 3 + ["bytes32[]"] * 2
+    return encode([f"({','.join(types)})"], [tuple(values)])
 
 
 def make_bls_cases() -> list[bytes]:

@@ -67,7 +67,7 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
             ),
         ),
         (
-            quorum.request_struct_hash(ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT),
+            quorum.request_struct_hash(ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT, 900),
             "Request",
             {
                 "client": "address",
@@ -80,8 +80,9 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
                 "nonce": "uint64",
                 "snapshotSequence": "uint64",
                 "snapshotRoot": "bytes32",
+                "verifyBps": "uint16",
             },
-            (ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT),
+            (ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT, 900),
         ),
         (
             quorum.settlement_struct_hash(ID, ROOT),

@@ -16,6 +16,7 @@ from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.rates import Pace
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
 from splitup.decode.step import StepInput, check_path, make_arrays
 from tests.decode.models import VOCAB, SequenceModel, decode
@@ -267,3 +268,43 @@ def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
     assert run.decoder.next_draft() is not None
     run.now_s += 10 * ROUND_TRIP_S
     assert run.decoder.next_step() is not None
+
+
+def test_drafts_whose_rows_take_too_long_are_given_up() -> None:
+    """As with a mixture of experts: a step without drafts takes a sixth of a step of a tree."""
+    pace = Pace()
+    pace.learn(1, 1.0, is_doubtful=False)
+    while pace.is_paused:  # it finds out what steps without drafts take
+        pace.learn(1, 1.0, is_doubtful=False)
+    for _ in range(8):
+        assert not pace.is_paused
+        pace.learn(3, 6.0, is_doubtful=False)
+    assert pace.is_paused
+
+
+def test_drafts_of_a_text_that_went_elsewhere_are_not_those_to_come() -> None:
+    experience = Experience()
+    experience.steps.learn(1, ROUND_TRIP_S)
+    experience.drafts.learn(1, DRAFT_S)
+    run = Run(
+        make_request([3, 1], Sampler(), 40),
+        Imitation(32, 8),
+        SequenceModel(32, 8),
+        experience=experience,
+    )
+    decoder, draft = run.decoder, run.draft
+    assert draft is not None
+    while (step := decoder.next_step()) is None:
+        asked = decoder.next_draft()
+        assert isinstance(asked, StepInput)
+        run.now_s += DRAFT_S
+        decoder.receive_draft(draft.run(asked))
+    assert decoder.next_step() is None
+    run.now_s += ROUND_TRIP_S
+    assert decoder.next_draft() is not None, "it drafts while the step is on its way"
+    known = decoder._root.children
+    logits = np.zeros((len(step.outputs), VOCAB), np.float32)
+    logits[:, next(token for token in range(VOCAB) if token not in known)] = 9.0
+    assert len(decoder.receive_logits(0, logits)) == 1
+    experience.pace = Pace()
+    assert decoder.next_step() is None, "drafts behind the new token are worth their time"

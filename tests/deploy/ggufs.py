@@ -56,6 +56,16 @@ MIXTURE_NAMES = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+DENSE_NAMES = {
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "gemma2": _GEMMA_NAMES,
+    "gemma3": _GEMMA_NAMES,
+}
 MIXTURES = {
     "olmoe": "olmoe",
     "glm4_moe": "glm4moe",
@@ -243,6 +253,51 @@ def save_gguf(
     head.update(metadata or {})
     write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
     return table, weights
+
+
+def save_dense(path: Path, case: Case, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write a Gemma or Phi-3 of ``tests/deploy/checkpoints.py`` as its converter does.
+
+    It adds 1 to a Gemma's norms: here the checkpoint holds the sums.
+    """
+    c, family = case.config, case.model_type.removesuffix("_text")
+    names, shapes = {**MIXTURE_NAMES, **DENSE_NAMES[family]}, dict(iter_case_shapes(case))
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for name, data in make_case_weights(case).items():
+        stem, _, kind = name.rpartition(".")
+        layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+        place = names.get(stem) or f"blk.{layer}.{names[rest]}"
+        tensors[f"{place}.{kind}"] = ("F32", shapes[name], data)
+    size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    turned = int(size * c.get("partial_rotary_factor", 1.0))
+    scaling = c.get("rope_scaling") or {}
+    for kind in ("long", "short") if "long_factor" in scaling else ():
+        data = np.array(scaling[f"{kind}_factor"], "<f4").tobytes()
+        tensors[f"rope_factors_{kind}.weight"] = ("F32", (turned // 2,), data)
+    values = {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
+        "attention.key_length": c.get("head_dim"),
+        "attention.sliding_window": c.get("sliding_window") or 0,
+        "rope.freq_base": float(c.get("rope_theta", 10_000.0)),
+        "rope.freq_base_swa": c.get("rope_local_base_freq"),
+        "rope.dimension_count": turned if family == "phi3" else None,
+        "rope.scaling.type": "linear" if family == "gemma3" else None,
+        "rope.scaling.factor": scaling.get("factor"),
+        "rope.scaling.attn_factor": scaling.get("attention_factor"),
+        "rope.scaling.original_context_length": c.get("original_max_position_embeddings"),
+        "attn_logit_softcapping": c.get("attn_logit_softcapping"),
+        "final_logit_softcapping": c.get("final_logit_softcapping"),
+    }
+    head: dict[str, Any] = {"general.architecture": family}
+    head |= {f"{family}.{key}": value for key, value in values.items()}
+    head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
+    write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
 
 
 def save_mixture(

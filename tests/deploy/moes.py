@@ -158,7 +158,7 @@ def compute_logits(
         powers /= powers.sum(-1, keepdims=True)
         added = np.zeros_like(x)
         for row in range(count):
-            best = np.argsort(-powers[row])[: config["num_experts_per_tok"]]
+            best = np.argsort(-powers[row], kind="stable")[: config["num_experts_per_tok"]]
             gates = powers[row, best]
             if config.get("norm_topk_prob", True):
                 gates = gates / gates.sum()

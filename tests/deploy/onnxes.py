@@ -1,4 +1,4 @@
-"""Small ONNX files, written here field by field (onnx.proto), without the ``onnx`` package."""
+"""Small ONNX files, written field by field (onnx.proto), without the ``onnx`` package."""
 
 from __future__ import annotations
 
@@ -9,40 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from splitup_deploy.edge import onnx_file
+from splitup_deploy.edge.onnx_file import encode_number as number
+from splitup_deploy.edge.onnx_file import encode_piece as piece
+from splitup_deploy.frontends.onnx.graph_file import DTYPES as CODES
 
-DTYPES = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-}
+DTYPES = {name: code for code, name in CODES.items()}
 Port = tuple[str, str | int, Sequence[int | str | None]]  # name, dtype, shape
-
-
-def varint(value: int) -> bytes:
-    value %= 2**64
-    result = bytearray()
-    while value > 127:
-        result.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*result, value])
-
-
-def number(tag: int, value: int) -> bytes:
-    return varint(tag << 3) + varint(value)
-
-
-def piece(tag: int, data: bytes | str) -> bytes:
-    data = data.encode() if isinstance(data, str) else data
-    return varint(tag << 3 | 2) + varint(len(data)) + data
 
 
 def encode_tensor(name: str, array: np.ndarray) -> bytes:
@@ -52,19 +25,16 @@ def encode_tensor(name: str, array: np.ndarray) -> bytes:
 
 
 def encode_attribute(name: str, value: Any) -> bytes:
+    """Return an attribute: what the product writes, or a graph, a tensor, a text or floats."""
     head = piece(1, name)
     if isinstance(value, Graph):
         return head + piece(6, value.encode()) + number(20, 5)
     if isinstance(value, np.ndarray):
         return head + piece(5, encode_tensor("", value)) + number(20, 4)
-    if isinstance(value, float):
-        return head + varint(2 << 3 | 5) + struct.pack("<f", value) + number(20, 1)
-    if isinstance(value, int):
-        return head + number(3, value) + number(20, 2)
     if isinstance(value, str):
         return head + piece(4, value) + number(20, 3)
-    if all(isinstance(item, int) for item in value):
-        return head + b"".join(number(8, item) for item in value) + number(20, 7)
+    if isinstance(value, float | int) or all(isinstance(item, int) for item in value):
+        return onnx_file.encode_attribute(name, value)
     packed = b"".join(struct.pack("<f", item) for item in value)
     return head + piece(7, packed) + number(20, 6)
 

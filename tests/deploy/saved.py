@@ -9,10 +9,15 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from tests.deploy import checkpoints, hybrids, mixtures, moes
+from tests.deploy import checkpoints, hybrids, mixtures, moes, variations
 
 SAVED: Final = checkpoints.GOLDEN / "saved.json"
-_CHECKPOINTS: Final = {**checkpoints.CASES, **mixtures.CASES, **hybrids.CASES}
+_CHECKPOINTS: Final = {
+    **checkpoints.CASES,
+    **mixtures.CASES,
+    **hybrids.CASES,
+    **variations.CASES,
+}
 CASES: Final = (*_CHECKPOINTS, *moes.CASES)
 
 

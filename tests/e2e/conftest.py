@@ -90,11 +90,12 @@ class Network:
         self.wait_for_holders(self.nodes)
 
     def register_model(self, model: Path, name: str, *options: str) -> None:
-        """Register a model."""
+        """Register a model; one with ``--vision`` has no chunk."""
+        chunk = () if "--vision" in options else ("--chunk", str(CHUNK))
         done = subprocess.run(
             [
                 *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-                *("--name", name, "--config", self.directory, "--chunk", str(CHUNK), *options),
+                *("--name", name, "--config", self.directory, *chunk, *options),
             ],
             capture_output=True,
             text=True,

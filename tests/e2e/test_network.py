@@ -217,6 +217,8 @@ async def test_a_draft_model_on_this_machine_gives_the_same_text_in_fewer_steps(
             await anext(net.generate(MODEL, PROMPT, draft="nobody", **options))
         with pytest.raises(InvalidInput, match="'speculative' takes one"):
             await anext(net.generate(MODEL, PROMPT, draft=DRAFT))
+        with pytest.raises(InvalidInput, match="at most 16 stop strings"):
+            await anext(net.generate(MODEL, "x", stop=("",), on_session=pytest.fail))
 
 
 def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -13,14 +14,19 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from tokenizers import Tokenizer
 
+from splitup.adapters.client import AdapterOptions
 from splitup.client.connection import SplitUp
+from splitup.config import NetworkConfig
+from splitup.devnet.processes import find_program
 from splitup.messages.split import Forward, encode_binary, split_binary
-from tests.builders import HANG_S
+from tests.builders import HANG_S, find_free_port
 from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, PRIVATE_0, Network
 from tests.e2e.recorder import Recorder, run_recorder
 from tests.e2e.test_serve import run_server
 from tests.page_build import find_browser
 
+ADAPTER = EXAMPLE.parent / "packages-4m-python-docs"
+QUESTION = "Return the"
 PROMPT = "zebra7719 library for quartz"
 TOKENS = 10
 PROMISE = (
@@ -30,9 +36,17 @@ PROMISE = (
 
 
 @pytest.fixture(scope="module")
-def recorder(private: Network, private_0: Network) -> Iterator[Recorder]:
+def adapter_link() -> Iterator[Recorder]:
+    """What the browser sends to an adapter host, which the test starts."""
+    with run_recorder(f"http://127.0.0.1:{find_free_port()}") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def recorder(private: Network, private_0: Network, adapter_link: Recorder) -> Iterator[Recorder]:
     flags = (PRIVATE, PRIVATE_0, "--private", "--warm", "0", "--lease-steps", "600")
-    flags += ("--split-sessions", "2")
+    flags += ("--split-sessions", "2", "--adapter-host", adapter_link.url)
+    flags += ("--adapter-signer", NetworkConfig.load(private.config).load_user().signing_key_hex)
     with run_server(private, *flags) as url, run_recorder(url.removesuffix("/v1")) as found:
         yield found
 
@@ -115,6 +129,51 @@ def test_without_a_block_on_the_device_they_are_the_same(page: Page, private: Ne
         wanted = net.generate(MODEL, PROMPT, max_tokens=TOKENS)
         text = "".join(token.text for token in wanted)
     assert ask(page, PROMPT, TOKENS, temperature=0).strip() == text.strip()
+
+
+def test_an_adapter_is_applied_under_encryption_or_not_at_all(
+    page: Page, private: Network, recorder: Recorder, adapter_link: Recorder
+) -> None:
+    command = [find_program("splitup"), "adapter-host", ADAPTER, "--origin", recorder.url]
+    command += ["--port", adapter_link.target.rpartition(":")[2]]
+    command += ["--sign", "--config", private.config]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stderr is not None
+            lines = [host.stderr.readline() for _ in range(3)]
+            assert adapter_link.target in lines[2], lines
+            page.locator("select").first.select_option(PRIVATE_0)
+            load(page)
+            with SplitUp.connect_sync(private.config) as net:
+                options = AdapterOptions(adapter_link.target, ADAPTER.name)
+                wanted = net.generate(PRIVATE_0, QUESTION, max_tokens=TOKENS, adapter=options)
+                text = "".join(token.text for token in wanted)
+                plain = net.generate(PRIVATE_0, QUESTION, max_tokens=TOKENS)
+                assert "".join(token.text for token in plain) != text
+            page.get_by_label("Adapter").select_option("words")  # the question chooses it
+            assert ask(page, QUESTION, TOKENS, temperature=0).strip() == text.strip()
+            facts = page.locator(".assistant").last.locator(".facts")
+            expect(facts).to_contain_text(f"adapter {ADAPTER.name}")
+            expect(facts).to_contain_text("under encryption: ")
+            expect(facts).to_contain_text("kB received")
+            ask(page, "quartz", 2)
+            expect(facts).to_contain_text("no adapter has a word of the question")
+            page.get_by_label("Adapter").select_option(label=ADAPTER.name)
+            ask(page, "quartz", 2)
+            expect(facts).to_contain_text("under encryption: 2 hidden states")
+        finally:
+            host.kill()
+    everything = b"\n".join(map(bytes, adapter_link.sent))
+    assert len(everything) > TOKENS * 100_000, "keys and ciphertexts"
+    tokens = Tokenizer.from_file(str(EXAMPLE / "tokenizer.json")).encode(text).ids
+    for part in (tokens[:4], tokens[-4:]):
+        for name, canary in list_encodings(QUESTION, part).items():
+            assert len(canary) < 4 or canary not in everything, name
+    page.get_by_label("Message").fill(QUESTION)
+    page.get_by_label("Message").press("Enter")
+    answer = page.locator(".assistant").last
+    expect(answer.get_by_role("alert")).to_contain_text("no text with an adapter without its host")
+    assert answer.locator(".text").inner_text() == ""
 
 
 def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None:

@@ -65,8 +65,9 @@ def url(network: Network) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_a_completion_is_the_text_of_the_sdk(client: openai.OpenAI, network: Network) -> None:

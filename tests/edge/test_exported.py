@@ -25,6 +25,7 @@ from splitup.edge.program import EdgeProgram, EdgeSession
 from tests.client.test_tokenizer import make_word_tokenizers
 from tests.deploy.blocks import BLOCK, MASK, SDAR, save_blocks
 from tests.deploy.llamas import EXAMPLE, save_llama
+from tests.deploy.moes import QWEN3_MOE, save_moe
 from tests.deploy.steps import run_step
 
 pytest.importorskip("executorch", reason="needs pip install 'splitup[edge]' (make test-edge)")
@@ -162,6 +163,16 @@ def test_other_dtypes_and_back_ends(dtype: str, backend: str, bound: float, tmp_
     assert report["weights_bytes"] < report["file_bytes"]
     delegated = [found["delegated"] for found in report["delegated"].values()]
     assert all(delegated) if backend == "xnnpack" else not any(delegated)
+
+
+def test_experts_are_chosen_as_the_uncut_model_chooses_them(tmp_path: Path) -> None:
+    """The product of a router stays float32 where the others are integers."""
+    save_moe(tmp_path / "model", QWEN3_MOE)
+    report = export(tmp_path / "model", tmp_path / "m.pte")
+    assert max(report["check"]["logits_error"], *report["check"]["layer_errors"]) <= BOUND
+    narrow = export(tmp_path / "model", tmp_path / "m.pte", "--dtype", "int8")
+    assert narrow["check"]["logits_error"] <= 0.1
+    assert narrow["weights_bytes"] < narrow["file_bytes"]
 
 
 def test_a_model_of_blocks_writes_the_same_blocks(tmp_path: Path) -> None:

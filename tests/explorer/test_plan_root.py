@@ -48,6 +48,7 @@ def make_plan(tasks: int, seed: int, *, has_terms: bool) -> Plan:
                 weights_bytes=draw.randrange(2**40),
                 input_bytes=draw.randrange(2**30),
                 ready_ms=draw.randrange(1_000),
+                crosses_classes=draw.random() < 0.5,
             )
             for _ in range(tasks if has_terms else 0)
         ),

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from splitup.messages.plans import Plan
-from splitup.messages.snapshots import Snapshot, compute_classes, compute_reference
+from splitup.messages.snapshots import (
+    Snapshot,
+    TaskClasses,
+    compute_classes,
+    compute_reference,
+    make_held_leaves,
+)
 from splitup.protocol.planning.selection import compute_plan
 from tests.builders import (
     address,
@@ -65,12 +71,14 @@ def test_a15_a_snapshots_root_binds_its_slot_and_order() -> None:
 def test_a15_a_plans_root_binds_everything_but_the_requests_block() -> None:
     plan = make_plan(make_snapshot(4, 2))
     terms = plan.terms[0].model_copy(update={"ready_ms": 1})
+    tolerant = plan.terms[0].model_copy(update={"crosses_classes": True})
     changes: list[dict[str, object]] = [
         {"seed": "0x" + "5f" * 32},
         {"tasks": (plan.tasks[0][::-1], plan.tasks[1])},
         {"tasks": plan.tasks[::-1]},
         {"nodes": plan.nodes[:3]},
         {"terms": (terms, plan.terms[1])},
+        {"terms": (tolerant, plan.terms[1])},
         {"terms": ()},
         {"unverifiable": (1,)},
         {"request": plan.request.model_copy(update={"deadline": 1})},
@@ -93,6 +101,10 @@ def test_the_reference_is_the_median_of_what_was_measured() -> None:
 
 def test_a_class_counts_by_its_operators() -> None:
     operators = {1: 50, 2: 50}
-    classes = {1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "b"}
-    snapshot = make_snapshot(6, 1, operators=operators, classes=classes)
-    assert compute_classes(snapshot.entries) == {task_id(0): ("b",)}
+    classes = {1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "b", 7: "?c", 8: "?c", 9: "?c"}
+    snapshot = make_snapshot(9, 1, operators=operators, classes=classes)
+    assert compute_classes(snapshot.entries) == {task_id(0): TaskClasses(("b",), ("?c",))}
+    fewer = make_snapshot(8, 1, operators=operators, classes=classes)
+    assert compute_classes(fewer.entries) == {task_id(0): TaskClasses(("b",), ())}
+    moved = {task_id(0): TaskClasses((), ("b",))}
+    assert make_held_leaves(moved) != make_held_leaves(compute_classes(fewer.entries))

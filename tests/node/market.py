@@ -273,6 +273,7 @@ class NodeMarket:
             1_000_000,
             head.timestamp + 300,
             nonce,
+            800,
         )
         event = next(e for e in receipt.events if e.name == "RequestNodeSelections")
         request = Request(
@@ -288,6 +289,7 @@ class NodeMarket:
             snapshot_sequence=self.snapshot.sequence,
             snapshot_root=self.snapshot.root(),
             block_hash=event.block_hash,
+            verify_bps=event.args["verifyBps"],
             inputs_digest=event.args["inputsDigest"],
             nonce=nonce,
         )

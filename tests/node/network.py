@@ -137,6 +137,7 @@ def make_certificate(
             snapshot_sequence=1,
             snapshot_root="0x" + "44" * 32,
             block_hash="0x" + "55" * 32,
+            verify_bps=800,
         ),
         seed="0x" + "66" * 32,
         tasks=tuple(

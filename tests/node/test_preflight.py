@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from splitup_node import preflight
 from splitup_node.config import NodeConfig
-from splitup_node.preflight import check_settings, find_memory_bytes
+from splitup_node.preflight import check_settings
+from splitup_node.worker.device_memory import find_memory
 
 from splitup.core.errors import ConfigurationError
 from tests.node.cli.test_config import write
@@ -59,16 +59,12 @@ def test_a_public_endpoint_needs_more_than_a_loopback_listener(
 def test_more_memory_than_the_machine_has_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("DEV", raising=False)
-    monkeypatch.setattr(preflight, "_list_nvidia_bytes", lambda: [])
-    monkeypatch.setattr(preflight, "_list_amd_bytes", lambda: [])
-    monkeypatch.setattr(preflight, "_get_host_bytes", lambda: 16 * 10**9)
-    check_settings(load(tmp_path, vram="16GB"))
-    with pytest.raises(ConfigurationError, match=r"80\.0 GB of device memory.*has 16\.0 GB.*lower"):
-        check_settings(load(tmp_path, vram="80GB"))
-    monkeypatch.setattr(preflight, "_list_nvidia_bytes", lambda: [24 * 10**9, 96 * 10**9])
-    check_settings(load(tmp_path, vram="80GB"))  # the GPU with the most may be chosen
-    assert find_memory_bytes("CUDA:0") == 24 * 10**9
-    assert find_memory_bytes("CUDA:1") == 96 * 10**9
-    assert find_memory_bytes("CPU:X86") == 16 * 10**9
-    assert find_memory_bytes("CUDA:2") is None and find_memory_bytes("WEBGPU") is None
+    monkeypatch.setenv("DEV", "CPU")
+    memory = find_memory("CPU")
+    assert memory is not None
+    too_much = f"{memory.total_bytes // 10**9 + 1}GB"
+    with pytest.raises(ConfigurationError, match=r"GB of device memory, .*has [0-9.]+ GB.*lower"):
+        check_settings(load(tmp_path, vram=too_much))
+    check_settings(load(tmp_path, vram=f"{memory.total_bytes // 10**9}GB"))
+    monkeypatch.setenv("DEV", "WEBGPU")
+    check_settings(load(tmp_path, vram=too_much))  # nobody knows what it has

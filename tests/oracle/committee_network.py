@@ -19,7 +19,7 @@ from splitup_node.committee.committee_client import CommitteeClient
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.chain.deployment import Deployment, deploy
 from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
@@ -233,6 +233,7 @@ class Network:
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
     exchange: Exchange = field(default_factory=Exchange)
     nonce: int = 0
+    verify_bps: int = 800
 
     @property
     def endpoints(self) -> list[str]:
@@ -310,6 +311,7 @@ class Network:
             10_000,
             head.timestamp + deadline_s,
             self.nonce,
+            self.verify_bps,
         )
         seen = time.monotonic()
         return str(receipt.events[-1].args["executionId"]), seen
@@ -361,14 +363,14 @@ async def run_network(
     directory: Path,
     *,
     nodes: int = 4,
-    sampling_bps: int = 800,
+    verify_bps: int = 800,
     cuttable: bool = False,
     mixed_mining: bool = True,
 ) -> AsyncIterator[Network]:
     """Start chain, contracts, nodes, a gateway for the manifest, and four member processes.
 
     A fifth account is ready to become a member; its process is not started. ``cuttable`` members
-    are reached through an exchange.
+    are reached through an exchange. Requests ask for ``verify_bps``.
     """
     ports = find_free_ports(6)
     async with contextlib.AsyncExitStack() as stack:
@@ -382,9 +384,7 @@ async def run_network(
             )
         )
         keys = [derive_key(MNEMONIC, index) for index in range(7 + nodes)]
-        deployment = await deploy(
-            anvil.url, keys[0], parameters=MarketParameters(sampling_bps=sampling_bps)
-        )
+        deployment = await deploy(anvil.url, keys[0])
         deployment.save(directory / "deployment.json")
 
         async def connect(key: bytes) -> Chain:
@@ -415,7 +415,9 @@ async def run_network(
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(SignedClient())
         network = Network(
-            directory, anvil.url, deployment, owner, client, http, players, rows, exchange=exchange
+            *(directory, anvil.url, deployment, owner, client, http, players, rows),
+            exchange=exchange,
+            verify_bps=verify_bps,
         )
         for place, (member, port) in enumerate(zip(members, ports[:5], strict=True)):
             _write_config(network, place, member, port, gateway.url)

@@ -166,6 +166,7 @@ class Network:
             snapshot_sequence=1,
             snapshot_root=snapshot.root(),
             block_hash="0x" + "aa" * 32,
+            verify_bps=800,
         )
 
     async def store_manifest(self, manifest: Manifest) -> None:

@@ -559,6 +559,7 @@ def make_request(number: int, block: int, sequence: int, root: str) -> Request:
         snapshot_sequence=sequence,
         snapshot_root=root,
         block_hash=f"0x{block:064x}",
+        verify_bps=ECONOMICS.sampling_bps,
     )
 
 

@@ -49,7 +49,7 @@ def make_context(place: int = 0, size: int = 4) -> MemberContext:
 
 
 @cache
-def make_plan_context() -> PlanContext:
+def make_plan_context(verify_bps: int = 0) -> PlanContext:
     manifest = make_chain_manifest(TASKS)
     snapshot = make_snapshot(6, TASKS)
     request = make_request(STEPS).model_copy(
@@ -57,6 +57,7 @@ def make_plan_context() -> PlanContext:
             "model_id": manifest.model_id,
             "snapshot_root": snapshot.root(),
             "client_key": CLIENT.signing_key_hex,
+            "verify_bps": verify_bps,
         }
     )
     plan = compute_plan(request, "0x" + "07" * 32, snapshot, manifest)
@@ -74,15 +75,15 @@ EXECUTORS = tuple(sorted(set(make_plan_context().plan.executors())))
 
 def make_state(economics: Economics = VERIFY_NONE) -> SettlementState:
     """An execution that was requested."""
-    request = make_plan_context().plan.request
+    request = make_plan_context(economics.sampling_bps).plan.request
     return SettlementState(request, Attestations(quorum=3), economics)
 
 
 def make_committing(economics: Economics = VERIFY_NONE) -> SettlementState:
     """An execution whose plan and contents are known."""
     state = make_state(economics)
-    move(state, PlanCertified(make_plan_context().certificate))
-    move(state, ContentsFetched(make_plan_context()))
+    move(state, PlanCertified(make_plan_context(economics.sampling_bps).certificate))
+    move(state, ContentsFetched(make_plan_context(economics.sampling_bps)))
     return state
 
 

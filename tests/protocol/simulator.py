@@ -201,6 +201,7 @@ class Simulation:
         self.told = size  # how many members hear of takeovers from nodes
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
+        self.compared_classes = {FOREIGN_CLASS}  # in which members do not compute
         self.recomputed: Counter[tuple[str, int]] = Counter()
         self.journals: dict[str, dict[tuple[str, str], object]] = {
             m.address: {} for m in self.identities
@@ -500,6 +501,7 @@ class Simulation:
                         snapshot_sequence=self.chain.sequence,
                         snapshot_root=self.chain.root,
                         block_hash=f"0x{self.block:064x}",
+                        verify_bps=self.economics.sampling_bps,
                     )
                 )
             )
@@ -525,6 +527,7 @@ class Simulation:
             snapshot_sequence=self.chain.sequence,
             snapshot_root=self.chain.root,
             block_hash=ZERO_BYTES32,
+            verify_bps=self.economics.sampling_bps,
             nonce=nonce,
         ).model_copy(update=changes)
         return sign_request(CLIENT_IDENTITY, request)
@@ -837,15 +840,13 @@ class Simulation:
             missing=missing,
         )
         rulings = (ruling,)
-        if able and command.determinism == FOREIGN_CLASS:  # members compare, within a tolerance
+        if able and command.determinism in self.compared_classes:  # within a tolerance
             assert self.manifest.tasks[task].crosses_classes
             rulings = self._compare(ruling, command)
         self.feed(account, ev.TaskRecomputed(execution_id, rulings))
 
     def _compare(self, found: Ruling, command: cmd.RecomputeTask) -> tuple[Ruling, ...]:
         """Return the rulings on the executor's claim and on those of validators."""
-        devices = ("GPU", "other GPU")
-        near = [tuple(digest(out, device) for out in found.outputs) for device in devices]
         rulings = []
         for claim in command.claims:
             plan, validator = command.order.certificate.plan, None
@@ -853,7 +854,7 @@ class Simulation:
             if isinstance(claim, VerificationResult):
                 author = validator = claim.validator
             hides = self.by_node[author].hides_outputs
-            right = claim.outputs in near and not hides
+            right = self._accepts(command, found, author, claim.outputs) and not hides
             rulings.append(
                 found.model_copy(
                     update={
@@ -866,6 +867,13 @@ class Simulation:
                 )
             )
         return tuple(rulings)
+
+    def _accepts(
+        self, command: cmd.RecomputeTask, found: Ruling, author: str, outputs: tuple[str, ...]
+    ) -> bool:
+        """Return whether what a node of another class claims is near what a member found."""
+        devices = ("GPU", "other GPU")
+        return outputs in [tuple(digest(out, one) for out in found.outputs) for one in devices]
 
     def _order(self, command: cmd.PushVerification) -> None:
         self.ordered.append((command.order.draw.execution_id, command.node))

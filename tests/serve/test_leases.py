@@ -27,7 +27,9 @@ class Sessions:
         self.gate.set()
 
     @asynccontextmanager
-    async def session(self, model: str, *, steps: int, deadline_s: float) -> AsyncIterator[Any]:
+    async def session(
+        self, model: str, *, steps: int, deadline_s: float, verify: str | None
+    ) -> AsyncIterator[Any]:
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop(0)
@@ -220,8 +222,12 @@ async def test_a_server_that_stops_does_not_wait_for_a_refund(
 
     class Stuck(Sessions):
         @asynccontextmanager
-        async def session(self, model: str, *, steps: int, deadline_s: float) -> AsyncIterator[Any]:
-            async with super().session(model, steps=steps, deadline_s=deadline_s) as session:
+        async def session(
+            self, model: str, *, steps: int, deadline_s: float, verify: str | None
+        ) -> AsyncIterator[Any]:
+            async with super().session(
+                model, steps=steps, deadline_s=deadline_s, verify=verify
+            ) as session:
                 yield session
                 await asyncio.Event().wait()
 

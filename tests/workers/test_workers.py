@@ -20,7 +20,8 @@ from splitup.client.grammar import Grammars
 from splitup.client.telemetry import CallSpan
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Refused, Throttled, Unavailable
-from splitup.decode.sampler import Sampler
+from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
+from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_arrays, make_causal_step, make_tree_step
 from splitup.demo.run import find_example
@@ -30,7 +31,7 @@ from splitup.workers.remote import CallOptions, WorkerGroup
 from splitup.workers.rpc import Tls
 from splitup.workers.servers import DraftWorker, OrderedModel, ServedModel, TargetWorker
 from splitup.workers.sessions import SessionLimits, Sessions
-from splitup.workers.trees import compute_digest
+from splitup.workers.trees import Sampling, compute_digest, find_path, read_tree, write_sampling
 from tests.builders import HANG_S
 
 CHUNK, TOKENS = 16, 32
@@ -60,19 +61,20 @@ def model(local: LocalModel) -> Iterator[TextModel]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def wanted(local: LocalModel, model: TextModel) -> list[list[int]]:
     """What the sequential decoder generates, for each of the samplers."""
-    texts = []
-    for sampler in SAMPLERS:
-        text, found, number = local.open_text(), [], 0
-        request = model.make_request(PROMPT, max_tokens=TOKENS, sampler=sampler)
-        decoder = SequentialDecoder(request)
-        while not decoder.finished:
-            step = decoder.next_step()
-            assert step is not None
-            found += decoder.receive_logits(number, await text.compute(step))
-            number += 1
-        await text.end()
-        texts.append(found)
-    return texts
+    return [await write_text(local, model, sampler) for sampler in SAMPLERS]
+
+
+async def write_text(local: LocalModel, model: TextModel, sampler: TokenChooser) -> list[int]:
+    text, found, number = local.open_text(), [], 0
+    request = model.make_request(PROMPT, max_tokens=TOKENS, sampler=sampler)
+    decoder = SequentialDecoder(request)
+    while not decoder.finished:
+        step = decoder.next_step()
+        assert step is not None
+        found += decoder.receive_logits(number, await text.compute(step))
+        number += 1
+    await text.end()
+    return found
 
 
 class Workers:
@@ -137,6 +139,29 @@ async def test_texts_are_the_sequential_ones(
     assert await asyncio.gather(*at_once) == [wanted[i % 2] for i in range(8)]
 
 
+async def test_penalties_are_applied_by_both_workers(
+    workers: Workers, local: LocalModel, model: TextModel, wanted: list[list[int]]
+) -> None:
+    target = workers.connect(TargetWorker, await workers.start(TargetWorker))
+    drafts = workers.connect(DraftWorker, await workers.start(DraftWorker))
+    penalties = Adjustments(frequency_penalty=0.9, presence_penalty=0.4, repetition_penalty=1.3)
+    for sampler, plain in zip(SAMPLERS, wanted, strict=True):
+        chooser = AdjustedSampler(sampler, penalties, model.info.vocab, prompt=PROMPT)
+        expected = await write_text(local, model, chooser)
+        found = await generate(target, drafts, model, sampler, adjustments=penalties)
+        assert found == expected != plain
+        sampling = write_sampling(Sampling(sampler, penalties, len(PROMPT)))
+        asked = [*PROMPT, *expected[:20]]
+        request = draft(
+            prefix=pb.Prefix(session_id=f"{sampler.seed}"), tokens=asked, sampling=sampling
+        )
+        answer = await drafts.call("GenerateDrafts", request, CallOptions(), timeout_s=HANG_S)
+        tree = read_tree(answer.drafts, vocabulary=model.info.vocab, most=4)
+        assert find_path(tree, expected[20:]) == 2, "the same model drafts under the same penalties"
+    with pytest.raises(InvalidInput, match="neither token biases nor logprobs"):
+        await generate(target, None, model, SAMPLERS[0], adjustments=Adjustments(bias=((3, 1.0),)))
+
+
 async def test_a_step_may_continue_a_draft_that_is_on_its_way(
     workers: Workers, model: TextModel, wanted: list[list[int]]
 ) -> None:
@@ -151,7 +176,9 @@ async def test_a_step_may_continue_a_draft_that_is_on_its_way(
         ),
         make_tree_step([other, text[2], text[3]], [-1, -1, 1], 21, kept=range(5)),
     ]
-    runner = remote.RemoteTarget(target, model, SAMPLERS[0], CallOptions())
+    runner = remote.RemoteTarget(
+        target, model, Sampling(SAMPLERS[0], remote.PLAIN, 1), CallOptions()
+    )
     async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(*(runner.submit(make_arrays(s, CHUNK)) for s in steps))
     assert [f["logits"][:, 0].tolist() for f in found[1:]] == [
@@ -256,6 +283,8 @@ HOSTILE: list[tuple[Any, str]] = [
     (verify(drafts=pb.TokenTree(tokens=[1], roots=[pb.TokenNode()])), "give one of them"),
     (verify(sampling=pb.Sampling(temperature=float("nan"))), "temperature is nan"),
     (verify(sampling=pb.Sampling(top_p=7.0)), "top_p is 7"),
+    (verify(sampling=pb.Sampling(repetition_penalty=float("nan"))), "repetition_penalty is nan"),
+    (verify(sampling=pb.Sampling(frequency_penalty=3)), "frequency_penalty is 3"),
     (verify(prefix=pb.Prefix(session_id="")), "1 to 64 characters"),
     (verify(prefix=pb.Prefix(session_id="s", expected_prefix_length=5_000)), "reaches position"),
     (verify(prefix=pb.Prefix(session_id="none", expected_prefix_length=1)), "no such session"),

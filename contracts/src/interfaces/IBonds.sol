@@ -47,14 +47,18 @@ struct OpenedTask {
     address[] candidates;
 }
 
-/// @notice The determinism classes that may run a task, with the proof that the snapshot's root contains them.
+/// @notice The determinism classes in which enough operators have loaded a task, with the proof that the snapshot's
+/// root contains them. A task that crosses classes may run in all of them, another one in the ruled ones only. Where no
+/// such class exists, any class may run the task.
 /// @param header Header of the snapshot.
-/// @param classes Hashes of the classes' names; if the list is empty, any class may run the task.
+/// @param ruledClasses Hashes of the names of the classes that members can recompute in.
+/// @param unruledClasses Hashes of the names of the other classes.
 /// @param heldIndex Position of the task among the snapshot's loaded tasks.
 /// @param heldProof Merkle proof of the task's leaf under `header.heldRoot`.
 struct OpenedSnapshot {
     SnapshotHeader header;
-    bytes32[] classes;
+    bytes32[] ruledClasses;
+    bytes32[] unruledClasses;
     uint64 heldIndex;
     bytes32[] heldProof;
 }

@@ -15,7 +15,7 @@ pragma solidity ^0.8.28;
 /// @param slashMilli S: stake lost for a wrong result, in 1/1000 of C.
 /// @param validationBonusMilli B: the most that a wrong result can earn beyond the saved cost C, in 1/1000 of C.
 /// Mostly this is the bonus that a validator gets.
-/// @param samplingBps p: share of tasks that are verified, in basis points.
+/// @param samplingBps p: least share of tasks that are verified, in basis points. A request may ask for more.
 /// @param outsideGain G: what one wrong result may earn outside the market, in micro-USDC, so that it still loses in
 /// expectation. It is covered by the floor of exposures, see `INodeRegistry`.
 /// @param collusionBps r: assumed share of colluding nodes, in basis points.
@@ -59,6 +59,7 @@ enum Status {
 /// @param nonce Any number that the client has not used before.
 /// @param snapshotSequence Sequence number of the committee's snapshot that nodes are selected from.
 /// @param snapshotRoot Root of that snapshot.
+/// @param verifyBps Share of the tasks that are verified, in basis points: at least the parameter `samplingBps`.
 struct Request {
     address client;
     bytes32 modelId;
@@ -70,6 +71,7 @@ struct Request {
     uint64 nonce;
     uint64 snapshotSequence;
     bytes32 snapshotRoot;
+    uint16 verifyBps;
 }
 
 /// @notice What the contract needs of a plan. The executors and their exposures are in the plan that the root
@@ -234,6 +236,8 @@ interface IMarket {
     error StepsInvalid(uint256 steps, uint256 maximum);
     /// @notice `maxPrice` is below `required`, the greater of the quote and the minimum price, in micro-USDC.
     error PriceTooLow(uint256 maxPrice, uint256 required);
+    /// @notice The share of tasks to verify must be from `minimum`, the network's, to 10,000 basis points.
+    error ShareInvalid(uint256 verifyBps, uint256 minimum);
     /// @notice The deadline must be within [`earliest`, `latest`] (block times).
     error DeadlineInvalid(uint64 deadline, uint256 earliest, uint256 latest);
     /// @notice `client` has already used this nonce.
@@ -300,7 +304,8 @@ interface IMarket {
         uint64 deadline,
         uint64 nonce,
         uint64 snapshotSequence,
-        bytes32 snapshotRoot
+        bytes32 snapshotRoot,
+        uint16 verifyBps
     );
     /// @notice The plan with root `planRoot`, selection seed `seed` and a number of `executors` is final.
     event PlanAccepted(bytes32 indexed executionId, bytes32 planRoot, bytes32 seed, uint32 executors);
@@ -373,6 +378,7 @@ interface IMarket {
     /// @param maxPrice Amount to lock in micro-USDC: at least `quote(modelId, steps)` and the minimum price.
     /// @param deadline Block time from which the locked amount can be refunded.
     /// @param nonce Any number that the caller has not used before.
+    /// @param verifyBps Share of the tasks that are verified, in basis points: at least the network's.
     /// @return executionId keccak256(abi.encode(chain id, this contract, client, nonce)).
     function requestExecution(
         bytes32 modelId,
@@ -381,7 +387,8 @@ interface IMarket {
         bytes32 clientKey,
         uint96 maxPrice,
         uint64 deadline,
-        uint64 nonce
+        uint64 nonce,
+        uint16 verifyBps
     ) external returns (bytes32 executionId);
 
     /// @notice Sets the plan of a requested execution, once and before its deadline.

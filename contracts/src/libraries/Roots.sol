@@ -13,7 +13,7 @@ pragma solidity ^0.8.28;
 /// @param entryCount Number of entries.
 /// @param heldCount Number of tasks that at least one node has loaded.
 /// @param entriesRoot Merkle root over the entries, by ascending node.
-/// @param heldRoot Merkle root over the loaded tasks and the classes that may run them, by ascending task id.
+/// @param heldRoot Merkle root over the loaded tasks and the classes of their nodes, by ascending task id.
 struct SnapshotHeader {
     uint64 configuration;
     uint64 sequence;
@@ -86,6 +86,8 @@ struct PlanHeader {
 /// @param weightsBytes Size of the weights.
 /// @param inputBytes Size of the inputs of one step.
 /// @param readyMs Time until the first inputs exist if reference nodes run all tasks before this one, in ms.
+/// @param crossesClasses Whether the model has a tolerance for every output of the task, so that members can verify it
+/// in a class in which they cannot recompute.
 /// @param verifiable Whether enough nodes have loaded the task for it to be verified.
 /// @param candidatesHash SHA-256 of the list of nodes: the executor first, then its fallbacks.
 struct PlanTask {
@@ -95,6 +97,7 @@ struct PlanTask {
     uint64 weightsBytes;
     uint64 inputBytes;
     uint64 readyMs;
+    bool crossesClasses;
     bool verifiable;
     bytes32 candidatesHash;
 }
@@ -105,9 +108,9 @@ struct PlanTask {
 library Roots {
     bytes32 private constant SNAPSHOT = keccak256("splitup/snapshot/v2");
     bytes32 private constant ENTRY = keccak256("splitup/snapshot-entry/v2");
-    bytes32 private constant HELD = keccak256("splitup/snapshot-task/v2");
+    bytes32 private constant HELD = keccak256("splitup/snapshot-task/v3");
     bytes32 private constant PLAN = keccak256("splitup/plan/v2");
-    bytes32 private constant TASK = keccak256("splitup/plan-task/v2");
+    bytes32 private constant TASK = keccak256("splitup/plan-task/v3");
 
     /// @notice Returns the root of a snapshot.
     function snapshotRoot(SnapshotHeader calldata header) internal pure returns (bytes32) {
@@ -121,9 +124,16 @@ library Roots {
 
     /// @notice Returns the leaf of a task in the tree of a snapshot's loaded tasks.
     /// @param taskId Id of the task.
-    /// @param classes Hashes of the determinism classes that may run the task; an empty list means any class.
-    function heldLeaf(bytes32 taskId, bytes32[] calldata classes) internal pure returns (bytes32) {
-        return sha256(abi.encode(HELD, taskId, sha256(abi.encodePacked(classes))));
+    /// @param ruled Hashes of the determinism classes that enough operators have and members can recompute in.
+    /// @param unruled Hashes of the other classes that enough operators have.
+    function heldLeaf(bytes32 taskId, bytes32[] calldata ruled, bytes32[] calldata unruled)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return sha256(
+            abi.encode(HELD, taskId, sha256(abi.encodePacked(ruled)), sha256(abi.encodePacked(unruled)))
+        );
     }
 
     /// @notice Returns the root of a plan.

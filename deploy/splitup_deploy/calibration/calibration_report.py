@@ -39,7 +39,10 @@ class Report:
             ]
             for task in self.tasks
         }
-        return {"tasks": {task_id: rows for task_id, rows in found.items() if rows}}
+        return {
+            "classes": sorted({v.determinism for v in self.variants if not v.problem}),
+            "tasks": {task_id: rows for task_id, rows in found.items() if rows},
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for a JSON report."""

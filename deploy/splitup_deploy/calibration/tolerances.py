@@ -10,7 +10,7 @@ equal ids wherever they are registered from.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,28 +21,53 @@ from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
 from splitup.graph.compare import Tolerance
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.manifest import Task, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.manifest import Manifest, Task, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
+from splitup.messages.determinism import find_device
 from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
 from splitup_deploy.publishing.measured_files import load_measured
 
 SEED: Final = 1  # any number does: a node that prepares for known inputs deceives only itself
 
+_MAX_CLASSES: Final = 32  # of one machine
+_Class = Annotated[str, Field(max_length=limits.MAX_DETERMINISM_CHARS)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ToleranceFile(BaseModel):
-    """What ``splitup-deploy calibrate --output`` writes: the tolerances of tasks, by id."""
+    """What ``splitup-deploy calibrate --output`` writes: the tolerances of tasks, by id.
+
+    ``classes`` are the determinism classes between which they were measured.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
+    classes: Annotated[tuple[_Class, ...], Field(max_length=_MAX_CLASSES)] = ()
     tasks: dict[_Digest, Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))]]
 
 
-def load_tolerances(path: Path) -> Mapping[str, tuple[Tolerance, ...]]:
+def load_tolerances(path: Path) -> ToleranceFile:
     """Read a tolerance file. Raises InvalidInput."""
     command = "splitup-deploy calibrate --output"
-    return load_measured(path, ToleranceFile, "tolerance file", command).tasks
+    return load_measured(path, ToleranceFile, "tolerance file", command)
+
+
+def describe_tolerances(manifest: Manifest, classes: Sequence[str]) -> str:
+    """Return which devices may serve a model verified; ``classes`` are those that were measured."""
+    count = sum(task.crosses_classes for task in manifest.tasks)
+    if not count:
+        return (
+            "no tolerances: only equal bytes count, so on devices that committee members do not "
+            "have, as with most GPUs, no task is sold as verified; to change that, run "
+            "'splitup-deploy calibrate --output FILE' on a machine with the devices that are to "
+            "serve the model, and register with --tolerance FILE"
+        )
+    kinds = ", ".join(sorted({find_device(name) or name for name in classes}))
+    return (
+        f"{count} of {len(manifest.tasks)} tasks have tolerances, measured on "
+        f"{kinds or 'devices that the file does not name'}; nodes of other kinds may compute "
+        "correctly and yet differ more, so calibrate on every kind that is to serve the model"
+    )
 
 
 def attach_tolerances(

@@ -58,6 +58,7 @@ VARIANTS: Final = (
     Variant("LLVM, not optimised", {"DEV": "CPU:LLVM", "NOOPT": "1"}),
     Variant("OpenCL", {"DEV": "CL"}),
     Variant("WebGPU", {"DEV": "WEBGPU"}),
+    *(Variant(device, {"DEV": device}) for device in ("CUDA", "NV", "AMD", "METAL")),
 )
 
 
@@ -113,6 +114,8 @@ def make_steps(
     drawn = random.integers(0, text_info.vocab, steps)
     text = [*tokens, *map(int, drawn[len(tokens) :])][:steps]
     rows = [make_arrays(make_causal_step([token], at), chunk) for at, token in enumerate(text)]
+    if (images := text_info.images) is not None:
+        rows = [{**arrays, "images": np.zeros((1, images.width), np.float32)} for arrays in rows]
     return [[arrays[port.name].tobytes() for port in ports] for arrays in rows]
 
 

@@ -14,6 +14,7 @@ from splitup.core import limits
 
 if TYPE_CHECKING:
     from splitup.config import NetworkConfig
+    from splitup.graph.manifest import Manifest
     from splitup_deploy.cutting.build import CompiledModel
 
 _Options = TypeVar("_Options")
@@ -118,6 +119,21 @@ class CutOptions:
             help="LoRA adapter (a PEFT directory) to merge into a Hugging Face directory.",
         ),
     ] = None
+    vision: Annotated[
+        bool,
+        typer.Option(
+            "--vision",
+            help="Compile the tower for images, not the one for text: pixels in, embeddings out.",
+        ),
+    ] = False
+    images: Annotated[
+        str | None,
+        typer.Option(
+            "--images",
+            metavar="MODEL_ID",
+            help="Take images as well: the id under which --vision registered the same directory.",
+        ),
+    ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(
@@ -198,13 +214,20 @@ class ManifestOptions:
         if self.price_per_step is not None:
             compiled = set_price_per_step(compiled, parse_price(self.price_per_step))
         if self.tolerance is not None:
-            compiled = attach_tolerances(compiled, load_tolerances(self.tolerance))
+            compiled = attach_tolerances(compiled, load_tolerances(self.tolerance).tasks)
         if self.privacy is not None:
             from splitup_deploy.privacy.report import attach_privacy
 
             compiled = attach_privacy(compiled, self.privacy)
         wants_vectors = makes_vectors() if self.reference is None else self.reference
         return attach_vectors(compiled, say) if wants_vectors else compiled
+
+    def describe_tolerances(self, manifest: Manifest) -> str:
+        """Return which devices may serve the completed model verified."""
+        from splitup_deploy.calibration.tolerances import describe_tolerances, load_tolerances
+
+        classes = () if self.tolerance is None else load_tolerances(self.tolerance).classes
+        return describe_tolerances(manifest, classes)
 
 
 def make_command(kind: type[_Options], run: Callable[[_Options], None]) -> Callable[..., None]:

@@ -109,6 +109,7 @@ def _compile(options: RegisterOptions, output: Output) -> CompiledModel:
         )
     with show_status(output.log, "completing the manifest") as say:
         complete = options.manifest.apply(compiled, say)
+    output.say(options.manifest.describe_tolerances(complete.manifest))
     if not complete.has_vectors and options.manifest.reference is None:
         output.say(
             "no self-test vectors: this machine's results would give the model another id than "

@@ -29,7 +29,9 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
     from splitup_deploy.showing.progress import HashBar
 
     targets = parse_sizes(target_vram)
-    sizes = Sizes(cut.context, cut.chunk, parse_dims(cut.dims or []), cut.adapter)
+    sizes = Sizes(
+        cut.context, cut.chunk, parse_dims(cut.dims or []), cut.adapter, cut.vision, cut.images
+    )
     with HashBar(output.log, model) as progress, watch_hashing(progress):
         compiled = build(
             model,

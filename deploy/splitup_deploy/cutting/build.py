@@ -386,4 +386,5 @@ def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
         steps_back=text.steps_back,
         chat=text.chat,
         diffusion=text.diffusion,
+        images=text.images,
     )

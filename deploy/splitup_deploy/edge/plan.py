@@ -15,6 +15,7 @@ from splitup.core.tensors import ITEM_BYTES
 from splitup.decode.static_step import StaticShape
 from splitup.edge.program import EdgeInfo
 from splitup.graph.manifest import TextInfo
+from splitup_deploy.edge.static_experts import ROUTER
 from splitup_deploy.edge.static_graph import build_static_step, make_shape
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
@@ -165,7 +166,7 @@ def compute_weight_bytes(model: OnnxModel, dtype: Dtype) -> int:
 
 def _count(node: OnnxNode, place: int, shape: tuple[int, ...], dtype: Dtype) -> int:
     count, plain = math.prod(shape), 2 if dtype == "fp16" else 4
-    if node.op == "Gemm" and place == 1:
+    if node.op == "Gemm" and place == 1 and not node.outputs[0].startswith(ROUTER):
         item, of_row, of_group = _PRODUCT[dtype]
         return int(count * item) + shape[0] * of_row + count // GROUP * of_group
     is_table = node.op == "Gather" and not node.inputs[0].startswith("rope.")

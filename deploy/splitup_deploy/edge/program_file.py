@@ -41,8 +41,11 @@ def _quantise(module: nn.Module, dtype: Dtype) -> None:
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
     from torchao.quantization.granularity import PerAxis, PerGroup
 
+    def is_narrowed(part: nn.Module, _: str = "") -> bool:
+        return isinstance(part, nn.Linear) and not part.is_exact
+
     if dtype == "int4":
-        widths = {part.in_features for part in module.modules() if isinstance(part, nn.Linear)}
+        widths = {part.in_features for part in module.modules() if is_narrowed(part)}
         if bad := sorted(width for width in widths if width % GROUP):
             raise InvalidModel(
                 f"int4 has groups of {GROUP} weights, and the model has rows of {bad[0]}, which "
@@ -52,7 +55,7 @@ def _quantise(module: nn.Module, dtype: Dtype) -> None:
         weight_dtype=torch.int8 if dtype == "int8" else torch.int4,
         weight_granularity=PerAxis(0) if dtype == "int8" else PerGroup(GROUP),
     )
-    quantize_(module, config)
+    quantize_(module, config, is_narrowed)
 
 
 def export_program(
@@ -101,7 +104,7 @@ def check_program(
     file: Path, model: str, plan: ExportPlan, modules: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
     """Compare a file with the model that is cut for the market; see ``measure``."""
-    program = EdgeProgram(file)
+    program = EdgeProgram(file, threads=1)
     info = program.info
     exact = modules if plan.dtype == "fp32" else make_modules(plan.models, "fp32")
     eager = EagerProgram(info.model_copy(update={"dtype": "float32"}), exact)

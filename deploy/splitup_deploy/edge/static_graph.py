@@ -13,46 +13,28 @@ runtimes copy the right side of a product of two computed values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Final
 
 import numpy as np
 
 from splitup.core.errors import InvalidModel
-from splitup.core.tensors import get_numpy_dtype
 from splitup.decode.static_step import StaticShape
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.edge.graph_builder import GraphBuilder
+from splitup_deploy.edge.static_experts import are_plain, compute_experts
+from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import MoeConfig
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.onnx.onnx_graph import (
     OnnxGraph,
     OnnxModel,
-    OnnxNode,
     OnnxPort,
     OnnxTensor,
 )
-from splitup_deploy.frontends.weight_sources import WeightSource
 
 OPSET: Final = 23  # the first with RMSNormalization
-
-
-@dataclass(frozen=True, slots=True)
-class AsFloat32:
-    """The bytes of a plain weight as float32, with a number added to every element."""
-
-    source: WeightSource
-    offset: float = 0.0
-
-    def read(self) -> Iterator[bytes]:
-        """Yield the bytes; holds the weight."""
-        data, dtype = b"".join(self.source.read()), self.source.spec.dtype
-        if dtype == "bfloat16":
-            values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(data, get_numpy_dtype(dtype)).astype(np.float32)
-        yield (values + np.float32(self.offset) if self.offset else values).tobytes()
 
 
 def make_shape(config: DecoderConfig, block: int) -> StaticShape:
@@ -77,82 +59,51 @@ def make_shape(config: DecoderConfig, block: int) -> StaticShape:
     )
 
 
+# What a static graph takes from a decoder's configuration. Anything else has to be the default.
+_HELD: Final = frozenset(
+    "layers hidden intermediate heads kv_heads head_dim vocab context norm_epsilon rope tied local "
+    "latent recurrent diffusion qkv_bias output_bias mlp_bias qk_norm wide_qk_norm fused "
+    "output_gate unit_norms pre_norms post_norms unturned activation attention_scale attention_cap "
+    "logit_cap embedding_scale experts".split()
+)
+
+
 def build_static_step(config: DecoderConfig, weights: Weights, shape: StaticShape) -> OnnxModel:
     """Describe one step of a decoder as a static graph.
 
     Raises InvalidModel for parts that such a graph does not have here.
     """
     _check_parts(config)
-    return _Builder(config, weights, shape).build()
+    return _StaticStep(config, weights, shape).build()
 
 
 def _check_parts(config: DecoderConfig) -> None:
     parts = {
-        "experts": isinstance(config, MoeConfig) and config.experts is not None,
         "latent attention": config.latent is not None,
         "recurrent layers": config.recurrent is not None,
         "gates behind attention": config.output_gate,
     }
-    for part, is_there in parts.items():
-        if is_there:
-            raise InvalidModel(
-                f"the model has {part}, which a static graph does not hold yet: dense models with "
-                "attention in all layers can be exported (splitup-deploy families)"
-            )
+    found = [part for part, is_there in parts.items() if is_there]
+    found += [
+        f"a variation ({field.name})"
+        for field in fields(config)
+        if field.name not in _HELD and getattr(config, field.name) != field.default
+    ]
+    if isinstance(config.activation, Clamped):
+        found.append("a bounded activation")
+    if config.local is not None and config.local.aligned:
+        found.append("windows that end at multiples of their size")
+    experts = config.experts if isinstance(config, MoeConfig) else None
+    if experts is not None and not are_plain(experts):
+        found.append("experts of another form than gate, up and down projection")
+    if found:
+        raise InvalidModel(
+            f"the model has {found[0]}, which a static graph does not hold: models with plain "
+            "attention in all layers can be exported, with experts or without"
+        )
 
 
-class _Builder:
-    def __init__(self, config: DecoderConfig, weights: Weights, shape: StaticShape) -> None:
-        self.config, self.weights, self.shape = config, weights, shape
-        self.epsilon = float(np.float32(config.norm_epsilon))  # as a file holds it
-        self.nodes: list[OnnxNode] = []
-        self.tensors: dict[str, OnnxTensor] = {}
-
-    # ---- the parts of a graph ------------------------------------------------------------------
-
-    def add(self, op: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """Add a node; return the name of its result."""
-        result = name or f"{op.lower()}.{len(self.nodes)}"
-        self.nodes.append(OnnxNode(op, "", result, inputs, (result,), attributes))
-        return result
-
-    def numbers(self, *values: int) -> str:
-        """Return the name of a list of integers, as Reshape and Slice take it."""
-        name = "int." + ".".join(map(str, values))
-        data = np.array(values, np.int64).tobytes()
-        self.tensors.setdefault(name, OnnxTensor(name, "int64", (len(values),), data))
-        return name
-
-    def scalar(self, value: float) -> str:
-        name = f"float.{value!r}"
-        data = np.float32(value).tobytes()
-        self.tensors.setdefault(name, OnnxTensor(name, "float32", (), data))
-        return name
-
-    def hold(self, source: WeightSource, offset: float = 0.0) -> str:
-        """Return the name of a weight."""
-        spec = source.spec
-        if source.encoding not in ("", "bfloat16"):
-            raise InvalidModel(
-                f"weight '{spec.name}' is stored as {source.encoding}; a static graph takes "
-                "float32, float16 and bfloat16: export the model from its original directory"
-            )
-        data = AsFloat32(source, offset)
-        self.tensors.setdefault(spec.name, OnnxTensor(spec.name, "float32", spec.shape, data))
-        return spec.name
-
-    def reshape(self, x: str, *shape: int) -> str:
-        return self.add("Reshape", x, self.numbers(*shape))
-
-    def cut(self, x: str, axis: int, start: int, end: int) -> str:
-        """Return the elements ``start`` to ``end`` of an axis."""
-        return self.add("Slice", x, *(self.numbers(number) for number in (start, end, axis)))
-
-    def scale(self, x: str, factor: float) -> str:
-        return x if factor == 1.0 else self.add("Mul", x, self.scalar(factor))
-
-    # ---- the model -----------------------------------------------------------------------------
-
+class _StaticStep(GraphBuilder):
     def build(self) -> OnnxModel:
         c, s = self.config, self.shape
         table = self.hold(self.weights.get("model.embed_tokens.weight", c.vocab, c.hidden))
@@ -206,24 +157,6 @@ class _Builder:
     def cap(self, x: str, most: float) -> str:
         """Return most * tanh(x / most)."""
         return self.scale(self.add("Tanh", self.scale(x, 1.0 / most)), most)
-
-    def project(self, x: str, name: str, rows: int, inner: int, bias: bool) -> str:
-        operands = [self.hold(self.weights.get(f"{name}.weight", rows, inner))]
-        if bias:
-            operands.append(self.hold(self.weights.get(f"{name}.bias", rows)))
-        return self.add("Gemm", x, *operands, transB=1)
-
-    def project_parts(
-        self, x: str, prefix: str, joined: str, parts: Sequence[tuple[str, int]], bias: bool
-    ) -> list[str]:
-        """Return the products with several layers (name, outputs), which a file may have as one."""
-        if not self.config.fused:
-            inner = self.config.hidden
-            return [self.project(x, f"{prefix}.{n}", rows, inner, bias) for n, rows in parts]
-        total = sum(rows for _, rows in parts)
-        x = self.project(x, f"{prefix}.{joined}", total, self.config.hidden, bias)
-        ends = np.cumsum([rows for _, rows in parts]).tolist()
-        return [self.cut(x, 1, end - rows, end) for end, (_, rows) in zip(ends, parts, strict=True)]
 
     def rotate(self, heads: str, layer: int) -> str:
         """Return heads [block, heads, head_dim], turned by position where the layer does so."""
@@ -345,18 +278,13 @@ class _Builder:
         return self.reshape(mixed, s.block, c.heads * c.head_dim)
 
     def feed_forward(self, x: str, layer: int) -> str:
-        """Return x plus the gated MLP of a layer."""
+        """Return x plus the gated MLP of a layer, or its experts."""
         c, prefix = self.config, f"model.layers.{layer}"
         norm = "pre_feedforward" if c.post_norms else "post_attention"
         h = self.norm_input(x, f"{prefix}.{norm}_layernorm.weight")
-        parts = [(f"{kind}_proj", c.intermediate) for kind in ("gate", "up")]
-        gate, up = self.project_parts(h, f"{prefix}.mlp", "gate_up_proj", parts, c.mlp_bias)
-        inner = gate
-        if c.activation == "gelu-tanh":  # 0.5 (1 + tanh(u)) = sigmoid(2u); arXiv 1606.08415
-            cubic = self.scale(self.add("Mul", gate, gate), 0.044715)
-            inner = self.add("Mul", gate, self.add("Add", cubic, self.scalar(1.0)))
-            inner = self.scale(inner, 2.0 * math.sqrt(2.0 / math.pi))
-        active = self.add("Mul", self.add("Mul", gate, self.add("Sigmoid", inner)), up)
-        name = f"{prefix}.mlp.down_proj"
-        branch = self.project(active, name, c.hidden, c.intermediate, c.mlp_bias)
+        experts = c.experts if isinstance(c, MoeConfig) else None
+        if experts is None or layer in experts.dense_layers:
+            branch = self.compute_gated_mlp(h, f"{prefix}.mlp", c.intermediate)
+        else:
+            branch = compute_experts(self, h, layer, experts)
         return self.add_branch(x, branch, f"{prefix}.post_feedforward_layernorm.weight")

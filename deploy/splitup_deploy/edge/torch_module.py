@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from splitup.core.errors import InvalidModel
+from splitup_deploy.edge.static_experts import ROUTER
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
 
 Attributes = Mapping[str, Any]
@@ -83,12 +84,14 @@ class StaticModule(nn.Module):  # type: ignore[misc]  # torch is not there for t
         self._inputs = [port.name for port in model.graph.inputs]
         self._outputs = [port.name for port in model.graph.outputs]
         self.parts = nn.ModuleList()
+        self._constants: dict[str, str] = {}  # the buffers of weights that plain operations read
         self._calls = [self._prepare(node) for node in model.graph.nodes]
         scalars = (name for name, tensor in self._tensors.items() if not tensor.shape)
         self._scalars = {name: float(self._read(name)) for name in scalars}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         values: dict[str, Any] = dict(zip(self._inputs, inputs, strict=True)) | self._scalars
+        values |= {name: self.get_buffer(held) for name, held in self._constants.items()}
         for result, operands, compute in self._calls:
             given = [values[name] for name in operands]
             values[result] = (
@@ -98,30 +101,39 @@ class StaticModule(nn.Module):  # type: ignore[misc]  # torch is not there for t
 
     def _prepare(self, node: OnnxNode) -> tuple[str, list[str], Any]:
         """Return a node's result, its operands that are computed, and a function or a part."""
-        operands = [name for name in node.inputs if not self._is_held(name)]
-        if node.op in ("Gemm", "Gather", "RMSNormalization"):
+        operands = [name for name in node.inputs if not self._is_held(name, node)]
+        if node.op in PARTS:
             self.parts.append(self._make_part(node))
             return node.outputs[0], operands, len(self.parts) - 1
         if node.op not in OPERATIONS:
             raise InvalidModel(
                 f"{node} is an operation that models for devices do not have; these are: "
-                f"{', '.join(sorted((*OPERATIONS, 'Gemm', 'Gather', 'RMSNormalization')))}"
+                f"{', '.join(sorted((*OPERATIONS, *PARTS)))}"
             )
         lists = [
             np.frombuffer(self._tensors[name].read(), np.int64).tolist()
             for name in node.inputs
-            if self._is_held(name)
+            if self._is_held(name, node)
         ]
+        for name in operands:
+            if name in self._tensors and self._tensors[name].shape and name not in self._constants:
+                self._constants[name] = f"constant_{len(self._constants)}"
+                self.register_buffer(self._constants[name], self._read(name))
         return node.outputs[0], operands, partial(OPERATIONS[node.op], node.attributes, *lists)
 
-    def _is_held(self, name: str) -> bool:
-        return name in self._tensors and self._tensors[name].shape != ()
+    def _is_held(self, name: str, node: OnnxNode) -> bool:
+        """Say whether a node does not compute with an operand: a part's weight, or integers."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape == ():
+            return False
+        return node.op in PARTS or tensor.dtype == "int64"
 
     def _make_part(self, node: OnnxNode) -> nn.Module:
-        first, *others = (self._read(name) for name in node.inputs if self._is_held(name))
+        first, *others = (self._read(name) for name in node.inputs if self._is_held(name, node))
         if node.op == "Gemm":
             part = nn.Linear(first.shape[1], first.shape[0], bias=bool(others), device="meta")
             part.weight = nn.Parameter(first, requires_grad=False)
+            part.is_exact = node.outputs[0].startswith(ROUTER)
             if others:
                 part.bias = nn.Parameter(others[0], requires_grad=False)
             return part
@@ -143,14 +155,19 @@ def cut(_: Attributes, start: list[int], end: list[int], axis: list[int], x: Ten
     return x.narrow(axis[0], start[0], end[0] - start[0])
 
 
+PARTS: Final = ("Gather", "Gemm", "RMSNormalization")  # hold their weights
 # What computes a node, from its attributes, its lists of integers, and its operands.
 OPERATIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "Add": lambda _, x, y: x + y,
     "Concat": lambda options, *parts: torch.cat(parts, options["axis"]),
+    "Div": lambda _, x, y: x / y,
     "MatMul": lambda _, x, y: torch.bmm(x, y),
+    "Max": lambda _, x, least: x.clamp(min=least),
     "Mul": lambda _, x, y: x * y,
+    "ReduceSum": lambda options, axes, x: x.sum(axes, keepdim=bool(options["keepdims"])),
     "Reshape": lambda _, shape, x: x.reshape(shape),
     "Sigmoid": lambda _, x: torch.sigmoid(x),
+    "Sign": lambda _, x: torch.sign(x),
     "Slice": cut,
     "Softmax": lambda options, x: torch.softmax(x, options["axis"]),
     "Sub": lambda _, x, y: x - y,

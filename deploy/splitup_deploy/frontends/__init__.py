@@ -83,6 +83,10 @@ def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
                     f"'{source}' is no Hugging Face directory with weights, which an adapter can "
                     "be merged into"
                 )
+            if sizes.vision and name not in ("huggingface", "shapes"):
+                raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --vision")
+            if sizes.images is not None and name not in ("huggingface", "shapes"):
+                raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --images")
             return front_end.load(source, sizes)
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:

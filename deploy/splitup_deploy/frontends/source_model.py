@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from splitup.graph.manifest import ChatInfo, DiffusionInfo, Kind
+from splitup.graph.manifest import ChatInfo, DiffusionInfo, ImageInfo, Kind
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -16,13 +16,17 @@ class Sizes:
 
     ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
     the sizes of an ONNX file's symbolic dimensions. ``adapter``: a directory with a LoRA adapter
-    that is merged into a Hugging Face directory's weights.
+    that is merged into a Hugging Face directory's weights. ``vision``: compile the tower for images
+    of a model for images and text, not the one for text. ``images``: the text model takes images,
+    of which the model with this id makes rows.
     """
 
     context: int | None = None
     chunk: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     adapter: Path | None = None
+    vision: bool = False
+    images: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Text:
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
     layers from whose state a valid row cannot be removed. ``steps_back``: how far a step may start
     before the furthest one, if there is a bound. ``chat``: how it takes a conversation.
-    ``diffusion``: how it writes blocks of tokens, if it does.
+    ``diffusion``: how it writes blocks of tokens, if it does. ``images``: how a prompt holds them.
     """
 
     tokenizer: Path | bytes
@@ -43,6 +47,7 @@ class Text:
     steps_back: int | None = None
     chat: ChatInfo | None = None
     diffusion: DiffusionInfo | None = None
+    images: ImageInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -118,12 +120,14 @@ class WeightSource:
     With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
     elements]; see ``splitup_deploy.frontends.decoder.quantised``. The encoding "bfloat16" is uint16
     that holds such numbers. ``names`` are those of the parts in the file, if not the weight's own.
+    ``sizes`` are the bytes of each part, if there are several.
     """
 
     spec: TensorSpec
     parts: tuple[Part | bytes, ...]
     encoding: str = ""
     names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def read(self) -> Iterator[bytes]:
         """Yield the little-endian bytes in chunks."""
@@ -163,7 +167,8 @@ def join_sources(spec: TensorSpec, sources: Sequence[WeightSource]) -> WeightSou
     """Return the concatenation of weights that are stored in one way."""
     parts = tuple(part for source in sources for part in source.parts)
     names = tuple(name for s in sources for name in s.names or (s.spec.name,) * len(s.parts))
-    return WeightSource(spec, parts, sources[0].encoding, names)
+    sizes = tuple(size for s in sources for size in s.sizes or (s.spec.nbytes,))
+    return WeightSource(spec, parts, sources[0].encoding, names, sizes)
 
 
 def _read_part(part: Part | bytes) -> Iterable[bytes]:
@@ -171,8 +176,28 @@ def _read_part(part: Part | bytes) -> Iterable[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Bytes ``start`` to ``end`` of computed ones, which are computed from their beginning."""
+
+    whole: Part
+    start: int
+    end: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in chunks; raises InvalidModel when there are fewer."""
+        place = 0
+        for chunk in self.whole.read():
+            if part := chunk[max(self.start - place, 0) : max(self.end - place, 0)]:
+                yield part
+            place += len(chunk)
+            if place >= self.end:
+                return
+        raise InvalidModel(f"a weight has {place} bytes, and its shape wants {self.end}")
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
-    """A box, an (offset, size) for every axis, of a weight; the whole weight is read for it."""
+    """A box, an (offset, size) for each axis but the first, of a weight; all of it is read."""
 
     source: WeightSource
     box: tuple[tuple[int, int], ...]
@@ -180,43 +205,59 @@ class Selection:
     def read(self) -> Iterator[bytes]:
         """Yield the box's bytes in C order; holds one chunk and one row of the first axis."""
         shape, width = self.source.spec.shape[1:], ITEM_BYTES[self.source.spec.dtype]
-        row_bytes = math.prod(shape) * width
-        inner = (slice(None), *(slice(start, start + size) for start, size in self.box[1:]))
-        first, left = self.box[0]
-        skipped, pending = first * row_bytes, b""
+        row_bytes, pending = math.prod(shape) * width, b""
+        inner = (slice(None), *(slice(start, start + size) for start, size in self.box))
         for chunk in self.source.read():
-            start = min(skipped, len(chunk))
-            skipped -= start
-            pending += chunk[start:]
-            count = min(len(pending) // row_bytes, left)
+            pending += chunk
+            count = len(pending) // row_bytes
             rows = np.frombuffer(pending[: count * row_bytes], f"V{width}")
             if count:
                 yield rows.reshape(count, *shape)[inner].tobytes()
-            pending, left = pending[count * row_bytes :], left - count
-            if not left:
-                return
-        raise InvalidModel(f"weight '{self.source.spec.name}' is shorter than its shape")
+            pending = pending[count * row_bytes :]
 
 
 def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) -> WeightSource:
-    """Return the part of a weight that lies in a box, called ``name``; seeks where it can."""
+    """Return the part of a weight that lies in a box, called ``name``.
+
+    Where the box is not more runs of bytes than the weight has parts, only these are read: of a
+    bank of experts those in the box, and of each its rows.
+    """
     spec = TensorSpec(name, source.spec.dtype, tuple(size for _, size in box))
-    whole = all(box[axis] == (0, size) for axis, size in enumerate(source.spec.shape) if axis)
     if source.is_absent:
         return WeightSource(spec, (Absent(),))
-    if not whole or not all(isinstance(part, FileSlice) for part in source.parts):
-        return WeightSource(spec, (Selection(source, box),))
-    row_bytes = source.spec.nbytes // source.spec.shape[0]
-    start, end = box[0][0] * row_bytes, (box[0][0] + box[0][1]) * row_bytes
-    parts, place = [], 0
-    for part in source.parts:
-        assert isinstance(part, FileSlice)  # for the type checker
-        length = part.end - part.start
-        low, high = max(start - place, 0), min(end - place, length)
-        if low < high:
-            parts.append(FileSlice(part.path, part.start + low, part.start + high))
-        place += length
-    return WeightSource(spec, tuple(parts))
+    shape = source.spec.shape
+    divided = [axis for axis, size in enumerate(shape) if box[axis] != (0, size)]
+    last = max(divided, default=0)
+    if math.prod(size for _, size in box[:last]) > len(source.parts):
+        rows = select(source, name, (box[0], *((0, size) for size in shape[1:])))
+        return WeightSource(spec, (Selection(rows, box[1:]),))
+    unit = source.spec.nbytes // math.prod(shape[: last + 1])
+    offsets = [0, *accumulate(source.sizes or (source.spec.nbytes,))]
+    parts: list[tuple[Part | bytes, int]] = []
+    for place in product(*(range(start, start + size) for start, size in box[:last])):
+        row = 0
+        for index, size in zip(place, shape, strict=False):
+            row = row * size + index
+        start = (row * shape[last] + box[last][0]) * unit
+        parts += _cut(source.parts, offsets, start, start + box[last][1] * unit)
+    chosen, sizes = zip(*parts, strict=True)
+    return WeightSource(spec, chosen, sizes=sizes)
+
+
+def _cut(
+    parts: Sequence[Part | bytes], offsets: Sequence[int], start: int, end: int
+) -> Iterator[tuple[Part | bytes, int]]:
+    """Yield the parts of bytes ``start`` to ``end``, and their sizes."""
+    for place in range(bisect_right(offsets, start) - 1, bisect_left(offsets, end)):
+        low, high = max(start - offsets[place], 0), min(end, offsets[place + 1]) - offsets[place]
+        part: Part | bytes = parts[place]
+        if isinstance(part, bytes):
+            part = part[low:high]
+        elif isinstance(part, FileSlice):
+            part = FileSlice(part.path, part.start + low, part.start + high)
+        elif (low, high) != (0, offsets[place + 1] - offsets[place]):
+            part = Excerpt(part, low, high)
+        yield part, high - low
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,10 @@ async def _open_record(rpc: Rpc, settings: NetworkSettings, account: str) -> Cre
     genesis = (await rpc.request("eth_getBlockByNumber", "0x0", False))["hash"]
     record = settings.load_record()
     if record is None:
-        return CreationRecord(chain_id=chain_id, genesis_hash=genesis, creator=account)
+        head = int(await rpc.request("eth_blockNumber"), 16)
+        return CreationRecord(
+            chain_id=chain_id, genesis_hash=genesis, creator=account, first_block=head
+        )
     if (record.chain_id, record.genesis_hash) != (chain_id, genesis):
         raise ConfigurationError(
             f"{settings.record} is of chain {record.chain_id} and the endpoint {settings.rpc_url} "
@@ -258,6 +261,7 @@ def _make_deployment(
         record.genesis_hash,
         **addresses,
         confirmations=settings.confirmations,
+        first_block=record.first_block,
     )
 
 

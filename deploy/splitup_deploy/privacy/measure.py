@@ -22,6 +22,7 @@ PAIRS: Final = (300, 900, 3_000, 10_000, 20_000)
 _TESTED: Final = 1_000  # tokens that no attack has learnt from
 _SEQUENCE: Final = 256  # tokens of one text
 _GUESSES: Final = 256  # tokens that the attack with the weights tries first
+_KNOWN: Final = 1_000  # texts, at most, one of which a node recognises by its length
 _BPS: Final = 10_000
 
 
@@ -33,6 +34,8 @@ class Split:
     client_bytes: int  # memory of the tasks that the user runs
     key: str  # of the tasks that the user runs, as ``make_key`` gives it
     found: PrivacyMeasure
+    known: int  # paragraphs of the text, one of which is sent
+    by_length_bps: int  # how often a node that has all of them names the right one by its length
 
 
 def measure_split(
@@ -52,7 +55,8 @@ def measure_split(
     info = compiled.manifest.text
     if info is None:
         raise InvalidInput("the model reads no text")
-    tokens = encode(compiled, text)[: PAIRS[-1] + _TESTED]
+    with open_tokenizer(compiled) as tokenizer:
+        tokens = tokenizer.encode(text)[: PAIRS[-1] + _TESTED]
     if len(tokens) < PAIRS[0] + _TESTED:
         raise InvalidInput(
             f"the text has {len(tokens)} tokens; give one of {PAIRS[0] + _TESTED} or more, and of "
@@ -84,7 +88,20 @@ def measure_split(
             returned_bps=back,
             next_token_bps=_BPS * int((guessed[:-1] == array[1:]).sum()) // (len(array) - 1),
         ),
+        *recognise_lengths(compiled, text, info.context),
     )
+
+
+def recognise_lengths(compiled: CompiledModel, text: str, context: int) -> tuple[int, int]:
+    """Return how many paragraphs there are, and how often the length of one tells which, in bps.
+
+    Of n paragraphs of one length a node names the right one once in n times.
+    """
+    paragraphs = list(dict.fromkeys(filter(str.strip, text.split("\n\n"))))[:_KNOWN]
+    with open_tokenizer(compiled) as tokenizer:
+        lengths = [len(tokenizer.encode(paragraph)) for paragraph in paragraphs]
+    sent = [length for length in lengths if length <= context]
+    return len(sent), _BPS * len(set(sent)) // max(1, len(sent))
 
 
 def make_key(compiled: CompiledModel) -> str:
@@ -94,13 +111,12 @@ def make_key(compiled: CompiledModel) -> str:
     return compute_digest(encode_canonical([[t.task_id, t.weights_digest] for t in tasks]))
 
 
-def encode(compiled: CompiledModel, text: str) -> list[int]:
-    """Return a text's tokens."""
+def open_tokenizer(compiled: CompiledModel) -> closing[ModelTokenizer]:
+    """Return the model's tokenizer, for one ``with``."""
     assert compiled.manifest.text is not None
     key = get_blob_key(compiled.manifest.text.tokenizer_digest)
     blob = next(blob for blob in compiled.blobs if blob.key == key)
-    with closing(ModelTokenizer(b"".join(blob.open()), "the model")) as tokenizer:
-        return tokenizer.encode(text)
+    return closing(ModelTokenizer(b"".join(blob.open()), "the model"))
 
 
 def compute_crossing(

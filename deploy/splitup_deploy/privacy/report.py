@@ -74,6 +74,8 @@ def render_splits(splits: Sequence[Split]) -> Table:
     pairs = splits[0].found.pairs[-1][0]
     add_shares(f"sent back, after {pairs:,} pairs", lambda found: found.returned_bps)
     add_shares("sent back, next token, with the weights", lambda found: found.next_token_bps)
+    shares = (f"{split.by_length_bps / 100:.1f} %" for split in splits)
+    add_row(f"which of {splits[0].known:,} known texts, by its length", shares)
     return table
 
 
@@ -95,6 +97,6 @@ _BPS: Final = 10_000
 _BAR_CELLS: Final = 50
 _CAPTION: Final = (
     "After pairs: without the weights, having learnt from so many pairs of a token and its "
-    "activations. Next token: how often the likeliest one is that of the text. Lengths and times "
-    "of texts are always seen."
+    "activations. Next token: how often the likeliest one is that of the text. By its length: the "
+    "number of tokens is always seen, and so is the time of each."
 )

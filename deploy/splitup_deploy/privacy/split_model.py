@@ -41,10 +41,12 @@ class SplitModel:
     """All tasks of a private model, compiled for this process's device."""
 
     def __init__(self, compiled: CompiledModel) -> None:
-        """Compile; raises InvalidInput for a model without a part of the client's."""
+        """Compile; raises InvalidInput for a model without a client's part, or with images."""
         manifest, client = compiled.manifest, compiled.manifest.client
         if client is None or not compiled.is_complete:
             raise InvalidInput("only a private model with weights can be attacked")
+        if manifest.text is not None and manifest.text.images is not None:
+            raise InvalidInput("the model takes images: measure it compiled without --images")
         self.manifest, self.client = manifest, client
         self.chunk = next(p.shape[0] for p in client.inputs if p.name == "tokens")
         self.early = client.find_early()

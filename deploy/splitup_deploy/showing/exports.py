@@ -52,5 +52,6 @@ def _describe_check(check: dict[str, Any]) -> list[str]:
             f"with {check['nats_per_token_of_the_model']:.4f}"
         )
     rates = (check["rows_per_s"], check["rows_per_s_of_our_kernels"])
-    lines.append("  speed    {:.1f} rows/s here; {:.1f} with our kernels, in turns".format(*rates))
+    what = "  speed    {:.1f} rows/s here; {:.1f} with our kernels: in turns, one thread each"
+    lines.append(what.format(*rates))
     return lines

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from splitup_deploy.frontends.families import block_diffusion
+from splitup_deploy.frontends.families import block_diffusion, vision_towers
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
@@ -17,7 +17,8 @@ from splitup_deploy.frontends.gguf.config import list_gguf_names
 def list_families() -> list[dict[str, Any]]:
     """Return every architecture of a directory: its use, GGUF names, and if text is a part.
 
-    ``decoder`` is the only one that the family's models are used with, if there is such a one.
+    ``images``: its tower for images can be compiled, too. ``decoder`` is the only one that the
+    family's models are used with, if there is such a one.
     """
     names = list_gguf_names()
     tower_of = {name: tower.architecture for name, tower in TOWERS.items()}
@@ -29,6 +30,7 @@ def list_families() -> list[dict[str, Any]]:
             "use": use,
             "gguf": list(names.get(name, ())),
             "text_tower": tower_of.get(name),
+            "images": name == vision_towers.ARCHITECTURE,
             "decoder": "diffusion" if name in block_diffusion.ARCHITECTURES else None,
         }
         for name, use in uses.items()
@@ -42,6 +44,8 @@ def render_families(rows: Sequence[dict[str, Any]]) -> Text:
     for row in rows:
         tower, gguf = row["text_tower"], ", ".join(row["gguf"])
         also = f"text only, as {tower}" if tower else f"GGUF: {gguf}" if gguf else ""
+        if row["images"]:
+            also = f"text as {tower}; images with --vision and --images"
         if row["decoder"]:
             also = "writes blocks of tokens (--decoder diffusion)"
         if row["use"] != "text-generation":

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from splitup.core.log_limit import WarningLimit
 from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, run_and_print
 from splitup_node.cli.progress import InPlaceHandler
 
@@ -55,6 +56,7 @@ def run(options: RunOptions) -> dict[str, Any]:
 
 def _start_logging(options: RunOptions) -> None:
     handler = logging.StreamHandler() if options.log_json else InPlaceHandler(sys.stderr)
+    handler.addFilter(WarningLimit())
     handler.setFormatter(_JsonLines() if options.log_json else logging.Formatter(_LOG_FORMAT))
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(level=level, handlers=[handler])

@@ -73,6 +73,11 @@ class HeartbeatSender:
         failures = [str(outcome) for outcome in outcomes if isinstance(outcome, SplitUpError)]
         return set(failures) if len(failures) == len(outcomes) else set()
 
+    def is_refused(self, committee: CommitteeView) -> bool:
+        """Return whether every member refuses this node itself, as one without a stake."""
+        outcomes = [self._outcomes.get(member.account) for member in committee.members]
+        return all(isinstance(found, Refused) and found.status == 400 for found in outcomes)
+
     async def close(self) -> None:
         """Cancel the calls that are not answered."""
         for call in self._calls.values():

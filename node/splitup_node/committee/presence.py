@@ -53,6 +53,7 @@ class Presence:
         self._get_determinism = get_determinism
         self.boot_id = secrets.token_hex(32)
         self._sequence = 0
+        self._refusals = 0  # of the latest heartbeats, one after the other
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
@@ -64,7 +65,10 @@ class Presence:
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
 
     async def send_heartbeats(self) -> None:
-        """Send a heartbeat per period, and one at once when the offered tasks have changed."""
+        """Send a heartbeat per period, and one at once when the offered tasks have changed.
+
+        A node that all members refuse, because it was slashed or leaves, sends them less often.
+        """
         try:
             while True:
                 self._heartbeat_due.clear()
@@ -73,7 +77,7 @@ class Presence:
                 except SplitUpError as error:
                     _log.warning("%s", error)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
+                    async with asyncio.timeout(compute_pause_s(self._refusals)):
                         await self._heartbeat_due.wait()
         finally:
             await self._heartbeat_sender.close()
@@ -95,6 +99,8 @@ class Presence:
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         await self._heartbeat_sender.send(beat, committee)
+        is_refused = self._heartbeat_sender.is_refused(committee)
+        self._refusals = self._refusals + 1 if is_refused else 0
         self._health.note_heartbeats(
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
@@ -239,3 +245,9 @@ class Presence:
 
     def _is_idle(self, entry: DemandEntry) -> bool:
         return entry.task_id not in self._engine.list_used()
+
+
+def compute_pause_s(refusals: int) -> float:
+    """Return the seconds until the next heartbeat; the first refusals may come before a block."""
+    doublings = min(max(0, refusals - tuning.HEARTBEAT_REFUSALS), 10)
+    return min(limits.HEARTBEAT_PERIOD_S * 2.0**doublings, tuning.HEARTBEAT_REFUSED_S)

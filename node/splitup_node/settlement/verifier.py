@@ -57,9 +57,8 @@ class VerifierContext:
 class Verifier:
     """Takes verification orders, each with its proof, and works them off one after the other."""
 
-    def __init__(self, context: VerifierContext, sampling_bps: int) -> None:
+    def __init__(self, context: VerifierContext) -> None:
         self._context = context
-        self._sampling_bps = sampling_bps
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
         self._reporting: set[asyncio.Task[None]] = set()
@@ -77,7 +76,7 @@ class Verifier:
             return
         manifest = await self._context.cache.fetch_manifest(order.certificate.plan.request.model_id)
         node = self._context.identity.address
-        await asyncio.to_thread(check_order, order, manifest, self._sampling_bps, node)
+        await asyncio.to_thread(check_order, order, manifest, node)
         committee = await self._context.committees.check_certificate(order.certificate)
         await asyncio.to_thread(check_draw, order.draw, committee)
         if key in self._known:
@@ -180,7 +179,7 @@ class Verifier:
             _log.error("a verification could not be reported", exc_info=error)
 
 
-def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int, node: str) -> None:
+def check_order(order: VerificationOrder, manifest: Manifest, node: str) -> None:
     """Check everything in an order except its signatures. Raises PeerFault."""
     plan, draw = order.certificate.plan, order.draw
     request = plan.request
@@ -192,7 +191,7 @@ def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int,
         raise PeerFault(f"{where}: the model has no such task")
     if not plan.has_candidates(draw.executors):
         raise PeerFault(f"{where}: the draw does not name a candidate for every task")
-    if not is_sampled(draw.seed, order.task, sampling_bps):
+    if not is_sampled(draw.seed, order.task, request.verify_bps):
         raise PeerFault(f"{where}: the draw does not pick this task")
     task_id, executor = manifest.tasks[order.task].task_id, order.executors[order.task]
     if node not in check_validators(order.snapshot, plan, executor, task_id):

@@ -83,10 +83,15 @@ class LoadedTasks:
         return sum(task.vram_bytes for task in self._tasks.values())
 
     def _list_free(self) -> list[int]:
-        free = list(self._workers.memory_bytes)
+        """Return what tasks may still take of each device, of which other programs use some."""
+        unused, left = self._workers.unused_bytes, self._list_left()
+        return [own if u is None else min(own, u) for own, u in zip(left, unused, strict=True)]
+
+    def _list_left(self) -> list[int]:
+        left = list(self._workers.memory_bytes)
         for task_id, (worker, _) in self._places.items():
-            free[worker] -= self._tasks[task_id].vram_bytes
-        return free
+            left[worker] -= self._tasks[task_id].vram_bytes
+        return left
 
     @property
     def state_limit_bytes(self) -> int:
@@ -152,10 +157,11 @@ class LoadedTasks:
                 return self.programs[task.task_id]
             if task.task_id in self._failed:
                 raise AuditFailed(self._failed[task.task_id])
-            if task.vram_bytes > self.free_bytes:
+            if task.vram_bytes > (free := self.free_bytes):
+                others = ", as other programs use the device" * (free < max(self._list_left()))
                 raise Unavailable(
                     f"task {index} ({task.label}) needs {task.vram_bytes} bytes of memory; "
-                    f"{self.free_bytes} of {max(self._workers.memory_bytes)} are free"
+                    f"{free} of {max(self._workers.memory_bytes)} are free{others}"
                 )
             self.loading = task.task_id
             _log.info(

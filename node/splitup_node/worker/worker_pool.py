@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from splitup.core.errors import ConfigurationError
+from splitup_node.worker.device_memory import find_memory
 from splitup_node.worker.ipc import RunRequest
 from splitup_node.worker.supervisor import BatchHandler, RunHandler, Supervisor, WorkerLost
 
@@ -35,6 +36,12 @@ class Workers:
     def memory_bytes(self) -> tuple[int, ...]:
         """Return the memory of each worker; 0 of one that has died and was not replaced."""
         return tuple(one.memory_bytes if one.is_running else 0 for one in self._supervisors)
+
+    @property
+    def unused_bytes(self) -> tuple[int | None, ...]:
+        """Return what no program uses of each device; None where its driver does not say."""
+        found = (one.report and find_memory(one.report["device"]) for one in self._supervisors)
+        return tuple(memory.free_bytes if memory else None for memory in found)
 
     @property
     def is_running(self) -> bool:

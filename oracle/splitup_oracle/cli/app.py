@@ -250,11 +250,14 @@ def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     import uvloop
 
     from splitup.core.errors import InvalidInput, SplitUpError
+    from splitup.core.log_limit import WarningLimit
 
+    handler = logging.StreamHandler()
+    handler.addFilter(WarningLimit())
     logging.basicConfig(
-        stream=sys.stderr,
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[handler],
     )
 
     async def run_until_signal() -> None:

@@ -225,7 +225,6 @@ def compute_verification_rights(
     request: VerificationRequest,
     manifest: Manifest,
     requester: str,
-    sampling_bps: int,
     *,
     is_member: bool = False,
 ) -> list[Right]:
@@ -244,7 +243,7 @@ def compute_verification_rights(
         raise _refuse(f"the draw is of execution {order.draw.execution_id}, not of {execution}")
     if order.task >= len(manifest.tasks):
         raise _refuse(f"execution {execution} has no task {order.task}")
-    if not is_sampled(order.draw.seed, order.task, sampling_bps):
+    if not is_sampled(order.draw.seed, order.task, plan.request.verify_bps):
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
     if not plan.has_candidates(order.draw.executors):
         raise _refuse(f"the draw does not name a candidate for every task of {execution}")

@@ -333,10 +333,7 @@ class Gateway:
         except PeerFault as error:
             raise Refused(f"the draw is not valid: {error}", status=403) from None
         manifest = await self._objects.fetch_manifest(request.model_id)
-        sampling_bps = await self._chain.fetch_sampling_bps()
-        rights = compute_verification_rights(
-            asked, manifest, key, sampling_bps, is_member=is_member
-        )
+        rights = compute_verification_rights(asked, manifest, key, is_member=is_member)
         self._log_quota.take(rights, order.certificate.plan, manifest)
         return _Answer(
             f"{request.execution_id} task {order.task}",

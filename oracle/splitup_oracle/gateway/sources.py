@@ -69,7 +69,6 @@ class ChainView:
         self._market = deployment.market.lower()
         self._committees = Committees(chain)
         self._node_keys: tuple[float, frozenset[str]] | None = None
-        self._sampling: tuple[float, int] | None = None
         self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
         self._ends = Lately(self._look_end, None)
         self._standings = Lately(self._look_standing, True)
@@ -136,13 +135,6 @@ class ChainView:
             entry["active"]
             or entry["stake"] >= await self._chain.call("nodes", "minStake", entry["vramGb"])
         )
-
-    async def fetch_sampling_bps(self) -> int:
-        """Return the fraction of tasks that are verified, in basis points."""
-        if self._sampling is None or time.monotonic() - self._sampling[0] > 60:
-            parameters = await self._chain.call("market", "parameters")
-            self._sampling = (time.monotonic(), parameters["samplingBps"])
-        return self._sampling[1]
 
     async def _fetch_node_keys(self, max_age_s: float) -> frozenset[str]:
         if self._node_keys is None or time.monotonic() - self._node_keys[0] > max_age_s:

@@ -44,6 +44,7 @@ def make_request(event: ChainEvent, deployment: Deployment) -> Request:
         block_hash=event.block_hash,
         inputs_digest=args["inputsDigest"],
         nonce=args["nonce"],
+        verify_bps=args["verifyBps"],
     )
 
 

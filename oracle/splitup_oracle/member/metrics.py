@@ -20,5 +20,6 @@ def list_readings(status: Mapping[str, Any]) -> Iterator[Reading]:
         ("executions_open", "Executions that are not settled.", status["executions_open"]),
         ("peers_down", "Other members that do not answer.", len(status["peers_down"])),
         ("has_group_key", "1 when the committee has its key.", bool(status["group_key"])),
+        ("chain_requests_total", "Requests to the chain's endpoint.", status["chain_requests"]),
     ):
         yield Reading(f"splitup_member_{name}", text, value)

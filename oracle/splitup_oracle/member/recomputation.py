@@ -39,8 +39,8 @@ class Replay:
     logits: int | None = None  # index of the output that holds them
     merges: bool = False  # whether many steps take one pass; no party is convicted by that
     seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
-    defined_steps: int = 0  # first steps that are known to be defined for this seed …
-    defined_inputs: Sequence[str] = ()  # … and inputs of these digests
+    defined_steps: int = 0  # first steps known to be defined for this seed and these inputs
+    defined_inputs: Sequence[str] = ()  # digests of these inputs
 
 
 async def replay(job: Replay) -> dict[str, Any]:

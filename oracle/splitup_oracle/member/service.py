@@ -40,7 +40,7 @@ from splitup_oracle.member.shell import Member
 
 _TICK_S: Final = 0.05  # a third of the shortest stage delay
 _POLL_S: Final = 0.05  # between polls; a member that sees a request first wakes the others
-_HEAD_S: Final = 0.25  # precise enough for epochs and deadlines
+_NODES_S: Final = 0.25  # at least between two readings of the registry
 _CURSOR_S: Final = 10.0
 _STAKES_S: Final = 10.0  # a snapshot may be three times as old
 _RETRY_S: Final = 5.0  # before a failed request to the chain or the gateway is repeated
@@ -243,16 +243,9 @@ class EventSource:
     async def _follow_head(self) -> None:
         seen = ""
         while True:
-            try:
-                head = await self._chain.fetch_head()
-            except ChainUnavailable as error:
-                log.warning("%s", error)
-                await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
-                continue
-            if head.hash != seen:  # the hash also changes in a reorganisation to the same height
-                seen = head.hash
-                self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
-            await asyncio.sleep(_HEAD_S)
+            head = await self._chain.wait_for_head(seen)
+            seen = head.hash
+            self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
 
     async def _follow_nodes(self) -> None:
         while True:
@@ -264,7 +257,7 @@ class EventSource:
             except ChainUnavailable as error:
                 log.warning("the registry cannot be read: %s", error)
                 self._nodes_changed.set()
-            await asyncio.sleep(_HEAD_S)
+            await asyncio.sleep(_NODES_S)
 
     async def _feed_nodes(self) -> None:
         count = min(await self._chain.call("nodes", "nodeCount"), limits.MAX_NODES)
@@ -337,24 +330,25 @@ class EventSource:
 
     async def _follow_board(self) -> None:
         """Give the machine configurations and what members post to generate or hand over a key."""
+        seen = ""
         while True:
             try:
                 await self._read_board()
             except ChainUnavailable as error:
                 log.warning("the committee's events cannot be read: %s", error)
                 await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
-            await asyncio.sleep(_HEAD_S)
+            with contextlib.suppress(TimeoutError):
+                seen = (await asyncio.wait_for(self._chain.wait_for_head(seen), _RETRY_S)).hash
 
     async def _read_board(self) -> None:
-        # read the head first, so that the events fetched after include all up to it
         head = await self._chain.fetch_head()
         last = head.number - self._chain.deployment.confirmations
         if last < self._board_block:
             self._member.feed(BoardRead(last))
             return
-        for event in await self._chain.fetch_events("committee", from_block=self._board_block):
-            if event.block_number > last:
-                break
+        for event in await self._chain.fetch_events(
+            "committee", from_block=self._board_block, last=last
+        ):
             if event.name == "MembersSet":
                 self._note_change(event)
             if event.name == "SnapshotAccepted":

@@ -262,6 +262,11 @@ class Member:
             )
         if request.max_price_micro_usdc < max(price, parameters["minPrice"]):
             raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC now")
+        if request.verify_bps < parameters["samplingBps"]:
+            raise PeerFault(
+                f"the request has {request.verify_bps} of 10,000 tasks verified, and the network's "
+                f"least share is {parameters['samplingBps']}"
+            )
         if paused:
             raise PeerFault("the market is paused and takes no requests")
         if retired:
@@ -277,7 +282,7 @@ class Member:
     def get_status(self) -> dict[str, Any]:
         status = self.machine.get_status(time.monotonic())
         down = sorted(peer.account for peer in self.gossip.peers if not peer.is_up)
-        return {**status, "peers_down": down}
+        return {**status, "peers_down": down, "chain_requests": self.chain.count_requests()}
 
     def get_demand(self) -> bytes:
         """Return the reply to a heartbeat, as JSON; at most ``tuning.DEMAND_AGE_S`` old."""

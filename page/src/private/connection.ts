@@ -1,5 +1,5 @@
 // The server of split inference: its models, their files, and `forward`. What is sent from this
-// device to anybody is sent here: API key, digests of files, names of models, hidden states.
+// device to the server is sent here: API key, digests of files, names of models, hidden states.
 import { Refusal } from "./tensor_store";
 
 const BASE = "/api/v1/split";
@@ -25,6 +25,7 @@ export type ModelInfo = {
   output: string;
   measured: string[];
 };
+export type Listing = { models: ModelInfo[]; adapter_hosts: string[]; adapter_signers: string[] };
 export type Forwarded = { session_id: string; cached_seq_len: number; cost_micro_usdc: number; execution_id: string };
 
 export class SplitError extends Error {
@@ -39,9 +40,8 @@ export class Connection {
 
   constructor(private key: string) {}
 
-  async listModels(): Promise<ModelInfo[]> {
-    const reply = await this.request(`${BASE}/models`);
-    return (await reply.json()).models;
+  async listModels(): Promise<Listing> {
+    return (await this.request(`${BASE}/models`)).json();
   }
 
   /** GET a range of a file; see `FetchRange`. */

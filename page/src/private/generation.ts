@@ -1,4 +1,5 @@
 // One text: its tokens are chosen here, the nodes compute the layers between the client's tasks.
+import type { EncryptedAdapter } from "./adapter";
 import { makeValue, type Value, wrap } from "./arrays";
 import { type Connection, type Forwarded, SplitError } from "./connection";
 import type { Logits } from "./logits";
@@ -11,7 +12,7 @@ const ATTEMPTS = 3; // to feed a session whose rows the server lost
 const LOST = ["session_evicted", "session_unknown", "execution_failed", "unavailable"];
 
 export type Piece = { token: number; text: string };
-export type Costs = { steps: number; microUsdc: number; executions: string[]; epsilon: number | null };
+export type Costs = { steps: number; microUsdc: number; executions: string[]; epsilon: number | null; adapter: string };
 
 /** A text under way. Rows that were sent are kept, to feed them again when the server forgot them. */
 class Session {
@@ -21,9 +22,9 @@ class Session {
   private rows = 0;
   private id: string | null = null;
   private noise: RowNoise | null = null;
-  readonly costs: Costs = { steps: 0, microUsdc: 0, executions: [], epsilon: null };
+  readonly costs: Costs = { steps: 0, microUsdc: 0, executions: [], epsilon: null, adapter: "" };
 
-  constructor(private model: DeviceModel, private connection: Connection, private signal: AbortSignal) {
+  constructor(private model: DeviceModel, private connection: Connection, private adapter: EncryptedAdapter | null, private signal: AbortSignal) {
     this.states = model.programs.map((program) => program.newState());
   }
 
@@ -63,6 +64,12 @@ class Session {
     const answer = this.forward(chunks.map(({ sent }) => sent));
     whileWaiting();
     let given = await answer;
+    if (this.adapter) {
+      const last = given.subarray(-info.hidden_dim);
+      const added = await this.adapter.apply(last, this.signal);
+      added.forEach((value, place) => (last[place] += value));
+      this.costs.adapter = this.adapter.describe();
+    }
     const hasState = late.some((task) => programs[task].graph.states.length);
     for (const [place, { inputs, sent }] of chunks.entries()) {
       const rows = given.subarray(0, sent.length);
@@ -142,10 +149,12 @@ export async function* generate(
   maxTokens: number,
   sampling: Sampling,
   epsilon: number, // 0: no noise
+  adapter: EncryptedAdapter | null, // applied to the final hidden states
   signal: AbortSignal,
   onCosts: (costs: Costs) => void = () => {},
 ): AsyncGenerator<Piece> {
   const { info } = model;
+  if (adapter && info.private_blocks) throw new Error(`an adapter changes the final hidden state, and the model '${info.name}' leaves blocks after it to this device; use one registered with --private 0`);
   const room = info.context - prompt.length + 1; // the last token is chosen and not fed back
   if (!prompt.length) throw new Error("the prompt has no token; write something");
   if (room < 1) throw new Error(`the prompt has ${prompt.length} tokens and the model only ${info.context} positions; shorten it`);
@@ -153,7 +162,8 @@ export async function* generate(
   if (unknown !== undefined) throw new Error(`token ${unknown} of the prompt is outside the vocabulary of ${info.vocab}`);
   const sampler = new Sampler(model.kernels, sampling, prompt);
   const stream = model.tokenizer.openStream(prompt);
-  const session = new Session(model, connection, signal);
+  const session = new Session(model, connection, adapter, signal);
+  adapter?.startReport();
   try {
     if (epsilon) session.protect(epsilon, prompt.length + Math.min(maxTokens, room) - 1);
     let next: readonly number[] = prompt;

@@ -3,13 +3,14 @@ import { html, type TemplateResult } from "lit";
 import { getKey, setKey } from "../api";
 import { Part } from "../element";
 import { bytes, count, ms, usdc } from "../format";
+import type { Offer } from "./adapter";
 import type { ModelInfo } from "./connection";
 import type { Costs } from "./generation";
 import type { Sampling } from "./sampler";
-import type { Order, Prompt, Report } from "./worker";
+import type { BY_WORDS, Order, Prompt, Report } from "./worker";
 
 type Message = { role: "user" | "assistant"; text: string; tokens: number; ms: number; costs: Costs | null; finish: string; error: string };
-type Settings = { form: "chat" | "text"; maxTokens: string; seed: string; epsilon: string; numbers: Record<NumberName, number> };
+type Settings = { form: "chat" | "text"; maxTokens: string; seed: string; epsilon: string; adapter: string; numbers: Record<NumberName, number> };
 type NumberName = Exclude<keyof Sampling, "seed" | "frequency_penalty" | "presence_penalty">;
 type Phase = "choosing" | "loading" | "ready" | "running";
 
@@ -34,7 +35,7 @@ const scripts = (globalThis as any).trustedTypes?.createPolicy("splitup-scripts"
 
 class PrivateChat extends Part {
   static override properties = Object.fromEntries(
-    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline"].map((name) => [name, { state: true }]),
+    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline", "adapters", "adapterProblem"].map((name) => [name, { state: true }]),
   );
   declare models: ModelInfo[] | null;
   declare chosen: string;
@@ -45,6 +46,8 @@ class PrivateChat extends Part {
   declare error: string;
   declare needsKey: boolean;
   declare isOffline: boolean;
+  declare adapters: Offer[];
+  declare adapterProblem: string;
   private worker = new Worker(scripts.createScriptURL("/private/device.js"), { type: "module" });
   private began = 0;
 
@@ -56,7 +59,9 @@ class PrivateChat extends Part {
     this.progress = { done: 0, total: 0 };
     this.messages = [];
     const numbers = { temperature: 0.7, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 };
-    this.settings = { form: "chat", maxTokens: "", seed: "", epsilon: "", numbers };
+    this.settings = { form: "chat", maxTokens: "", seed: "", epsilon: "", adapter: "", numbers };
+    this.adapters = [];
+    this.adapterProblem = "";
     this.error = "";
     this.needsKey = false;
     this.isOffline = false;
@@ -87,6 +92,8 @@ class PrivateChat extends Part {
         break;
       case "ready":
         this.phase = "ready";
+        this.adapters = data.adapters;
+        this.adapterProblem = data.problem;
         if (!this.model?.chat) this.settings = { ...this.settings, form: "text" };
         if (!matchMedia("(min-width: 60rem)").matches) this.querySelector("details")!.open = false;
         void this.updateComplete.then(() => this.querySelector<HTMLElement>("#prompt")?.focus());
@@ -141,9 +148,9 @@ class PrivateChat extends Part {
     this.messages = [...this.messages, said.at(-1)!, { ...empty, role: "assistant", text: "" }];
     this.phase = "running";
     this.began = performance.now();
-    const { seed, maxTokens, epsilon, numbers } = this.settings;
+    const { seed, maxTokens, epsilon, adapter, numbers } = this.settings;
     const chosen = seed === "" ? crypto.getRandomValues(new BigUint64Array(1))[0] : BigInt(seed);
-    this.tell({ order: "generate", prompt, maxTokens: Number(maxTokens) || MOST_TOKENS, sampling: { ...numbers, seed: chosen }, epsilon: Number(epsilon) });
+    this.tell({ order: "generate", prompt, maxTokens: Number(maxTokens) || MOST_TOKENS, sampling: { ...numbers, seed: chosen }, epsilon: Number(epsilon), adapter });
     this.follow();
   }
 
@@ -203,6 +210,7 @@ class PrivateChat extends Part {
         </select></label>
       ${field("maxTokens", "Most tokens", String(MOST_TOKENS))}${field("seed", "Seed", "random")}
       ${field("epsilon", "Noise: epsilon", "none")}
+      ${this.adapterChoice()}
       ${NUMBERS.map(([name, words, least, most, step]) => html`<label>${words}
         <input type="number" min=${least} max=${most} step=${step} .value=${String(settings.numbers[name])}
           @change=${({ target }: Event) => {
@@ -215,12 +223,24 @@ class PrivateChat extends Part {
           @click=${() => this.tell({ order: "clear" })}>Delete all models from this device</button></p>`;
   }
 
+  private adapterChoice(): TemplateResult | null {
+    const { adapter: chosen } = this.settings;
+    if (!this.adapters.length && !this.adapterProblem && !chosen) return null;
+    const byWords: typeof BY_WORDS = "words";
+    const choices = [["", "None"], [byWords, "The one that fits the question's words"], ...this.adapters.map(({ adapter, name }) => [adapter, name])];
+    return html`${this.adapterProblem ? html`<p class="error wide" role="alert">${this.adapterProblem}</p>` : null}<label class="wide">Adapter, applied under encryption
+      <select .value=${chosen} @change=${(event: Event) => this.set({ adapter: (event.target as HTMLSelectElement).value })}>
+        ${choices.map(([value, words]) => html`<option value=${value} ?selected=${value === chosen}>${words}</option>`)}
+      </select></label>`;
+  }
+
   private answer(message: Message): TemplateResult {
     const isRunning = this.phase === "running" && message === this.messages.at(-1);
     const facts = [
       `${count(message.tokens)} tokens`,
       message.costs ? usdc(message.costs.microUsdc) : "",
       message.costs?.epsilon == null ? "" : `noise: ε ${message.costs.epsilon.toPrecision(3)}, δ 1e-6`,
+      message.costs?.adapter ?? "",
       message.tokens > 1 ? `${ms(message.ms / message.tokens)} a token` : "",
       { length: "cut at the limit", stopped: "stopped" }[message.finish] ?? "",
     ];

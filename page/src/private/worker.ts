@@ -1,7 +1,8 @@
 // The worker of the private page: tokenizer, tasks, sampling and connection run here, so that the
 // page stays responsive. Messages to and from it are `Order` and `Report`.
 import { Template } from "@huggingface/jinja";
-import { Connection, type ModelInfo, SplitError } from "./connection";
+import { chooseAdapter, EncryptedAdapter, listAdapters, type Offer } from "./adapter";
+import { Connection, type Listing, type ModelInfo, SplitError } from "./connection";
 import { type Costs, generate } from "./generation";
 import { Kernels } from "./kernels";
 import { type DeviceModel, Files, loadModel } from "./model";
@@ -13,24 +14,27 @@ export type Prompt = { text: string } | { messages: ChatMessage[] };
 export type Order =
   | { order: "list"; key: string }
   | { order: "load"; model: string }
-  | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling>; epsilon: number }
+  | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling>; epsilon: number; adapter: string }
   | { order: "stop" }
   | { order: "clear" };
 export type Report =
   | { report: "models"; models: ModelInfo[]; isOffline: boolean }
   | { report: "progress"; done: number; total: number }
-  | { report: "ready"; model: string }
+  | { report: "ready"; model: string; adapters: Offer[]; problem: string }
   | { report: "piece"; token: number; text: string }
   | { report: "costs"; costs: Costs }
   | { report: "end"; finish: "stop" | "length" | "stopped" }
   | { report: "cleared" }
   | { report: "error"; code: string; message: string };
 
+export const BY_WORDS = "words"; // instead of an adapter's digest: the question's words choose one
 const MODELS = "models"; // as the server listed them last
 
 class Device {
   private connection = new Connection("");
-  private models: ModelInfo[] = []; // as the server listed them
+  private listing: Listing = { models: [], adapter_hosts: [], adapter_signers: [] }; // of the server
+  private offers: Offer[] = []; // of the adapter hosts, for the model
+  private adapter: EncryptedAdapter | null = null;
   private model: DeviceModel | null = null;
   private running: AbortController | null = null;
   private kernels = Kernels.load(readKernels);
@@ -53,20 +57,20 @@ class Device {
     this.connection = new Connection(key);
     const store = await this.store;
     try {
-      this.models = await this.connection.listModels();
-      await store.remember(MODELS, this.models);
-      report({ report: "models", models: this.models, isOffline: false });
+      this.listing = await this.connection.listModels();
+      await store.remember(MODELS, this.listing);
+      report({ report: "models", models: this.listing.models, isOffline: false });
     } catch (error) {
-      const known = (await store.recall(MODELS)) as ModelInfo[] | undefined;
-      if (!known || !(error instanceof SplitError) || error.code !== "unavailable") throw error;
-      this.models = known;
-      report({ report: "models", models: known, isOffline: true });
+      const known = (await store.recall(MODELS)) as Listing | undefined;
+      if (!known?.models || !(error instanceof SplitError) || error.code !== "unavailable") throw error;
+      this.listing = known;
+      report({ report: "models", models: known.models, isOffline: true });
     }
   }
 
   private async load(name: string): Promise<void> {
     const store = await this.store;
-    const info = this.models.find((model) => model.name === name);
+    const info = this.listing.models.find((model) => model.name === name);
     if (!info) throw new Error(`the server offers no private model '${name}'`);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
@@ -79,27 +83,48 @@ class Device {
       report({ report: "progress", done, total });
     };
     this.model = await loadModel(info, store, await this.kernels, files, onProgress);
-    report({ report: "ready", model: name });
+    this.offers = [];
+    const problem = await this.findAdapters(info).then(() => "", (error: Error) => error.message);
+    report({ report: "ready", model: name, adapters: this.offers, problem });
+  }
+
+  private async findAdapters({ private_blocks, hidden_dim }: ModelInfo): Promise<void> {
+    const { adapter_hosts, adapter_signers } = this.listing;
+    this.offers = private_blocks ? [] : await listAdapters(adapter_hosts, adapter_signers, hidden_dim);
+  }
+
+  /** Return the chosen adapter, whose host has its keys; null for none. */
+  private async openAdapter(chosen: string, prompt: Prompt): Promise<EncryptedAdapter | null> {
+    if (!chosen) return null;
+    if (!this.offers.length) await this.findAdapters(this.model!.info);
+    const question = "text" in prompt ? prompt.text : prompt.messages.at(-1)!.content;
+    const offer = chosen === BY_WORDS && this.offers.length ? chooseAdapter(this.offers, question) : this.offers.find(({ adapter }) => adapter === chosen);
+    if (offer === undefined) throw new Error("no host offers the chosen adapter for this model; choose another one");
+    if (offer && this.adapter?.info === offer) return this.adapter;
+    this.adapter?.giveUp();
+    return (this.adapter = offer && (await EncryptedAdapter.open(offer)));
   }
 
   private async clear(): Promise<void> {
     this.model = null;
     const store = await this.store;
     await store.clear();
-    await store.remember(MODELS, this.models);
+    await store.remember(MODELS, this.listing);
     report({ report: "cleared" });
   }
 
-  private async generate({ prompt, maxTokens, sampling, epsilon }: Order & { order: "generate" }): Promise<void> {
+  private async generate({ prompt, maxTokens, sampling, epsilon, adapter: chosen }: Order & { order: "generate" }): Promise<void> {
     const { model } = this;
     if (!model) throw new Error("no model is loaded; load one first");
     const { signal } = (this.running = new AbortController());
     const tokens = encodePrompt(model, prompt);
+    const adapter = await this.openAdapter(chosen, prompt);
     const most = Math.min(maxTokens, model.info.context - tokens.length + 1);
     let count = 0;
     try {
-      const onCosts = (costs: Costs): void => report({ report: "costs", costs });
-      for await (const piece of generate(model, this.connection, tokens, maxTokens, { ...GREEDY, ...sampling }, epsilon, signal, onCosts)) {
+      const unused = chosen && "no adapter has a word of the question";
+      const onCosts = (costs: Costs): void => report({ report: "costs", costs: { ...costs, adapter: costs.adapter || unused } });
+      for await (const piece of generate(model, this.connection, tokens, maxTokens, { ...GREEDY, ...sampling }, epsilon, adapter, signal, onCosts)) {
         count += Number(piece.token >= 0);
         report({ report: "piece", ...piece });
       }

@@ -22,7 +22,7 @@ from splitup.client.inputs import format_usdc
 from splitup.client.market.payments import ensure_balance, explain_race
 from splitup.client.market.plan_check import fetch_snapshot
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
-from splitup.client.market.receipts import refund
+from splitup.client.market.receipts import refund, refund_killed
 from splitup.client.market.signed_request import (
     fetch_signed_plan,
     is_frozen,
@@ -56,6 +56,7 @@ class Order:
     steps: int
     price_micro_usdc: int  # locked until the execution is settled
     deadline_s: float  # from now
+    verify_bps: int  # share of its tasks that are verified, in 1/10,000
     inputs_digest: str | None  # None when the inputs do not exist yet, or have to stay private
 
 
@@ -95,8 +96,12 @@ class MarketAccount:
             await ensure_balance(self._chain, self._identity, balance + amount_micro_usdc)
 
     async def withdraw(self, amount_micro_usdc: int | None) -> int:
-        """Move USDC from the market into the wallet, None for all; return how much."""
+        """Move USDC from the market into the wallet, None for all; return how much.
+
+        What was paid for executions that nobody closed is fetched back first.
+        """
         async with self._funding, self._lock.hold():
+            await refund_killed(self._chain, self._identity.address)
             balance: int = await self._chain.call("market", "balanceOf", self._identity.address)
             amount = balance if amount_micro_usdc is None else amount_micro_usdc
             if not 0 < amount <= balance:
@@ -164,6 +169,7 @@ class MarketAccount:
             steps=order.steps,
             max_price_micro_usdc=order.price_micro_usdc,
             deadline=int(clock.now_s()) + int(np.ceil(order.deadline_s)),
+            verify_bps=order.verify_bps,
             task_count=len(order.task_ids),
         )
         ends = asyncio.get_running_loop().time() + wanted.deadline - clock.now_s()
@@ -186,6 +192,7 @@ class MarketAccount:
                 wanted.max_price_micro_usdc,
                 wanted.deadline,
                 nonce,
+                wanted.verify_bps,
             )
         except BaseException as error:
             listening.cancel()

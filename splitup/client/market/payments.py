@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.chain.rejections import explain_retirement
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import BPS, format_share, format_usdc, parse_share
 from splitup.core.errors import ChainRejected, InvalidInput, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.permit import Permit, sign_permit
@@ -23,19 +24,52 @@ _RACES: Final = (
 )
 
 
-async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
-    """Return what a request locks, in micro-USDC: the quote, or the market's smallest price.
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What an execution costs, in micro-USDC, if ``verify_bps`` / 10,000 of its tasks are verified.
 
-    Raises InvalidInput for a model that its developer has retired.
+    ``locked`` is the most; ``average`` is paid on average if all steps run and no node lies.
     """
-    quote, parameters, retired = await asyncio.gather(
-        chain.call("market", "quote", model_id, steps),
+
+    verify_bps: int
+    locked_micro_usdc: int
+    average_micro_usdc: int
+
+    def __add__(self, other: Quote) -> Quote:
+        """Return what both cost together, at one share."""
+        locked = self.locked_micro_usdc + other.locked_micro_usdc
+        average = self.average_micro_usdc + other.average_micro_usdc
+        return Quote(self.verify_bps, locked, average)
+
+
+async def fetch_quote(
+    chain: Chain, model_id: str, steps: int, verify: float | str | None = None
+) -> Quote:
+    """Return what a request locks and costs; ``verify`` is by default the network's share.
+
+    Raises InvalidInput for a smaller share, and for a model that its developer has retired.
+    """
+    asked = None if verify is None else parse_share(verify)
+    parts, parameters, retired = await asyncio.gather(
+        chain.call("market", "quoteParts", model_id, steps),
         chain.call("market", "parameters"),
         chain.call("models", "isRetired", model_id),
     )
     if retired:
         raise InvalidInput(explain_retirement(model_id))
-    return max(int(quote), int(parameters["minPrice"]))
+    least = int(parameters["samplingBps"])
+    if asked is not None and asked < least:
+        raise InvalidInput(
+            f"the share of tasks to verify is {format_share(asked)}, and this network verifies at "
+            f"least {format_share(least)}; give that or more, or leave it out"
+        )
+    share = asked or least
+    nodes = parts["executors"] + parts["verification"] * share // BPS
+    return Quote(
+        verify_bps=share,
+        locked_micro_usdc=max(sum(parts.values()), int(parameters["minPrice"])),
+        average_micro_usdc=nodes + nodes * int(parameters["feeBps"]) // BPS,
+    )
 
 
 async def ensure_balance(chain: Chain, identity: Identity, needed: int) -> None:

@@ -31,6 +31,7 @@ class Wanted:
     steps: int
     max_price_micro_usdc: int
     deadline: int
+    verify_bps: int
     task_count: int
 
 
@@ -50,6 +51,7 @@ def check_plan(certificate: PlanCertificate, wanted: Wanted, committee: Committe
         "steps": (request.steps, wanted.steps),
         "price": (request.max_price_micro_usdc, wanted.max_price_micro_usdc),
         "deadline": (request.deadline, wanted.deadline),
+        "share of verified tasks": (request.verify_bps, wanted.verify_bps),
         "tasks": (len(certificate.plan.tasks), wanted.task_count),
     }
     for what, (given, asked) in pairs.items():

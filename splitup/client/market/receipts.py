@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.market import refund_unclosed, try_refund
 from splitup.client.outcome import Payment, Receipt
-from splitup.core.errors import ChainRejected, ChainUnavailable, Unavailable
+from splitup.core.errors import ChainUnavailable, Unavailable
 from splitup.crypto.quorum import unpack_word
 
 _POLL_S: Final = 0.25
 _UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
 _GRACE_S: Final = 120.0  # after an execution's deadline, until it is settled or refunded
 _CLOSING: Final = ("Settled", "Refunded")
+_UNCLOSED_S: Final = 7 * 86_400.0  # how far back executions are looked for that nobody closed
 
 
 class Status(IntEnum):
@@ -50,7 +52,7 @@ async def wait_for_receipt(
     ``from_block`` is a block at or before the request's. An execution of ``account`` that was not
     settled by its deadline is refunded: nobody else would call for the refund.
     """
-    failure: ChainUnavailable | None = None
+    failure: Unavailable | None = None
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     unknown_s = _UNKNOWN_S if timeout_s is None else min(timeout_s, _UNKNOWN_S)
@@ -71,8 +73,8 @@ async def wait_for_receipt(
                     if timeout_s is None and is_known and not was_known:
                         limit.reschedule(loop.time() + max(open_s, 0) + _GRACE_S)
                     if row["client"] == account and open_s <= 0:
-                        await _try_refund(chain, execution_id)
-                except ChainUnavailable as error:
+                        await try_refund(chain, execution_id)
+                except Unavailable as error:  # also of an endpoint that has no event yet
                     failure = error
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
@@ -107,7 +109,7 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
                     if status is Status.REFUNDED:
                         row = await chain.call("market", "executionOf", execution_id)
                         return int(row["maxPrice"])
-                    await _try_refund(chain, execution_id)
+                    await try_refund(chain, execution_id)
                     failure = None
                 except ChainUnavailable as error:
                     failure = error
@@ -119,23 +121,21 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
     return None
 
 
-async def _try_refund(chain: Chain, execution_id: str) -> None:
-    due = await chain.call("market", "refundableAt", execution_id)
-    if (await chain.fetch_head()).timestamp < due:
-        return
-    try:
-        await chain.send("market", "refund", execution_id)
-    except ChainRejected as error:
-        # another caller's refund or a settlement came first; the next look at the status tells
-        if error.error_name not in ("StatusInvalid", "NotRefundable"):
-            raise
+async def refund_killed(chain: Chain, account: str) -> None:
+    """Fetch back what an account paid in the last week for executions that nobody closed.
+
+    A command that was killed leaves one. Raises ChainUnavailable, ChainRejected.
+    """
+    begin = await chain.find_block(int(chain.clock.now_s() - _UNCLOSED_S))
+    await refund_unclosed(chain, await chain.fetch_events("market", from_block=begin), account)
 
 
 def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
     """Return the receipt of a closed execution from the market's events; others' are ignored."""
     own = [event for event in events if event.args.get("executionId") == execution_id]
     closing = next((event for event in own if event.name in _CLOSING), None)
-    if closing is None:
+    asked = next((e.args for e in own if e.name == "RequestNodeSelections"), None)
+    if closing is None or asked is None:
         raise Unavailable(
             f"the chain closed execution {execution_id}, but its RPC endpoint has no event yet; "
             "ask for the receipt again"
@@ -159,4 +159,6 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
         evidence_root=args["evidenceRoot"] if is_settled else "",
         block_number=closing.block_number,
         transaction=closing.transaction,
+        model_id=asked["modelId"],
+        verify_bps=asked["verifyBps"],
     )

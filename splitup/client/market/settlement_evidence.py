@@ -12,13 +12,20 @@ from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.settlement.evidence import compute_evidence_root
+from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
 
 PATIENCE_S: Final = 5.0  # a member looks at its chain many times in this time
 _PAUSE_S: Final = 0.1
 
 
-def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeView) -> None:
-    """Raise PeerFault unless the evidence has the root that the receipt took from the chain."""
+def check_evidence(
+    evidence: Evidence, receipt: Receipt, task_count: int, committee: CommitteeView
+) -> None:
+    """Raise PeerFault unless the evidence has the root that the receipt took from the chain.
+
+    There must be a verdict on every task that the draw picks of the model's ``task_count`` with the
+    share that the client asked for. Tasks that misled their readers have one without a draw.
+    """
     if evidence.draw.execution_id != receipt.execution_id:
         raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
     if evidence.draw.steps != receipt.steps:
@@ -26,10 +33,13 @@ def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeVie
     if compute_evidence_root(evidence) != receipt.evidence_root:
         raise PeerFault(f"the evidence of {receipt.execution_id} is not what the chain holds")
     check_draw(evidence.draw, committee)
+    drawn = get_sampled_tasks(evidence.draw, task_count, receipt.verify_bps)
+    if not set(drawn) <= {verdict.task for verdict in evidence.verdicts}:
+        raise PeerFault(f"the evidence of {receipt.execution_id} lacks a task that was drawn")
 
 
 async def fetch_evidence(
-    http: SignedClient, committee: CommitteeView, receipt: Receipt
+    http: SignedClient, committee: CommitteeView, receipt: Receipt, task_count: int
 ) -> Evidence:
     """Return the draw and verdicts of a settled execution from the first member that has them.
 
@@ -46,7 +56,7 @@ async def fetch_evidence(
                     api.EVIDENCE.url(member.endpoint, execution_id=receipt.execution_id)
                 )
                 evidence = Evidence.from_value(value)
-                check_evidence(evidence, receipt, committee)
+                check_evidence(evidence, receipt, task_count, committee)
             except SplitUpError as error:
                 problem = str(error)
                 continue

@@ -63,6 +63,7 @@ async def make_request(
         block_hash=ZERO_BYTES32,
         inputs_digest=inputs_digest,
         nonce=nonce,
+        verify_bps=wanted.verify_bps,
     )
     return sign_request(identity, request)
 

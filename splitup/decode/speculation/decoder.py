@@ -17,8 +17,9 @@ ahead of the certain text is sent only where accepted drafts have saved one befo
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -221,7 +222,8 @@ class SpeculativeDecoder:
         is_idle = (len(self._in_flight) + 1) * gap_s <= round_s  # the nodes, for long enough
         if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
             return None
-        found = self._walk(self._root, 1.0, is_guessing=True)
+        awaited = () if self._pending is None else self._pending.awaited
+        found = self._walk(self._root, 1.0, awaited)
         place = next(
             (parent for _, node, parent in found if node is None or not node.is_sent), None
         )
@@ -245,28 +247,28 @@ class SpeculativeDecoder:
         now = choose_nodes(self._list_unsent(place, reach), compute_s, limit=limit)
         if self._pending is None or not self._known.steps.is_known:
             return now
-        guessed = self._list_unsent(place, reach, is_guessing=True)
-        later = choose_nodes(guessed, compute_s, limit=limit, wait_s=self._compute_wait_s())
+        awaited, wait_s = self._expect_drafts()
+        guessed = self._list_unsent(place, reach, awaited)
+        later = choose_nodes(guessed, compute_s, limit=limit, wait_s=wait_s)
         return None if later.tokens_per_s > now.tokens_per_s else now
 
     def _list_unsent(
-        self, place: Node, reach: float, *, is_guessing: bool = False
+        self, place: Node, reach: float, awaited: Collection[Node] = ()
     ) -> Iterator[Found]:
         """Walk the nodes that no step has taken, as far as they hang together with ``place``."""
         together: set[Node | None] = {place}
-        for found in self._walk(place, reach, is_guessing=is_guessing):
+        for found in self._walk(place, reach, awaited):
             _, node, parent = found
             if parent in together and (node is None or not node.is_sent):
                 together.add(node)
                 yield found
 
-    def _walk(self, place: Node, reach: float, *, is_guessing: bool = False) -> Iterator[Found]:
+    def _walk(self, place: Node, reach: float, awaited: Collection[Node] = ()) -> Iterator[Found]:
         # a path that is accepted as a whole has to fit into a step, should it be fed again
         last = min(self._last_position, self._root.position + self._request.chunk - 1)
-        source = self._pending if is_guessing else None
-        if source is None:
+        if self._pending is None or not awaited:
             return walk(place, reach, last)
-        return walk(place, reach, last, set(source.awaited), source.typical)
+        return walk(place, reach, last, set(awaited), self._pending.typical)
 
     def _send(
         self, trunk: list[int], start: int, kept: list[int], nodes: Sequence[Node]
@@ -341,6 +343,21 @@ class SpeculativeDecoder:
             if self._pending is None:
                 self._draft = source.begin(self._text, self._root, nodes)
                 self._pending = None if self._draft is None else source
+
+    def _expect_drafts(self) -> tuple[Collection[Node], float]:
+        """Return the nodes whose drafts come next, and in how many seconds.
+
+        What is computed may be of use no more, because the text goes on elsewhere; what comes next
+        are then the drafts that the source will be asked for behind it.
+        """
+        source, wait_s = self._pending, self._compute_wait_s()
+        assert source is not None
+        if any(node.list_path(self._root) is not None for node in source.awaited):
+            return source.awaited, wait_s
+        found = (node for _, node, _ in self._walk(self._root, 1.0) if node is not None)
+        unseen = (node for node in found if source not in node.seen_by)
+        nodes = list(itertools.islice(unseen, _DRAFTED_AT_ONCE))
+        return nodes, wait_s + self._known.drafts.compute_s(len(nodes))
 
     def _compute_wait_s(self) -> float:
         """Return in how many seconds the pending drafts may be expected."""

@@ -14,6 +14,7 @@ _SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any meas
 _LEAST_S: Final = 1e-6
 _LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
 _TRIAL_ROUNDS: Final = 8  # over which either is measured
+_FEW_ROUNDS: Final = 2  # without drafts, where they should pay by what steps of each model take
 _FIRST_PAUSE: Final = 64  # tokens without drafts before the next trial
 _PAUSE_GROWTH: Final = 4
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
@@ -86,22 +87,21 @@ class Pace:
         return self._pause > 0
 
     def learn(self, tokens: int, seconds: float, *, is_doubtful: bool) -> None:
-        """Note a round; where it ``is_doubtful`` whether drafts pay, find out what they cost."""
+        """Note a round; first come some without drafts, more if these are ``is_doubtful``."""
         if self._pause:
             self._pause = max(self._pause - tokens, 0)
             known_s = seconds if self._plain_s is None else self._plain_s
             self._plain_s = known_s + (seconds / tokens - known_s) / 4
             return
-        if self._plain_s is None and is_doubtful:
-            self._pause = _TRIAL_ROUNDS
+        if self._plain_s is None:
+            self._pause = _TRIAL_ROUNDS if is_doubtful else _FEW_ROUNDS
             return
         self._rounds += 1
         self._tokens += tokens
         self._seconds += seconds
         if self._rounds < _TRIAL_ROUNDS:
             return
-        plain_s = self._plain_s or self._seconds / self._rounds  # one row takes no longer
-        if self._tokens * plain_s < _LEAST_GAIN * self._seconds:
+        if self._tokens * self._plain_s < _LEAST_GAIN * self._seconds:
             self._pause, self._next_pause = self._next_pause, _PAUSE_GROWTH * self._next_pause
         else:
             self._next_pause = _FIRST_PAUSE

@@ -44,9 +44,9 @@ def find_wrong_choice(plan: Plan, snapshot: Snapshot) -> Challenge | None:
     """
     index = snapshot.once(Index)
     pools = [
-        CandidatePool(number, terms, index.candidates[terms.task_id])
+        CandidatePool(number, terms, index.candidates[terms.task_id, terms.crosses_classes])
         for number, terms in enumerate(plan.terms)
-        if terms.task_id in index.candidates
+        if terms.task_id in index.classes
     ]
     orders = rank(plan.seed, EXECUTOR, pools, index)
     for pool, order in zip(pools, orders, strict=True):
@@ -67,7 +67,8 @@ def _show_better(plan: Plan, snapshot: Snapshot, task: int, place: int, better: 
     number = held.index(task_id)
     opened = {
         "header": open_header(snapshot),
-        "classes": [sha256(name.encode()).digest() for name in index.classes[task_id]],
+        "ruledClasses": [sha256(n.encode()).digest() for n in index.classes[task_id].ruled],
+        "unruledClasses": [sha256(n.encode()).digest() for n in index.classes[task_id].unruled],
         "heldIndex": number,
         "heldProof": merkle.make_proof(make_held_leaves(index.classes), number),
     }
@@ -124,6 +125,7 @@ def open_task(plan: Plan, task: int) -> dict[str, Any]:
             "weightsBytes": terms.weights_bytes,
             "inputBytes": terms.input_bytes,
             "readyMs": terms.ready_ms,
+            "crossesClasses": terms.crosses_classes,
             "verifiable": task not in plan.unverifiable,
             "candidatesHash": hash_candidates(plan.tasks[task]),
         },

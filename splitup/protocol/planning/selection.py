@@ -44,6 +44,7 @@ _Numbers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
 
 _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
+_LOG_ERROR: Final = 16.0  # Q32 units: twice what rounding up and float64 can differ by, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,12 @@ class Index:
             for task_id in entry.resident:
                 self.holders.setdefault(task_id, []).append(row)
         self.classes = compute_classes(entries)
-        self.candidates = {
-            task_id: column(
-                [row for row in rows if entries[row].determinism in self.classes[task_id]] or rows
-            )
-            for task_id, rows in self.holders.items()
-        }
+        self.candidates: dict[tuple[str, bool], Rows] = {}  # by task id and crosses_classes
+        for task_id, rows in self.holders.items():
+            for crosses in (False, True):
+                allowed = self.classes[task_id].allowed(crosses_classes=crosses)
+                found = [row for row in rows if entries[row].determinism in allowed]
+                self.candidates[task_id, crosses] = column(found or rows)
 
 
 # ---- plans -------------------------------------------------------------------------------------
@@ -102,15 +103,16 @@ class Index:
 def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
     """Assign nodes to every task at once; a pure function of its arguments.
 
-    Only nodes that hold a task are considered for it, and of those only verifiable ones if there
-    are any. For a task that nobody holds, nodes with enough memory to load it are considered.
+    Only nodes that hold a task are considered for it, and of those only the nodes of classes that
+    may run it (``TaskClasses.allowed``) if there are any. For a task that nobody holds, nodes with
+    enough memory to load it are considered.
     Raises InvalidInput naming the first task that nobody can run.
     """
     index = snapshot.once(Index)
     terms = compute_terms(manifest, index.reference)
     pools = []
     for number, task in enumerate(manifest.tasks):
-        rows = index.candidates.get(task.task_id)
+        rows = index.candidates.get((task.task_id, task.crosses_classes))
         pool = CandidatePool(number, terms[number], rows, True) if rows is not None else None
         if pool is None:
             able: Rows = np.flatnonzero(index.vram_free_bytes >= max(1, task.vram_bytes))
@@ -139,7 +141,8 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
         unverifiable=tuple(
             number
             for number, task in enumerate(manifest.tasks)
-            if not index.classes.get(task.task_id) and not task.crosses_classes
+            if not task.crosses_classes
+            and not (task.task_id in index.classes and index.classes[task.task_id].ruled)
         ),
     )
 
@@ -157,6 +160,7 @@ def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, 
             weights_bytes=task.weights_bytes,
             input_bytes=sum(port.nbytes for port in task.inputs),
             ready_ms=ready_ms,
+            crosses_classes=task.crosses_classes,
         )
         terms.append(found)
         # queues drain while earlier tasks run, so only round trip, transfer and compute are added
@@ -249,7 +253,8 @@ def rank(
     """Return the first ``limit`` rows of every pool by their clocks, ties broken by address.
 
     The order is that of ``sampling_clocks.compute_clock``. Quotients are compared as correctly
-    rounded floats, which never invert an order; where two floats are equal, exactly.
+    rounded floats, which never invert an order; where two floats are equal, exactly. With a limit,
+    exact logarithms are computed only of rows that may be among the first.
     """
     lengths = [len(pool.rows) for pool in pools]
     if not sum(lengths):
@@ -257,7 +262,12 @@ def rank(
     rows = np.concatenate([pool.rows for pool in pools])
     owner = np.repeat(np.arange(len(pools)), lengths)
     weights = compute_weights(pools, owner, rows, index)
-    logs = neglog2_q32_of(_draw(seed, role, pools, index))
+    drawn = _draw(seed, role, pools, index)
+    if limit is not None and max(lengths) > limit:
+        kept = _find_early(drawn, weights, lengths, limit)
+        rows, owner, weights, drawn = rows[kept], owner[kept], weights[kept], drawn[kept]
+        lengths = np.bincount(owner, minlength=len(pools)).tolist()
+    logs = neglog2_q32_of(drawn)
     clocks = logs / weights
     order = np.lexsort((rows, clocks, owner))  # rows ascend with the addresses
     ordered, starts = rows[order], np.cumsum([0, *lengths])
@@ -331,13 +341,33 @@ def neglog2_q32_of(values: _Bits) -> _Numbers:
     return found
 
 
+def _find_early(drawn: _Bits, weights: _Numbers, lengths: Sequence[int], limit: int) -> Rows:
+    """Return the places, ascending, of all rows that may be among the first ``limit`` of a pool.
+
+    A logarithm in float64 is within ``_LOG_ERROR`` of the exact one. So ``limit`` rows have a clock
+    of at most the cut, and a row whose least possible clock is above the cut comes after them.
+    """
+    logs = 2.0**32 * (64.0 - np.log2(drawn.astype(np.float64) + 1.0))
+    least, most = (logs - _LOG_ERROR) / weights, (logs + _LOG_ERROR) / weights
+    found, start = [], 0
+    for length in lengths:
+        pool = slice(start, start + length)
+        if length <= limit:
+            found.append(np.arange(pool.start, pool.stop))
+        else:
+            cut = np.partition(most[pool], limit - 1)[limit - 1]
+            found.append(start + np.flatnonzero(least[pool] <= cut))
+        start += length
+    return np.concatenate(found)
+
+
 def _draw(seed: str, role: int, pools: Sequence[CandidatePool], index: Index) -> _Bits:
     raw = index.raw
     digests = []
     for pool in pools:
         key = derive_draw_key(seed, pool.task, role)
-        digests += [sha256(key + raw[row]).digest()[:8] for row in pool.rows.tolist()]
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+        digests += [sha256(key + raw[row]).digest() for row in pool.rows.tolist()]
+    return np.frombuffer(b"".join(digests), ">u8")[::4].astype(np.uint64)  # the first 8 bytes each
 
 
 def _divide(numbers: Any, by: Any) -> Any:

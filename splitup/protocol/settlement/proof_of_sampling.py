@@ -35,7 +35,8 @@ BIT_FLIP_SHARE: Final = 10  # a difference that a bit flip explains costs 1/10 o
 class Economics:
     """The Market contract's parameters that settlement needs.
 
-    ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
+    ``sampling_bps`` is p in 1/10,000, the least share of tasks that a request may have verified.
+    A price pays R = ``reward_milli``/1000 of a task's cost C,
     and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
     1/10,000 are the treasury's. ``floor_micro_usdc`` is F, what an execution exposes of an executor
     besides S for each of its tasks.
@@ -56,18 +57,20 @@ class Economics:
         """The cost of withholding a drawn completion, in 1/1000 of C: twice the break-even C / p.
 
         It is less than S, because a crash looks the same, and enough to make hiding a lie a loss.
+        A request with a larger share does not lower it: a liar that knows it will be drawn would
+        rather be silent.
         """
         return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
 
-    @property
-    def outsider_bps(self) -> int:
-        """The share, in 1/10,000, of the drawn tasks of small pools that a member recomputes, too.
+    def compute_outsider_bps(self, verify_bps: int) -> int:
+        """Return the share, in 1/10,000, of drawn tasks of small pools that a member recomputes.
 
         If all validators repeat the executor's lie, it is found with probability p q 2/3, as two
         thirds of the members are honest. A lie saves C and then costs R + S, so it loses when
-        q > 3/2 C / (p (R + S)). A third is added: q = 2 C / (p (R + S)).
+        q > 3/2 C / (p (R + S)). A third is added: q = 2 C / (p (R + S)). With p = ``verify_bps``,
+        the request's share, the members' work per task, p q, is the same for every share.
         """
-        stake_milli = max(1, self.sampling_bps * (self.reward_milli + self.slash_milli))
+        stake_milli = max(1, verify_bps * (self.reward_milli + self.slash_milli))
         return min(10_000, -(-2 * 1000 * 10_000 * 10_000 // stake_milli))
 
 
@@ -181,14 +184,16 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
     return plan.model_copy(update={"nodes": nodes, "places": tuple(places) if any(places) else ()})
 
 
-def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
-    """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
-    return _is_picked(b"splitup/sample/v1", seed, task, sampling_bps)
+def is_sampled(seed: str, task: int, verify_bps: int) -> bool:
+    """Return whether the draw picks ``task``: probability ``verify_bps`` / 10,000 each."""
+    return _is_picked(b"splitup/sample/v1", seed, task, verify_bps)
 
 
-def is_for_outsider(seed: str, task: int, economics: Economics) -> bool:
+def is_for_outsider(seed: str, task: int, economics: Economics, verify_bps: int) -> bool:
     """Return whether a member, too, recomputes a drawn task, if its validators are few."""
-    return _is_picked(b"splitup/outsider/v1", seed, task, economics.outsider_bps)
+    return _is_picked(
+        b"splitup/outsider/v1", seed, task, economics.compute_outsider_bps(verify_bps)
+    )
 
 
 def _is_picked(tag: bytes, seed: str, task: int, share_bps: int) -> bool:
@@ -197,9 +202,9 @@ def _is_picked(tag: bytes, seed: str, task: int, share_bps: int) -> bool:
     return value * 10_000 < share_bps * 2**64
 
 
-def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[int, ...]:
+def get_sampled_tasks(draw: Draw, task_count: int, verify_bps: int) -> tuple[int, ...]:
     """Return the tasks that the draw picks, ascending."""
-    return tuple(t for t in range(task_count) if is_sampled(draw.seed, t, sampling_bps))
+    return tuple(t for t in range(task_count) if is_sampled(draw.seed, t, verify_bps))
 
 
 def check_completion(
@@ -355,6 +360,11 @@ def compute_settlement(
     refunds the client up to the price of the whole execution, and what remains is the treasury's,
     too, so nobody profits from slashing itself. The contract would scale down larger payments,
     which these rules never produce.
+
+    The contract takes ``limits.MAX_SLASHES`` slashes. If more nodes are guilty, those with the
+    largest penalties are slashed, of equal ones those with the lowest accounts. What the others
+    would have paid is not distributed; validators for whom the list of payments out of slashes
+    has no place are paid out of the escrow, like those of right results.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
     executors = executors or plan.executors()
@@ -374,23 +384,25 @@ def compute_settlement(
             penalties[executor] += floors.pop(executor, 0)
         slashed.update(penalties)
         funds = economics.compute_rewards(penalties.total())
-        pot = from_slash if penalties else earned
-        if not penalties:  # from the escrow, which holds the price of one verification per task
-            funds = price[index]
+        pot = from_slash
+        has_room = len(from_slash.keys() | set(verdict.validators)) < limits.MAX_SLASHES
+        if not penalties or not has_room:  # the escrow holds one verification of every task
+            pot, funds = earned, price[index]
         for validator in verdict.validators:
             if funds >= price[index]:
                 funds -= price[index]
                 pot[validator] += price[index]
+    kept = sorted(slashed.items(), key=lambda item: (-item[1], item[0]))[: limits.MAX_SLASHES]
     if any(verdict.outcome in UNPAID for verdict in verdicts):
-        left = economics.compute_rewards(slashed.total()) - from_slash.total()
-        from_slash[plan.request.client] += min(sum(price), left)
+        left = economics.compute_rewards(sum(amount for _, amount in kept)) - from_slash.total()
+        from_slash[plan.request.client] += max(0, min(sum(price), left))
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
     return SettlementTerms(
         execution_id=plan.request.execution_id,
         steps=steps,
         payments=tuple(payments),
-        slashes=tuple(Slash(node, amount) for node, amount in sorted(slashed.items()) if amount),
+        slashes=tuple(Slash(node, amount) for node, amount in sorted(kept) if amount),
     )
 
 

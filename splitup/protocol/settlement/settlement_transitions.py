@@ -145,13 +145,13 @@ def _make_checks(
     context: PlanContext, draw: Draw, executors: tuple[str, ...], economics: Economics
 ) -> dict[int, TaskCheck]:
     checks = {}
-    tasks = len(context.manifest.tasks)
-    for task in get_sampled_tasks(draw, tasks, economics.sampling_bps):
+    tasks, share = len(context.manifest.tasks), context.plan.request.verify_bps
+    for task in get_sampled_tasks(draw, tasks, share):
         ranked = rank_validators(
             draw.seed, task, context.plan, context.snapshot, context.manifest, executors
         )
         asked = tuple(ranked[: limits.MAX_ASKED])
-        needs_outsider = is_for_outsider(draw.seed, task, economics) and is_pool_small(
+        needs_outsider = is_for_outsider(draw.seed, task, economics, share) and is_pool_small(
             executors[task], context.manifest.tasks[task].task_id, context.snapshot
         )
         checks[task] = TaskCheck(task, asked, draw.steps, needs_outsider)

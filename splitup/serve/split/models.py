@@ -31,10 +31,12 @@ class NodeSessions:
         self._net = net
 
     def session(
-        self, model: str, *, steps: int, deadline_s: float
+        self, model: str, *, steps: int, deadline_s: float, verify: str | None
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
-        return self._net.session(model, steps=steps, deadline_s=deadline_s, nodes_only=True)
+        return self._net.session(
+            model, steps=steps, deadline_s=deadline_s, verify=verify, nodes_only=True
+        )
 
 
 @dataclass(frozen=True, slots=True)

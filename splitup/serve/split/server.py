@@ -74,6 +74,8 @@ class SplitServer:
             raise InvalidInput(
                 f"model {name} writes blocks of tokens, and devices feed one after the other"
             )
+        if info.images is not None:
+            raise InvalidInput(f"model {name} takes images, and devices feed text only")
         cut = Cut.find(model.manifest, name)
         if not cut.max_rows:
             raise InvalidInput(f"a hidden state of model {name} does not fit a message")
@@ -100,7 +102,11 @@ class SplitServer:
 
     async def _list_models(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        models = split.PrivateModels(models=tuple(one.describe() for one in self._allowed(key)))
+        models = split.PrivateModels(
+            models=tuple(one.describe() for one in self._allowed(key)),
+            adapter_hosts=self._sessions.options.adapter_hosts,
+            adapter_signers=self._sessions.options.adapter_signers,
+        )
         return web.json_response(
             models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}
         )

@@ -9,6 +9,7 @@ session was evicted feeds its rows again from position 0.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import Counter, OrderedDict
@@ -21,22 +22,39 @@ import numpy as np
 
 from splitup.client.outcome import Array
 from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.messages.adapters import check_signer
 from splitup.messages.split import Forward, SplitError
 from splitup.serve.leases import Lease
 from splitup.serve.split.models import SplitModel
 
 KNOWN_GONE: Final = 4_096  # sessions that ended, whose ids are remembered
 _ID_BYTES: Final = 24
+_ORIGIN: Final = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How many sessions there may be at once, and how long one is kept that nobody uses."""
+    """How many sessions there may be at once, and how long one is kept that nobody uses.
+
+    ``adapter_hosts`` are URLs of hosts that the page's devices may ask themselves;
+    ``adapter_signers`` the only keys, if any, that may have signed what these hosts offer.
+    """
 
     most: int = 32
     ttl_s: float = 300.0
+    adapter_hosts: tuple[str, ...] = ()
+    adapter_signers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for url in self.adapter_hosts:  # a word of a content security policy
+            if not _ORIGIN.fullmatch(url):
+                raise InvalidInput(
+                    f"the adapter host '{url}' is no URL as https://host:port, without a path"
+                )
+        for key in self.adapter_signers:
+            check_signer(key)
+        if self.adapter_signers and not self.adapter_hosts:
+            raise InvalidInput("an adapter signer needs an adapter host: give --adapter-host URL")
         if self.most < 1 or self.ttl_s <= 0:
             raise InvalidInput("there must be room for one session, for longer than 0 s")
 

@@ -8,10 +8,16 @@ from splitup.client.market.plan_check import PassedOver, check_choices, find_une
 from splitup.core.errors import InvalidModel
 from splitup.crypto.quorum import pack_word
 from splitup.messages.plans import Plan, PlanCertificate
-from splitup.messages.snapshots import Snapshot
+from splitup.messages.snapshots import UNRULED, Snapshot
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
-from tests.builders import make_chain_manifest, make_request, make_snapshot
+from tests.builders import (
+    FOREIGN_CLASS,
+    make_chain_manifest,
+    make_request,
+    make_snapshot,
+    make_tolerant,
+)
 
 MANIFEST = make_chain_manifest(3)
 ECONOMICS = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=100_000)
@@ -53,6 +59,28 @@ def test_a_list_that_ends_early_is_wrong_and_not_for_the_chain_to_judge() -> Non
     checked = check_choices(certify(forged), snapshot, MANIFEST, ECONOMICS)
     assert checked.difference == "the fallbacks of task 0 are not the nodes that come next"
     assert checked.challenge is None
+
+
+@pytest.mark.parametrize("is_tolerant", [True, False])
+def test_a_plan_with_a_false_word_on_tolerances_is_wrong(is_tolerant: bool) -> None:
+    """The false word would shut GPUs out, or let nodes run what members cannot verify."""
+    manifest = make_tolerant(MANIFEST) if is_tolerant else MANIFEST
+    liar = MANIFEST if is_tolerant else make_tolerant(MANIFEST)
+    snapshot = make_snapshot(6, 3, classes=dict.fromkeys((4, 5, 6), UNRULED + FOREIGN_CLASS))
+    request = make_request().model_copy(
+        update={"snapshot_root": snapshot.root(), "model_id": manifest.model_id}
+    )
+    right, forged = (
+        add_exposures(compute_plan(request, SEED, snapshot, m), m, snapshot, ECONOMICS)
+        for m in (manifest, liar)
+    )
+    assert forged.root() != right.root()
+    assert check_choices(certify(right), snapshot, manifest, ECONOMICS).difference == ""
+    checked = check_choices(certify(forged), snapshot, manifest, ECONOMICS)
+    assert checked.difference == "its task figures differ from the model's"
+    honest_terms = forged.model_copy(update={"terms": right.terms})
+    checked = check_choices(certify(honest_terms), snapshot, manifest, ECONOMICS)
+    assert checked.challenge is not None and checked.challenge.function == "reportSelection"
 
 
 def test_another_models_manifest_is_refused() -> None:

@@ -65,6 +65,7 @@ async def serve_members(
         {"steps": 5},
         {"max_price_micro_usdc": 1},
         {"deadline": 1},
+        {"verify_bps": 10_000},
         {"task_count": 3},
     ],
 )

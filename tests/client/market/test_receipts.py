@@ -18,11 +18,15 @@ PRICE, DUE = 700, 1_000
 
 
 class FakeChain:
-    """One execution; ``down`` calls fail, and every look at the head passes ten seconds."""
+    """One execution; ``down`` calls fail, and every look at the head passes ten seconds.
 
-    def __init__(self, status: Status, *, down: int = 0) -> None:
+    ``behind`` answers lack the event of the state that the endpoint states.
+    """
+
+    def __init__(self, status: Status, *, down: int = 0, behind: int = 0) -> None:
         self.status = status
         self.down = down
+        self.behind = behind
         self.now_s = DUE - 30
         self.refunds = 0
         self.clock = SimpleNamespace(now_s=lambda: self.now_s)
@@ -52,8 +56,15 @@ class FakeChain:
 
     async def fetch_events(self, contract: str, *, from_block: int) -> tuple[ChainEvent, ...]:
         self._answer()
+        if self.behind:
+            self.behind -= 1
+            return ()
         args = {"executionId": EXECUTION, "client": CLIENT, "amount": PRICE}
-        return (ChainEvent("Refunded", args, 1, "0x", 0, "0x", "market"),)
+        asked = {"executionId": args["executionId"], "modelId": "0x", "verifyBps": 800}
+        return (
+            ChainEvent("RequestNodeSelections", asked, 1, "0x", 0, "0x", "market"),
+            ChainEvent("Refunded", args, 1, "0x", 1, "0x", "market"),
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +83,15 @@ async def test_f12_receipt_is_waited_for_while_the_chain_is_down() -> None:
     chain = FakeChain(Status.REFUNDED, down=3)
     receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30)  # type: ignore[arg-type]
     assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", PRICE)
+
+
+async def test_f12_receipt_is_waited_for_while_the_endpoint_has_the_state_but_no_event() -> None:
+    chain: Any = FakeChain(Status.REFUNDED, behind=3)
+    receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30)
+    assert receipt.status == "refunded" and not chain.behind
+    chain.behind = 10**9
+    with pytest.raises(Unavailable, match="no event yet"):
+        await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=0.05)
 
 
 @pytest.mark.parametrize("down", range(6))

@@ -59,6 +59,8 @@ RECEIPT = Receipt(
     evidence_root=compute_evidence_root(EVIDENCE),
     block_number=1,
     transaction="0x",
+    model_id=ID,
+    verify_bps=10_000,
 )
 
 
@@ -91,7 +93,7 @@ async def test_members_that_lag_behind_are_asked_again(
 ) -> None:
     member, committee = late
     async with SignedClient() as http:
-        assert await fetch_evidence(http, committee, RECEIPT) == EVIDENCE
+        assert await fetch_evidence(http, committee, RECEIPT, 1) == EVIDENCE
     assert member.asked == 3
 
 
@@ -102,11 +104,21 @@ async def test_evidence_the_chain_does_not_hold_is_never_returned(
     forged = replace(RECEIPT, evidence_root="0x" + "0" * 64)
     async with SignedClient() as http:
         with pytest.raises(Unavailable, match="is not what the chain holds"):
-            await fetch_evidence(http, late[1], forged)
+            await fetch_evidence(http, late[1], forged, 1)
+
+
+async def test_evidence_of_a_smaller_share_is_never_returned(
+    late: tuple[LateMember, CommitteeView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that drew by another share than the client asked for cannot pass it off as its."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
+    async with SignedClient() as http:
+        with pytest.raises(Unavailable, match="lacks a task that was drawn"):
+            await fetch_evidence(http, late[1], RECEIPT, 2)  # a second task, at 100 %
 
 
 async def test_a_refund_has_no_evidence(late: tuple[LateMember, CommitteeView]) -> None:
     async with SignedClient() as http:
         with pytest.raises(Unavailable, match="was not settled"):
-            await fetch_evidence(http, late[1], replace(RECEIPT, status="refunded"))
+            await fetch_evidence(http, late[1], replace(RECEIPT, status="refunded"), 1)
     assert late[0].asked == 0

@@ -25,7 +25,11 @@ from splitup_deploy.calibration.separation import (
     take_largest,
     take_smaller,
 )
-from splitup_deploy.calibration.tolerances import attach_tolerances, load_tolerances
+from splitup_deploy.calibration.tolerances import (
+    attach_tolerances,
+    describe_tolerances,
+    load_tolerances,
+)
 from splitup_deploy.calibration.variant_runs import VARIANTS, Variant, make_steps
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, prepare
@@ -247,7 +251,13 @@ def test_variants_are_computed_in_processes_of_their_own(
 
     path = tmp_path / "tolerance.json"
     path.write_text(json.dumps(report.make_file()))
-    changed = attach_tolerances(compiled, load_tolerances(path))
+    file = load_tolerances(path)
+    assert file.classes and all("/CPU:X86/" in name for name in file.classes)
+    changed = attach_tolerances(compiled, file.tasks)
+    said = describe_tolerances(changed.manifest, file.classes)
+    assert said.startswith("1 of 1 tasks have tolerances, measured on CPU:X86; nodes of other kin")
+    assert describe_tolerances(changed.manifest, ()).count("the file does not name") == 1
+    assert "splitup-deploy calibrate" in describe_tolerances(compiled.manifest, ())
     assert changed.manifest.tasks[0].tolerances == (found.tolerance,)
     assert load_manifest(changed.manifest_bytes).model_id != compiled.model_id
     other = {"00" * 32: (found.tolerance,)}

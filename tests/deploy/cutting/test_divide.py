@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +18,13 @@ from splitup_deploy.cutting.slices import Box, has, join_boxes
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.tracing import TracedModel
-from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource, select
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    Part,
+    WeightSource,
+    join_sources,
+    select,
+)
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
@@ -224,19 +232,57 @@ def test_boxes_of_weights(data: st.DataObject, tmp_path_factory: pytest.TempPath
     cuts = sorted({0, len(raw), *data.draw(st.lists(st.integers(0, len(raw)), max_size=3))})
     path = tmp_path_factory.mktemp("box") / "w"
     path.write_bytes(b"??" + raw)
-    parts: tuple[FileSlice | bytes, ...] = tuple(
-        FileSlice(path, 2 + a, 2 + b) for a, b in pairwise(cuts)
+    reads: list[int] = []
+    make: Callable[[int, int], Part | bytes] = data.draw(
+        st.sampled_from(
+            [
+                lambda a, b: FileSlice(path, 2 + a, 2 + b),
+                lambda a, b: raw[a:b],
+                lambda a, b: Counted(raw[a:b], reads),
+            ]
+        )
     )
-    if data.draw(st.booleans()):
-        parts = tuple(raw[a:b] for a, b in pairwise(cuts))
+    parts, sizes = zip(*[(make(a, b), b - a) for a, b in pairwise(cuts)], strict=True)
     box = []
     for size in shape:
         start = data.draw(st.integers(0, size - 1))
         box.append((start, data.draw(st.integers(1, size - start))))
-    part = select(WeightSource(TensorSpec("w", "uint16", shape), parts), "part", tuple(box))
+    source = WeightSource(TensorSpec("w", "uint16", shape), parts, sizes=sizes)
+    part = select(source, "part", tuple(box))
     wanted = array[tuple(slice(start, start + size) for start, size in box)]
     assert part.spec == TensorSpec("part", "uint16", wanted.shape)
     assert np.array_equal(read(part), wanted)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_bank_of_computed_experts_is_read_once_for_all_its_pieces(axis: int) -> None:
+    """Quantised blocks are put together while they are read, which takes time."""
+    array = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)
+    reads: list[int] = []
+    experts = [
+        WeightSource(TensorSpec(f"{n}.{half}", "uint8", (2, 3)), (Counted(part.tobytes(), reads),))
+        for n, expert in enumerate(array)
+        for half, part in enumerate(np.split(expert, 2))
+    ]
+    bank = join_sources(TensorSpec("bank", "uint8", array.shape), experts)
+    for start in range(0, array.shape[axis], 2):
+        box = [(0, size) for size in array.shape]
+        box[axis] = (start, 2)
+        wanted = array.take(range(start, start + 2), axis)
+        assert np.array_equal(read(select(bank, "piece", tuple(box))), wanted)
+    assert len(reads) == 12
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Computed bytes, in two chunks, that count how often they are read."""
+
+    data: bytes
+    reads: list[int]
+
+    def read(self) -> Iterator[bytes]:
+        self.reads.append(1)
+        yield from (self.data[:3], self.data[3:])
 
 
 def test_embedding_head_and_mlp_in_pieces_give_the_same_bytes(tmp_path: Path) -> None:

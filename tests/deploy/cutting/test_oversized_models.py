@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import build
+from splitup_deploy.edge.onnx_file import encode_number as number
+from splitup_deploy.edge.onnx_file import encode_piece as piece
 
 from splitup.core.errors import InvalidModel
 from tests.deploy import moes
 from tests.deploy import statefiles as sf
 from tests.deploy.llamas import TINY, save_llama
-from tests.deploy.onnxes import Graph, encode_model, number, piece, save_onnx
+from tests.deploy.onnxes import Graph, encode_model, save_onnx
 
 MIB = 2**20
 UNPACKED = bytes(32 * MIB)

@@ -47,7 +47,14 @@ def run_numpy(model: OnnxModel) -> Run:
 def compute(node: OnnxNode, given: Sequence[Any]) -> np.ndarray:
     options: dict[str, Any] = dict(node.attributes)
     x, *rest = (array.astype(np.float64) if array.dtype == np.float32 else array for array in given)
-    simple = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "MatMul": np.matmul}
+    simple = {
+        "Add": np.add,
+        "Sub": np.subtract,
+        "Mul": np.multiply,
+        "MatMul": np.matmul,
+        "Div": np.divide,
+        "Max": np.maximum,
+    }
     if node.op in simple:
         return simple[node.op](x, rest[0])
     if node.op == "Gemm":
@@ -65,8 +72,10 @@ def compute(node: OnnxNode, given: Sequence[Any]) -> np.ndarray:
     others: dict[str, Callable[[], np.ndarray]] = {
         "Concat": lambda: np.concatenate([x, *rest], options["axis"]),
         "Gather": lambda: x[rest[0]],
+        "ReduceSum": lambda: x.sum(tuple(rest[0]), keepdims=bool(options["keepdims"])),
         "Reshape": lambda: x.reshape(rest[0]),
         "Sigmoid": lambda: 1 / (1 + np.exp(-x)),
+        "Sign": lambda: np.sign(x),
         "Tanh": lambda: np.tanh(x),
         "Transpose": lambda: x.transpose(options["perm"]),
     }

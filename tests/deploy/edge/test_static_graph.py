@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,31 +14,61 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.step import make_block_step, make_causal_step, make_tree_step
+from tests.deploy import moes
 from tests.deploy.blocks import BLOCK, SDAR, save_blocks
 from tests.deploy.checkpoints import CASES, GOLDEN, TOKENS, save_checkpoint
 from tests.deploy.edge.static_runs import feed_static, open_static, run_numpy
+from tests.deploy.hybrids import CASES as HYBRIDS
 from tests.deploy.llamas import relative_error, save_llama
-from tests.deploy.moes import MIXTRAL, save_moe
+from tests.deploy.mixtures import CASES as MIXTURES
 from tests.deploy.steps import run_step
+from tests.deploy.variations import CASES as VARIATIONS
 
 BOUND = 1e-5
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_dense_family_gives_its_logits(name: str, tmp_path: Path) -> None:
-    """One row a step, and chunks of eight with a last one of four, against Hugging Face's."""
-    case = CASES[name]
-    save_checkpoint(tmp_path, case)
-    with np.load(GOLDEN / "logits.npz", allow_pickle=False) as file:
-        wanted = file[f"{name}/prefill"]
+def check_logits(
+    directory: Path, wanted: np.ndarray, tokens: Sequence[int] = TOKENS, context: int = 32
+) -> None:
+    """Feed one row a step, and chunks of eight with a shorter last one."""
     for block in (1, 8):
-        model, shape = open_static(tmp_path, case.context or 32, block)
+        model, shape = open_static(directory, context, block)
         steps = []
-        for start in range(0, len(TOKENS), block):
-            rows = TOKENS[start : start + block]
+        for start in range(0, len(tokens), block):
+            rows = tokens[start : start + block]
             steps.append(make_causal_step(rows, start, outputs=range(len(rows))))
         given, _ = feed_static(run_numpy(model), shape, steps)
         assert relative_error(np.concatenate(given), wanted) <= BOUND
+
+
+VARIED = ("olmo3", "minimax-m2")  # the only ones of these families without a part of their own
+GOLDEN_LOGITS = {
+    **dict.fromkeys(CASES, "logits"),
+    **dict.fromkeys(("olmoe", "glm4-moe"), "mixture_logits"),
+    **dict.fromkeys(VARIED, "variation_logits"),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_LOGITS)
+def test_every_family_gives_its_logits(name: str, tmp_path: Path) -> None:
+    """Against Hugging Face's; those with experts include biases, scales and shared experts."""
+    case = {**CASES, **MIXTURES, **VARIATIONS}[name]
+    save_checkpoint(tmp_path, case)
+    with np.load(GOLDEN / f"{GOLDEN_LOGITS[name]}.npz", allow_pickle=False) as golden:
+        check_logits(tmp_path, golden[f"{name}/prefill"], context=case.context or 32)
+
+
+@pytest.mark.parametrize("name", moes.CASES)
+def test_experts_that_are_all_computed_count_by_their_gates(name: str, tmp_path: Path) -> None:
+    """Some layers are dense; experts 0 and 1 have equal scores, and the first is chosen before."""
+    config = moes.CASES[name]
+    weights = moes.make_weights(config)
+    for key in weights:
+        if key.endswith((".mlp.gate.weight", "moe.gate.weight")):
+            weights[key][1] = weights[key][0]
+    moes.save_moe(tmp_path, config, weights=weights)
+    tokens = moes.TOKENS
+    check_logits(tmp_path, moes.compute_logits(config, weights, tokens), tokens, context=16)
 
 
 def test_the_market_computes_the_file_as_it_computes_the_model(tmp_path: Path) -> None:
@@ -96,6 +127,15 @@ def test_an_iteration_leaves_the_cache_and_trees_keep_their_rows(tmp_path: Path)
     assert relative_error(given[2], wanted[1]) <= BOUND
 
 
+@pytest.mark.parametrize("name", sorted(VARIATIONS.keys() - set(VARIED)))
+def test_a_part_that_the_graph_lacks_is_refused_and_never_left_out(
+    name: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, VARIATIONS[name])
+    with pytest.raises(InvalidModel, match=r"^the model has .*, which a static graph does not"):
+        open_static(tmp_path, 8, 4)
+
+
 def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     save_llama(tmp_path / "llama", {"max_position_embeddings": 16})
     model, shape = open_static(tmp_path / "llama", 8, 4)
@@ -108,6 +148,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         open_static(tmp_path / "llama", 17, 4)
     with pytest.raises(InvalidModel, match="block of 9 rows does not fit 8 positions"):
         open_static(tmp_path / "llama", 8, 9)
-    save_moe(tmp_path / "moe", MIXTRAL)
-    with pytest.raises(InvalidModel, match="has experts, which a static graph does not hold"):
-        open_static(tmp_path / "moe", 8, 4)
+    for name, part in (("deepseek-v2", "latent attention"), ("qwen3.5", "recurrent layers")):
+        save_checkpoint(tmp_path / name, {**MIXTURES, **HYBRIDS}[name])
+        with pytest.raises(InvalidModel, match=f"has {part}, which a static graph does not hold"):
+            open_static(tmp_path / name, 8, 4)

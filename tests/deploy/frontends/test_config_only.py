@@ -92,6 +92,29 @@ def test_mixtures_of_experts(
     assert not compiled.is_complete
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "weights"),
+    [("gpt-oss-120b", 36, 63.0e9), ("glm-5", 78, 2 * 744e9)],
+)
+def test_quantised_and_sparse_models(
+    name: str, layers: int, weights: float, tmp_path: Path
+) -> None:
+    """The first two layers: embedding and head weigh as in the whole model."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    assert config["num_hidden_layers"] == layers
+    config |= {"num_hidden_layers": 2, "first_k_dense_replace": 0}
+    if name == "gpt-oss-120b":
+        del config["first_k_dense_replace"]
+        config["layer_types"] = config["layer_types"][:2]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    tasks = build(str(path), parse_size("12GB"), sizes=Sizes(context=4096)).manifest.tasks
+    assert all(task.vram_bytes <= parse_size("12GB") for task in tasks)
+    ends = 4 * config["vocab_size"] * config["hidden_size"]
+    wanted = ends + (weights - ends) * 2 / layers
+    assert sum(task.weights_bytes for task in tasks) == pytest.approx(wanted, rel=0.05)
+
+
 def test_single_rows_at_the_full_context(tmp_path: Path) -> None:
     """128 heads of 192 over 163,840 positions are more elements than an axis may have."""
     config = json.loads((CONFIGS / "deepseek-v3.json").read_text())

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import CompiledModel, build
+from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.decoder.step_function import trace_decoder
+from splitup_deploy.frontends.gguf.config import read_config
 from splitup_deploy.frontends.gguf.header import FORMATS, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
+from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights
+from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 from tinygrad.tensor import Tensor
@@ -28,8 +35,9 @@ from splitup.graph.manifest import get_task_key
 from splitup.graph.rules import check_graph, load_graph
 from tests.builders import HANG_S
 from tests.deploy import moes
+from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.execution import CutModel
-from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
+from tests.deploy.ggufs import KINDS, make_tokens, save_dense, save_gguf, write_gguf
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
 from tests.deploy.steps import as_inputs, feed
 
@@ -255,10 +263,104 @@ def test_han_capitals_and_marks_end_words_as_their_pre_tokenizer_says(
     assert [text[start:end] for _, (start, end) in parts] == words
 
 
+SENTENCEPIECE = json.loads((GOLDEN.parent / "sentencepiece.json").read_text())
+
+
+def make_scored(name: str, **metadata: Any) -> Tokenizer:
+    """Return the tokenizer of a file that has a score for every token."""
+    table = {**SENTENCEPIECE[name]["metadata"], **metadata}
+    data = make_tokenizer(table, len(table["tokenizer.ggml.tokens"]))
+    assert data is not None
+    return Tokenizer.from_str(data.decode())
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_texts_in_all_scripts_have_the_tokens_that_sentencepiece_gives(name: str) -> None:
+    tokenizer = make_scored(name)
+    for text, wanted in SENTENCEPIECE[name]["texts"]:
+        given = tokenizer.encode(text, add_special_tokens=False).ids
+        assert given == wanted, text
+        assert tokenizer.decode(given) == text.replace("\u2581", " ")
+    assert tokenizer.encode("a<s>b").ids[0] == 1 and 1 in tokenizer.encode("a<s>b").ids[1:]
+
+
+def test_special_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
+    kinds = list(SENTENCEPIECE["llama"]["metadata"]["tokenizer.ggml.token_type"])
+    tokens = list(SENTENCEPIECE["llama"]["metadata"]["tokenizer.ggml.tokens"])
+    tokens[-1], kinds[-1] = "<|end|>", 3
+    names = {"tokens": tokens, "token_type": kinds}
+    change = {f"tokenizer.ggml.{key}": value for key, value in names.items()}
+    for family, wanted in (("phi3", "b"), ("llama", " \nb")):
+        tokenizer = make_scored("llama", **change, **{"general.architecture": family})
+        ids = tokenizer.encode("a<|end|> \nb", add_special_tokens=False).ids
+        assert tokenizer.decode(ids[ids.index(len(tokens) - 1) + 1 :]) == wanted
+
+
+def test_a_tokenizer_with_scores_that_is_not_consistent_is_refused() -> None:
+    good = SENTENCEPIECE["llama"]["metadata"]
+    count, scores = len(good["tokenizer.ggml.tokens"]), good["tokenizer.ggml.scores"]
+    kinds = good["tokenizer.ggml.token_type"]
+    for key, value, message in (
+        ("scores", scores[1:], "lacks scores"),
+        ("scores", [*scores[1:], float("nan")], "lacks scores"),
+        ("scores", ["a"] * count, "scores are no list of float"),
+        ("tokens", [*good["tokenizer.ggml.tokens"][:-1], "a" * 129], "that is too long"),
+        ("token_type", [1, *kinds[:-1]], "has not one token per byte"),
+        ("add_space_prefix", 1, "says neither yes nor no"),
+        ("bos_token_id", count, "a BOS token that does not exist"),
+    ):
+        with pytest.raises(InvalidModel, match=message):
+            make_tokenizer({**good, f"tokenizer.ggml.{key}": value}, count)
+    without = [1 if kind == 6 else kind for kind in kinds]
+    assert make_tokenizer({**good, "tokenizer.ggml.token_type": without}, count) is None
+
+
 def test_another_tokenizer_leaves_a_function_of_tokens(tmp_path: Path) -> None:
-    save_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "llama"})
+    save_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "t5"})
     compiled = build(str(tmp_path / "m.gguf"), LARGE)
     assert compiled.manifest.kind == "function" and compiled.manifest.text is None
+
+
+_DENSE = {
+    "phi3": {},
+    "phi3-longrope": {
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.125, 1.25, 1.5, 2.0, 3.0],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "attention_factor": 1.1875,
+        },
+    },
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {
+        **{"query_pre_attn_scalar": 16, "final_logit_softcapping": None},
+        **{"sliding_window_pattern": 6, "num_hidden_layers": 7},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "context"), [*((name, None) for name in _DENSE), ("phi3-longrope", 20)]
+)
+def test_gemma_and_phi_have_the_graphs_of_directories(
+    name: str, context: int | None, tmp_path: Path
+) -> None:
+    case = replace(CASES[name], change={**CASES[name].change, **_DENSE[name]})
+    save_checkpoint(tmp_path / "m", case)
+    save_dense(tmp_path / "m.gguf", case)
+    file = load_model(str(tmp_path / "m.gguf"), Sizes(context, 4)).traced.graph
+    config = replace(parse_config(case.config, context), unit_norms=False)
+    wanted = trace_decoder(config, DirectoryWeights(tmp_path / "m"), 4).graph
+    assert file.to_bytes() == wanted.to_bytes()
+
+
+def test_a_large_gemma_divides_queries_by_another_number(tmp_path: Path) -> None:
+    change = {"num_hidden_layers": 46, "hidden_size": 8, "intermediate_size": 8}
+    case = replace(CASES["gemma2"], change={**CASES["gemma2"].change, **change})
+    save_dense(tmp_path / "m.gguf", case)
+    file = read_gguf(tmp_path / "m.gguf")
+    assert read_config(file, "gemma2", None).attention_scale == 1 / math.sqrt(8 // 4)
 
 
 def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import CompiledModel, build, parse_dims
+from splitup_deploy.edge.onnx_file import encode_number as number
+from splitup_deploy.edge.onnx_file import encode_piece as piece
 from splitup_deploy.frontends.onnx.graph_file import read_onnx
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.weight_sources import FileSlice
@@ -19,15 +21,7 @@ from splitup.core.tensors import array_to_bytes, bytes_to_array
 from tests.builders import HANG_S
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
-from tests.deploy.onnxes import (
-    Graph,
-    compute_vision,
-    encode_model,
-    number,
-    piece,
-    save_onnx,
-    save_vision,
-)
+from tests.deploy.onnxes import Graph, compute_vision, encode_model, save_onnx, save_vision
 
 LARGE = 10**9
 

@@ -15,12 +15,19 @@ from splitup_deploy.uncut_model import load_reference
 from tinygrad.tensor import Tensor
 
 from splitup.core.errors import InvalidModel
+from splitup.decode.step import make_causal_step, make_tree_step
 from tests.deploy import moes
+from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import TINY, compute_logits, relative_error
 from tests.deploy.quantisations import CASES, compressed, packed, save_quantised, write_tensors
-from tests.deploy.steps import feed
+from tests.deploy.steps import feed, run_step
 
 PROJECTIONS = 7
+GGUF_SHAPE = {
+    **{"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1},
+    "max_position_embeddings": 64,
+}
+GGUF_FORMS = {"": "Q8_0", "attn_v": "Q4_0", "ffn_up": "Q4_0", "ffn_down": "Q4_K"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -46,17 +53,27 @@ def _is_part(name: str, joined: str) -> bool:
     }.get(joined.split(".")[-2], [joined.split(".")[-2].removesuffix("_proj")])
 
 
-@pytest.mark.parametrize("name", ["fp8", "int4", "gptq", "awq"])
+@pytest.mark.parametrize("name", ["fp8", "int4", "gptq", "awq", "gguf"])
 def test_a_model_computes_what_its_dequantised_weights_do(name: str, tmp_path: Path) -> None:
-    """Logits within 1e-5, and the same greedy tokens over 64."""
-    config, weights = save_quantised(tmp_path, *CASES[name])
-    tokens = [5, 7]
-    for _ in range(62):
-        tokens.append(int(compute_logits(config, weights, tokens)[-1].argmax()))
-    wanted = compute_logits(config, weights, tokens)
-    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), tokens)
+    """Logits within 1e-5 and the same greedy tokens over 64, in chunks, single rows and trees."""
+    source = tmp_path / "model.gguf"
+    if name == "gguf":
+        config, weights = save_gguf(source, GGUF_SHAPE, forms=GGUF_FORMS)
+    else:
+        config, weights = save_quantised(source, *CASES[name])
+    program = load_reference(str(source), Sizes(chunk=8))
+    state, tokens, rows = program.new_state(), [5], []
+    for place in range(64):
+        rows.append(run_step(program, state, make_causal_step(tokens[-1:], place))[0])
+        tokens.append(int(rows[-1].argmax()))
+    given, wanted = np.array(rows), compute_logits(config, weights, tokens[:64])
     assert relative_error(given, wanted) <= 1e-5
-    assert (given.argmax(1) == wanted.argmax(1)).all()
+    assert wanted.argmax(1).tolist() == tokens[1:]
+    assert feed(program, tokens[:64], rows=8).tobytes() == given.tobytes()
+    state, (a, b, c) = program.new_state(), tokens[8:11]
+    run_step(program, state, make_causal_step(tokens[:8], 0))
+    tree = run_step(program, state, make_tree_step([a, 3, b, 9, c], [-1, 0, 0, 1, 2], 8))
+    assert tree[[0, 2, 4]].tobytes() == given[8:11].tobytes()
 
 
 def test_experts_stay_quantised(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""The text towers of models for images and text: the graphs of the same models alone."""
+"""The towers of models for images and text.
+
+Those for text have the graphs of the same models alone; Gemma 3's for images gives what Hugging
+Face's does.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,10 @@ from tests.deploy import moes
 from tests.deploy.checkpoints import GOLDEN
 from tests.deploy.llamas import relative_error
 from tests.deploy.saved import save_case
-from tests.deploy.towers import CASES, NEW, OLD, fuse_experts, save_tower
+from tests.deploy.towers import CASES, IMAGE, NEW, OLD, fuse_experts, save_tower, save_vision
 
 SIZES = Sizes(chunk=1)
+_LOGITS = ("logits.npz", "mixture_logits.npz", "variation_logits.npz")
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -83,11 +88,15 @@ def test_a_tower_is_the_text_model_alone(name: str, names: dict[str, str], tmp_p
 def test_hugging_face_computes_what_it_computes_of_the_text_model_alone() -> None:
     """Of these text models other tests compare the logits."""
     alone: dict[str, np.ndarray] = {}
-    for file in ("logits.npz", "hybrid_logits.npz", "moe_logits.npz"):
+    for file in (*_LOGITS, "hybrid_logits.npz", "moe_logits.npz"):
         with np.load(GOLDEN / file, allow_pickle=False) as arrays:
             alone |= {name: arrays[name] for name in arrays.files if "digest" not in name}
     with np.load(GOLDEN / "tower_logits.npz", allow_pickle=False) as towers:
-        for tower, name in CASES.items():
+        saved = set(towers.files)
+        assert CASES.keys() - saved == {"KimiK25ForConditionalGeneration"}
+        assert saved - CASES.keys() == {"vision"}  # of an image
+        for tower in saved & CASES.keys():
+            name = CASES[tower]
             wanted = alone.get(f"{name}/prefill", alone.get(f"{name}/logits"))
             assert wanted is not None and relative_error(towers[tower], wanted) <= 1e-5, tower
 
@@ -130,7 +139,7 @@ def test_defaults_and_ties_are_those_of_the_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inner", "outer", "message"),
     [
-        ({"model_type": "ministral3"}, {}, "text_config.*supported: an object of the type mistral"),
+        ({"model_type": "llama"}, {}, "text_config.*an object of the type mistral, ministral3"),
         ({}, {"text_config": None}, "text_config"),
         ({}, {"quantization_config": {"bits": 4}}, "quantization_config"),
         ({}, {"audio_config": {}}, "'audio_config', which means nothing"),
@@ -171,7 +180,7 @@ def test_the_command_lists_every_family() -> None:
     result = CliRunner().invoke(app, ["families", "--json"])
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
     assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
-    use = {"use": "text-generation", "text_tower": None, "decoder": None}
+    use = {"use": "text-generation", "text_tower": None, "images": False, "decoder": None}
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
@@ -179,4 +188,55 @@ def test_the_command_lists_every_family() -> None:
     text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
     assert [line.split()[0] for line in text] == list(rows)
     assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
+    (gemma,) = (line for line in text if line.startswith("Gemma3ForConditionalGeneration"))
+    assert gemma.endswith("  text as Gemma3ForCausalLM; images with --vision and --images")
+    assert rows["Gemma3ForConditionalGeneration"]["images"]
     assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"
+
+
+def test_a_tower_for_images_has_one_graph_in_both_spellings(tmp_path: Path) -> None:
+    """``test_images`` runs it."""
+    sizes, graphs = Sizes(vision=True), []
+    for number, names in enumerate((OLD, NEW)):
+        source = save_vision(tmp_path / str(number), names)
+        traced = load_model(source, sizes).traced
+        (note,) = traced.notes
+        assert note.endswith("of the text tower: register it without --vision")
+        graphs.append(traced.graph.to_bytes())
+    assert graphs[0] == graphs[1]
+    (tmp_path / "1" / "model.safetensors").unlink()
+    (port,) = load_model(str(tmp_path / "1"), sizes).traced.graph.inputs
+    assert (port.name, port.shape) == ("pixels", IMAGE.shape)
+
+
+@pytest.mark.parametrize(
+    ("vision", "message"),
+    [
+        ({"image_size": 42}, r"mm_tokens_per_image = 4; supported: a square that divides 3 \* 3"),
+        ({"num_attention_heads": 5}, "do not divide"),
+        ({"num_channels": 1}, "num_channels"),
+        ({"model_type": "clip_vision_model"}, "model_type"),
+        ({"window": 3}, "'window', which means nothing"),
+        ({"num_hidden_layers": 3}, "no weight 'encoder.layers.2"),
+        ({"num_hidden_layers": 1}, "'encoder.layers.1"),
+        ({"patch_size": 28, "image_size": 112}, "patch_embedding.weight"),
+        ({"patch_size": 57}, "context 0 is not possible"),
+    ],
+)
+def test_towers_for_images_that_are_refused(
+    vision: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = save_vision(tmp_path, NEW, **vision)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(source, Sizes(vision=True))
+
+
+def test_only_directories_with_such_a_tower_have_one(tmp_path: Path) -> None:
+    source = save_tower(tmp_path / "a", "Mistral3ForConditionalGeneration", NEW)
+    with pytest.raises(InvalidModel, match="has no vision tower that is supported"):
+        load_model(source, Sizes(vision=True))
+    source = save_vision(tmp_path / "b", NEW)
+    with pytest.raises(InvalidModel, match="leave out --context, --chunk and --adapter"):
+        load_model(source, Sizes(chunk=1, vision=True))
+    with pytest.raises(InvalidModel, match="is no Hugging Face directory: leave out --vision"):
+        load_model("tests.deploy.frontends.on_device_models:model", Sizes(vision=True))

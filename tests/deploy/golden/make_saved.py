@@ -3,7 +3,7 @@
 Run it in the environment that ``make_golden.py`` describes, and again in one with the oldest
 version that still has a family:
 
-    PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_saved.py
+    PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_saved.py [CASE ...]
 
 ``saved.json`` gets, for this version and every case, the config.json and the names of weights that
 are not those of the checkpoint; ``saved_encoders.json`` gets the config.json of every encoder.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,16 @@ def digest(directory: Path) -> dict[str, str]:
     }
 
 
+def get_kind(directory: Path) -> Any:
+    """Return the class of a checkpoint's model; raises AttributeError if this version has none."""
+    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    return getattr(transformers, name)
+
+
 def compute(directory: Path) -> torch.Tensor | None:
     """Return a model's logits, None if it cannot be loaded."""
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+        model = get_kind(directory).from_pretrained(directory, dtype="auto")
     except RuntimeError:  # weights of another shape
         return None
     with torch.no_grad():
@@ -54,7 +61,7 @@ def describe(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         old, new = Path(folder) / "old", Path(folder) / "new"
         save_case(name, old)
-        model = transformers.AutoModelForCausalLM.from_pretrained(old, dtype="auto")
+        model = get_kind(old).from_pretrained(old, dtype="auto")
         model.save_pretrained(new)
         path, wanted = new / "config.json", compute(old)
         config = json.loads(path.read_text())
@@ -94,21 +101,22 @@ def describe_encoders() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Describe the cases that this version of the library has."""
+    """Describe the cases that this version of the library has, or only those that are named."""
     found = {}
-    for name in CASES:
+    for name in sys.argv[1:] or CASES:
         try:
             found[name] = describe(name)
-        except (ValueError, ImportError, KeyError) as error:
+        except (ValueError, ImportError, KeyError, AttributeError) as error:
             print(f"{name}: {str(error)[:200]}")
     add_to(SAVED, found)
-    add_to(encoders.SAVED, describe_encoders())
+    if not sys.argv[1:]:
+        add_to(encoders.SAVED, describe_encoders())
 
 
 def add_to(path: Path, found: dict[str, Any]) -> None:
     """Write what this version gives, beside what other versions gave."""
     table = json.loads(path.read_text()) if path.is_file() else {}
-    table[transformers.__version__] = found
+    table[transformers.__version__] = table.get(transformers.__version__, {}) | found
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 

@@ -56,6 +56,12 @@ def test_more_pairs_recover_more_tokens(split: Split) -> None:
     assert 500 < split.found.next_token_bps < 6_000
 
 
+def test_a_length_tells_texts_apart(compiled: CompiledModel) -> None:
+    texts = ["a", "b", "a b c", "a", "", " \n", "word " * 500]  # the last one is never sent
+    assert measure.recognise_lengths(compiled, "\n\n".join(texts), 256) == (3, 6_666)
+    assert measure.recognise_lengths(compiled, "", 256) == (0, 0)
+
+
 def test_activations_without_information_tell_nothing() -> None:
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 50, 1_000)
@@ -93,6 +99,8 @@ def test_a_table_has_a_column_for_each_split(split: Split) -> None:
     Console(file=out, width=100).print(render_splits([split, split]))
     assert out.getvalue().count("100.0 %") == 2
     assert "sent, after 900 pairs" in out.getvalue()
+    assert f"which of {split.known} known texts, by its length" in out.getvalue()
+    assert split.known > 500 and 100 < split.by_length_bps < 5_000
 
 
 def test_a_picture_has_a_bar_for_each_number_of_pairs(split: Split) -> None:

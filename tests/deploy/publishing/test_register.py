@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from splitup.chain.client import Chain
 from splitup.chain.models import encode_edges, encode_tasks
-from splitup.client.market.payments import fetch_price
+from splitup.client.market.payments import fetch_quote
 from splitup.core.errors import InvalidInput, InvalidModel, StorageUnavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
@@ -290,7 +290,13 @@ async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
     stranger = write_home(network, tmp_path / "stranger", account=7)
     code, output = await invoke("retire", "versions", "--json", "--config", str(stranger))
     assert code == 2 and "only its developer can retire it" in output
-    assert await fetch_price(network.owner, new["model_id"], 3) > 0
+    quote = await fetch_quote(network.owner, new["model_id"], 300)
+    full = await fetch_quote(network.owner, new["model_id"], 300, "100%")
+    assert quote.verify_bps == 800 and full.verify_bps == 10_000
+    assert quote.locked_micro_usdc == full.locked_micro_usdc == full.average_micro_usdc
+    assert quote.average_micro_usdc == pytest.approx(full.average_micro_usdc * 0.54, abs=2)
+    with pytest.raises(InvalidInput, match="verifies at least 8 %"):
+        await fetch_quote(network.owner, new["model_id"], 3, 0.0799)
     code, output = await invoke("retire", "versions", "--json", "--config", str(home))
     assert (code, json.loads(output)["model_id"]) == (0, new["model_id"])
     assert await list_versions(home) == {
@@ -298,8 +304,8 @@ async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
         new["model_id"]: (True, True),
     }
     with pytest.raises(InvalidInput, match="was retired by its developer"):
-        await fetch_price(network.owner, new["model_id"], 3)
-    assert await fetch_price(network.owner, old["model_id"], 3) > 0
+        await fetch_quote(network.owner, new["model_id"], 3)
+    assert (await fetch_quote(network.owner, old["model_id"], 3)).locked_micro_usdc > 0
     code, output = await invoke("retire", new["model_id"], "--config", str(home))
     assert code == 2 and "is retired already" in output
     code, answer = await register_cli(home, f"{models}:eighth", "versions")

@@ -106,7 +106,12 @@ async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:
         tmp_path / "keystore.json", tmp_path / "passphrase", work_factor=DEVNET_WORK_FACTOR
     )
     fields = {name: address(1) for name in Deployment.__slots__}
-    fields |= {"chain_id": 31337, "genesis_hash": "0x" + "00" * 32, "confirmations": 0}
+    fields |= {
+        "chain_id": 31337,
+        "genesis_hash": "0x" + "00" * 32,
+        "confirmations": 0,
+        "first_block": 0,
+    }
     Deployment(**fields).save(tmp_path / "deployment.json")
     path = write(tmp_path, rpc_url=server.url)
     process = await asyncio.create_subprocess_exec(

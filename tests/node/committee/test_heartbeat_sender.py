@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from aiohttp import web
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
+from splitup_node.committee.presence import compute_pause_s
 
-from splitup.core import limits
+from splitup.core import limits, tuning
+from splitup.core.errors import PeerFault
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
@@ -39,6 +41,7 @@ class Member:
     heads: RecentBlocks = field(default_factory=RecentBlocks)
     named: list[str] = field(default_factory=list)  # by the beats that came
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    is_registered: bool = True  # as this member's chain says
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -47,6 +50,8 @@ class Member:
         beat = (await read_message(request, api.HEARTBEAT, audience=COMMITTEE)).message
         self.named.append(beat.block_hash)
         await self.may_answer.wait()
+        if not self.is_registered:
+            raise PeerFault(f"node {beat.node} is not active in the registry")
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
             return web.json_response({"block": self.heads.head, "tasks": []})
         return web.json_response({"block": self.heads.head})
@@ -143,3 +148,25 @@ async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.Monke
         members[0].may_answer.set()
         while len(heartbeat_sender.get_demands()) < 4:
             await heartbeat_sender.send(make_beat(sequence := sequence + 1), view)
+
+
+async def test_only_the_refusal_of_all_members_makes_heartbeats_less_frequent() -> None:
+    members = make_members(*BLOCKS[1:5])
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+        for number, member in enumerate(members, start=1):
+            member.is_registered = False
+            await heartbeat_sender.send(make_beat(number), view)
+            assert heartbeat_sender.is_refused(view) == (number == len(members))
+        members[2].is_registered = True
+        await heartbeat_sender.send(make_beat(5), view)
+        assert not heartbeat_sender.is_refused(view)
+
+
+def test_pauses_grow_behind_the_time_that_a_registration_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+    pauses = [compute_pause_s(refusals) for refusals in range(40)]
+    assert pauses[: tuning.HEARTBEAT_REFUSALS + 3] == [1.0] * 6 + [2.0, 4.0]
+    assert pauses == sorted(pauses) and pauses[-1] == tuning.HEARTBEAT_REFUSED_S
+    assert compute_pause_s(10**6) == tuning.HEARTBEAT_REFUSED_S

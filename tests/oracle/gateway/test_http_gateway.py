@@ -381,7 +381,17 @@ async def test_wrong_validators_and_forged_draws_are_refused(
     snapshot = network.make_snapshot(manifest)
     later = snapshot.model_copy(update={"epoch": 2})
     stolen = (await make_order(network, manifest))[0].draw
+    plan = order.certificate.plan
+    raised = plan.model_copy(
+        update={"request": plan.request.model_copy(update={"verify_bps": 10_000})}
+    )
+    certificate = order.certificate.model_copy(update={"plan": raised})
     cases = [
+        (  # another share than the client's, by which every task would be drawn
+            validator,
+            order.model_copy(update={"certificate": certificate, "task": other}),
+            "certificate is not valid",
+        ),
         (executor, order, "not a validator of task"),
         (network.client, order, "not that of a node that the order shows"),
         (validator, order.model_copy(update={"task": other}), "was not drawn"),

@@ -11,16 +11,21 @@ import pytest
 from splitup_oracle.config import OracleConfig
 
 from splitup.chain.committee_reader import fetch_committee
+from splitup.client.market.plan_requests import Wanted
+from splitup.client.market.signed_request import make_request
 from splitup.core.errors import ConfigurationError, Refused
-from splitup.crypto.keys import generate_identity
+from splitup.crypto.keys import Identity, generate_identity
+from splitup.crypto.quorum import compute_execution_id
+from splitup.devnet.anvil import derive_key
 from splitup.messages import api
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import check_certificate
 from tests.builders import HANG_S, anybody
-from tests.oracle.committee_network import MANIFEST, STEPS, Network, Node, run_network
+from tests.oracle.committee_network import MANIFEST, MNEMONIC, STEPS, Network, Node, run_network
 
 
 async def run_execution(network: Network) -> str:
@@ -33,12 +38,13 @@ async def run_execution(network: Network) -> str:
 
 
 async def test_f06_members_start_plan_settle_and_survive_a_kill(tmp_path: Path) -> None:
-    async with run_network(tmp_path, sampling_bps=10_000) as network:
+    async with run_network(tmp_path, verify_bps=10_000) as network:
         try:
             await network.wait_until(network.is_ready, 3 * HANG_S)
             await check_interface(network)
             first = await run_execution(network)
             await check_payments(network, first)
+            await check_share(network)
 
             await network.stop_member(0, signal.SIGKILL)
             await run_execution(network)
@@ -80,6 +86,30 @@ async def check_retirement(network: Network) -> None:
         await network.http.get_json(f"{network.endpoints[2]}/v1/plan/{late}?wait_s=20")
     gate.set()
     assert await network.wait_until(lambda: network.find_settlement(running), 3 * HANG_S)
+
+
+async def check_share(network: Network) -> None:
+    """A signed request below the network's share is refused, by the contract's rule."""
+    identity = Identity.from_private_key(derive_key(MNEMONIC, 5))
+    deployment, nonce = network.deployment, 2**40
+    wanted = Wanted(
+        execution_id=compute_execution_id(
+            deployment.chain_id, deployment.market, identity.address, nonce
+        ),
+        chain_id=deployment.chain_id,
+        market=deployment.market,
+        model_id=MANIFEST.model_id,
+        client=identity.address,
+        client_key=identity.signing_key_hex,
+        steps=STEPS,
+        max_price_micro_usdc=10_000,
+        deadline=(await network.client.fetch_head()).timestamp + 300,
+        verify_bps=799,
+        task_count=len(MANIFEST.tasks),
+    )
+    signed = await make_request(network.client, identity, wanted, nonce, ZERO_BYTES32)
+    with pytest.raises(Refused, match="least share is 800"):
+        await network.http.post_json(api.SIGNED_REQUEST.url(network.endpoints[0]), signed)
 
 
 async def check_interface(network: Network) -> None:

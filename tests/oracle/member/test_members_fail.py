@@ -25,7 +25,7 @@ SETTLED_S = 5  # after which the nodes' news are in a snapshot
 async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
     """One network for all: starting it takes as long as a test."""
     directory: Path = tmp_path_factory.mktemp("members")
-    async with run_network(directory, sampling_bps=10_000, cuttable=True) as network:
+    async with run_network(directory, verify_bps=10_000, cuttable=True) as network:
         try:
             await network.wait_until(network.is_ready, 3 * HANG_S)
             yield network

@@ -33,6 +33,7 @@ REQUEST = ChainEvent(
         "snapshotRoot": "0x" + "15" * 32,
         "inputsDigest": "0x" + "16" * 32,
         "nonce": 1,
+        "verifyBps": 800,
     },
     101,
     "0x" + "ab" * 32,

@@ -45,9 +45,11 @@ class Market:
         view: CommitteeView,
         scheme: CheapScheme,
         manifest: Manifest,
+        sampling_bps: int,
         emit: Callable[[ev.Event], None],
     ) -> None:
         self._view, self._scheme, self._emit = view, scheme, emit
+        self.sampling_bps = sampling_bps
         self.price_per_step = manifest.price_micro_usdc(1)  # as it was registered
         self.now_s = START_S
         self.block_hash = "0x" + "00" * 32
@@ -123,6 +125,7 @@ class Market:
         left_s = request.deadline - self.now_s
         _require(MIN_DEADLINE_S <= left_s <= MAX_DEADLINE_S, "DeadlineInvalid")
         _require(request.max_price_micro_usdc >= self.quote(request.steps), "PriceTooLow")
+        _require(self.sampling_bps <= request.verify_bps <= 10_000, "ShareInvalid")
         balance = self.balances[request.client]
         _require(balance >= request.max_price_micro_usdc, "BalanceTooSmall")
         self.balances[request.client] -= request.max_price_micro_usdc

@@ -78,6 +78,7 @@ class Parties:
                 snapshot_sequence=1,
                 snapshot_root=world.snapshot.root(),
                 block_hash=ZERO_BYTES32,
+                verify_bps=setting.sampling_bps,
                 nonce=7,
             )
 

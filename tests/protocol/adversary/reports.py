@@ -292,7 +292,7 @@ def check_order(order: VerificationOrder, world: World, node: str) -> None:
         raise PeerFault("another execution, or no such task")
     if not plan.has_candidates(draw.executors):
         raise PeerFault("the draw names strangers")
-    if not is_sampled(draw.seed, order.task, world.economics.sampling_bps):
+    if not is_sampled(draw.seed, order.task, plan.request.verify_bps):
         raise PeerFault("the draw does not pick this task")
     task_id = world.manifest.tasks[order.task].task_id
     executor = order.executors[order.task]

@@ -119,9 +119,9 @@ def find_first(party: str, seeds: range) -> str:
         (_without_deliveries, "executor", 300, "the client received other outputs"),
         (_without_the_draws_signature, "relay", 7_900, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
-        (_without_the_edges, "executor", 3_400, "a node is paid for inputs that nobody sent"),
-        (_without_a_second_answer, "validator", 2_200, "it was not settled"),
-        (_without_replacement, "client", 8_000, "an honest node's stake was slashed"),
+        (_without_the_edges, "executor", 200, "a node is paid for inputs that nobody sent"),
+        (_without_a_second_answer, "validator", 4_200, "it was not settled"),
+        (_without_replacement, "client", 12_000, "an honest node's stake was slashed"),
         (_without_comparisons, "executor", 700, "a drawn lie is paid"),
     ],
     ids=[

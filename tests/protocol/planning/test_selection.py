@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.messages.plans import TaskTerms
 from splitup.messages.snapshots import UNRULED, Reference, SnapshotEntry
+from splitup.protocol.planning.challenges import find_wrong_choice
 from splitup.protocol.planning.sampling_clocks import (
     EXECUTOR,
     VALIDATOR,
@@ -211,6 +213,39 @@ def test_a_task_with_a_tolerance_is_verifiable_where_no_member_computes() -> Non
     assert compute_plan(make_request(), seed(1), snapshot, tolerant).unverifiable == ()
 
 
+@pytest.mark.parametrize(
+    ("marked", "is_tolerant", "expected"),
+    [
+        (3, True, {"CPU:X86", UNRULED + FOREIGN_CLASS}),
+        (3, False, {"CPU:X86"}),
+        (2, True, {"CPU:X86"}),
+    ],
+)
+def test_a21_three_stakes_cannot_take_all_work_from_another_class(
+    marked: int, is_tolerant: bool, expected: set[str]
+) -> None:
+    """Nodes of a marked class share the work of a task with tolerances, if three operators do."""
+    numbers = range(4, 4 + marked)
+    snapshot = make_snapshot(3 + marked, 1, classes=dict.fromkeys(numbers, UNRULED + FOREIGN_CLASS))
+    kind = {entry.node: entry.determinism for entry in snapshot.entries}
+    manifest = make_chain_manifest(1)
+    if is_tolerant:
+        manifest = make_tolerant(manifest)
+    wins: Counter[str] = Counter()
+    for number in range(100):
+        plan = compute_plan(make_request(), seed(number), snapshot, manifest)
+        assert {kind[node] for node in plan.tasks[0]} == expected
+        assert plan.unverifiable == ()
+        assert find_wrong_choice(plan, snapshot) is None
+        (executor,) = plan.executors()
+        wins[kind[executor]] += 1
+        judges = rank_validators(seed(number), 0, plan, snapshot, manifest)
+        assert len(judges) == 2
+        assert {kind[node] for node in judges} == {kind[executor]}
+    assert set(wins) == expected
+    assert min(wins.values()) >= 100 / len(expected) - 20  # four standard deviations
+
+
 def test_a22_sybils_cannot_make_a_class_of_their_own() -> None:
     """Five nodes of one operator share a class; three of three operators share another."""
     classes = dict.fromkeys(range(1, 6), "mine")
@@ -224,7 +259,12 @@ def test_a22_sybils_cannot_make_a_class_of_their_own() -> None:
 # ---- measured times ------------------------------------------------------------------------------
 
 TASK = TaskTerms(
-    task_id=task_id(0), flops=10**9, weights_bytes=8 * 10**9, input_bytes=10**6, ready_ms=0
+    task_id=task_id(0),
+    flops=10**9,
+    weights_bytes=8 * 10**9,
+    input_bytes=10**6,
+    ready_ms=0,
+    crosses_classes=False,
 )
 REFERENCE = Reference(rtt_ms=10, queue_ms=0, speed_mflops=10_000, bandwidth_kbps=100_000)
 
@@ -295,6 +335,7 @@ terms_of_all_sizes = st.builds(
         weights_bytes=weights,
         input_bytes=inputs,
         ready_ms=ready,
+        crosses_classes=False,
     ),
     *[counts] * 4,
 )
@@ -349,6 +390,40 @@ def test_equal_clocks_go_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
         "splitup.protocol.planning.selection._draw", lambda *_: np.full(5, 2**40, np.uint64)
     )
     assert rank_all(seed(1), 0, EXECUTOR, snapshot) == [entry.node for entry in snapshot.entries]
+
+
+draws = st.one_of(  # the ends of the range, where a logarithm has few bits, and close neighbours
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 4),
+    st.integers(2**64 - 4_100, 2**64 - 1),
+    st.integers(2**63 - 3, 2**63 + 3),
+)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(draws, st.integers(1, 2**40)), max_size=20), min_size=1, max_size=4
+    ),
+    st.integers(1, 8),
+)
+def test_a_limit_gives_the_first_of_the_whole_order(
+    pools_drawn: list[list[tuple[int, int]]], limit: int
+) -> None:
+    flat = [one for pool in pools_drawn for one in pool]
+    index = make_snapshot(20, 1).once(Index)
+    pools = [
+        CandidatePool(number, NO_TERMS, np.arange(len(pool), dtype=np.int64))
+        for number, pool in enumerate(pools_drawn)
+    ]
+    values = np.array([value for value, _ in flat], np.uint64)
+    weights = np.array([weight for _, weight in flat], np.int64)
+    module = "splitup.protocol.planning.selection"
+    with (
+        patch(f"{module}._draw", lambda *_: values),
+        patch(f"{module}.compute_weights", lambda *_: weights),
+    ):
+        whole = rank(seed(1), EXECUTOR, pools, index)
+        assert rank(seed(1), EXECUTOR, pools, index, limit) == [order[:limit] for order in whole]
 
 
 # ---- tasks that nobody holds ---------------------------------------------------------------------

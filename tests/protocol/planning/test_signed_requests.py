@@ -167,6 +167,7 @@ def test_a15_a_signature_is_for_its_words_chain_and_market_only() -> None:
         "inputs_digest": "0x" + "66" * 32,
         "snapshot_sequence": 99,
         "snapshot_root": "0x" + "66" * 32,
+        "verify_bps": 10_000,
     }
     for name, value in changes.items():
         changed = request.model_copy(update={name: value})

@@ -285,6 +285,37 @@ def test_compensation_never_exceeds_what_the_liar_pays() -> None:
     assert rewards == terms.slashes[0].amount_micro_usdc * 80 // 100, "as the contract rounds it"
 
 
+def test_at_most_as_many_are_slashed_as_the_contract_takes() -> None:
+    """300 liars: the 256 largest penalties are taken, and every validator is paid."""
+    count, most = 300, limits.MAX_SLASHES
+    manifest = make_chain_manifest(count)
+    request = make_request(1).model_copy(update={"verify_bps": 10_000})
+    plan = compute_plan(request, f"0x{3:064x}", make_snapshot(6, count), manifest)
+    executors = [f"0x{1000 + task:040x}" for task in range(count)]
+    verdicts = [
+        Verdict(task, Outcome.LIED, (f"0x{5000 + task:040x}",), (executors[task],))
+        for task in range(count)
+    ]
+    terms = compute_settlement(plan, manifest, 1, (), verdicts, ECONOMICS, executors)
+    assert [slash.node for slash in terms.slashes] == executors[:most], "of equal ones, the first"
+    rewards = [p for p in terms.payments if p.from_slash]
+    assert len(rewards) == most and sum(p.to == request.client for p in rewards) == 1
+    paid = {p.to: p.amount_micro_usdc for p in terms.payments if p.to != request.client}
+    assert paid == {verdict.validators[0]: PRICE_MICRO_USDC for verdict in verdicts}
+    taken = sum(slash.amount_micro_usdc for slash in terms.slashes)
+    assert sum(p.amount_micro_usdc for p in rewards) <= ECONOMICS.compute_rewards(taken)
+    twice = [replace(verdict, liars=(executors[0],)) for verdict in verdicts[-2:]]
+    twice = [*verdicts[:-2], *twice]  # the first node is guilty of three
+    worst = compute_settlement(plan, manifest, 1, (), twice, ECONOMICS, executors).slashes[0]
+    assert worst.node == executors[0]
+    assert worst.amount_micro_usdc > 2 * (terms.slashes[0].amount_micro_usdc - FLOOR)
+
+
+def test_the_slashes_that_fit_deter_at_least_as_much_as_the_least_share() -> None:
+    """If every task of the largest model is a lie, a share of 25 % of the penalties is taken."""
+    assert limits.MAX_SLASHES / limits.MAX_TASKS > 2 * 800 / 10_000
+
+
 def test_a_completion_must_match_its_root_and_its_plan() -> None:
     node, completion = next(iter(completions().items()))
     check_completion(completion, PLAN, MANIFEST, completion.root())

@@ -44,8 +44,8 @@ from tests.protocol.machines import (
     make_state,
 )
 
-PLANNED = transitions.PlanCertified(make_plan_context().certificate)
-CONTENTS = transitions.ContentsFetched(make_plan_context())
+PLANNED = transitions.PlanCertified(make_plan_context(10_000).certificate)
+CONTENTS = transitions.ContentsFetched(make_plan_context(10_000))
 REVERTED = transitions.CommitmentsReverted()
 COMPLETE = transitions.EvidenceCompleted(now=50.0)
 

@@ -15,6 +15,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from splitup.core.errors import InvalidInput
+from splitup.crypto.keys import generate_identity
 from splitup.messages import split
 from splitup.serve.access import Access
 from splitup.serve.api_keys import ApiKeys
@@ -433,3 +435,17 @@ async def test_there_are_these_endpoints_and_one_takes_a_body(nodes: LocalNodes)
         ("GET", "/stream"),
         ("POST", "/forward"),
     }
+
+
+@pytest.mark.parametrize("url", ["adapters", "https://a/path", "https://a; img-src *", "ftp://a"])
+def test_an_adapter_host_that_is_no_origin_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="the adapter host '"):
+        SessionOptions(adapter_hosts=("https://[::1]:8470", url))
+
+
+def test_an_adapter_signer_is_a_key_beside_a_host() -> None:
+    key = generate_identity().signing_key_hex
+    with pytest.raises(InvalidInput, match="give --adapter-host URL"):
+        SessionOptions(adapter_signers=(key,))
+    with pytest.raises(InvalidInput, match="the adapter signer '0x12' cannot sign: "):
+        SessionOptions(adapter_hosts=("https://a",), adapter_signers=(key, "0x12"))

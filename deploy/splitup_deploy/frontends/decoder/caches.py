@@ -100,7 +100,10 @@ class FullCache:
         if local is None or self._layer not in local.layers or local.window >= context:
             return slots
         place = step.layout.positions.reshape(step.rows, 1)
-        is_near = place < step.tracer.iota(context).reshape(1, context) + local.window
+        seen = step.tracer.iota(context).reshape(1, context)
+        is_near = place < seen + local.window
+        if local.aligned:
+            is_near = _is_aligned(seen, place, local.window)
         return is_near.where(slots, -context)
 
 
@@ -111,6 +114,7 @@ class Ring:
         self._step, self._layer, self._size = step, layer, size
         assert step.config.local is not None
         self._window, chunk = step.config.local.window, step.layout.chunk
+        self._is_aligned = step.config.local.aligned
         self._start = self._mark(step.layout.get_start(step.config.context), "start")
         name = f"layers.{layer}.furthest"
         old = step.tracer.state(TensorSpec(name, "int32", (1,)))
@@ -159,10 +163,18 @@ class Ring:
         slot = is_old.where(place, source + start - 1) - self._turn.reshape(1, 1)
         slot = (slot < 0).where(slot + size, slot)
         is_seen = (place >= first) & (is_old | is_new)
+        if self._is_aligned:
+            is_seen = is_seen & _is_aligned(place, position.reshape(rows, 1), window)
         return is_seen.where(slot, -size)
 
     def _mark(self, value: Tensor, label: str) -> Tensor:
         return self._step.tracer.mark(value, f"block {self._layer} attention: {label}")
+
+
+def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
+    """Say which places are not before the last multiple of the window."""
+    position = position.maximum(0)
+    return place >= position - position % window
 
 
 def _open_state(step: Step, layer: int, rows: int, fresh: Tensor) -> Tensor:

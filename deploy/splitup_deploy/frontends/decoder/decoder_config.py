@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitup.graph.manifest import DiffusionInfo
+from splitup.graph.manifest import DiffusionInfo, ImageInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Layers that see only the last ``window`` positions, their own included."""
+    """Layers that see only the last ``window`` positions, their own included.
+
+    ``aligned``: of these only the ones behind the last multiple of ``window``.
+    """
 
     layers: frozenset[int]
     window: int
     rope: Rope
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,9 @@ class Recurrent:
     ``taps`` is the length of the convolution. A memory decays as a whole, or by key channel
     (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
     ``converted`` means the form that GGUF's converter writes: value head h uses key head
-    h mod key_heads, and the file holds -exp(A_log) instead of A_log.
+    h mod key_heads, and the file holds -exp(A_log) instead of A_log. ``grouped``: queries, keys,
+    values and gates are one projection, of every key head in turn; strengths and decays another.
+    ``selective``: a state space (Mamba-2) instead of the delta rule.
     """
 
     layers: frozenset[int]
@@ -36,6 +42,10 @@ class Recurrent:
     taps: int
     by_channel: bool = False
     converted: bool = False
+    grouped: bool = False
+    selective: bool = False
+    conv_bias: bool = False
+    bias: bool = False  # of the projections, if ``selective``
 
     @property
     def channels(self) -> int:
@@ -44,8 +54,23 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses a row's ``count`` positions (``sparse_positions``), with ``heads`` of ``size``.
+
+    ``neighbours``: rope rotates element 2i with 2i + 1.
+    """
+
+    heads: int
+    size: int
+    count: int
+    neighbours: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention (``splitup_deploy.frontends.decoder.latent_attention``).
+
+    ``indexer`` chooses the positions that a row sees; without it rows see all of them.
 
     A cache row has ``rank`` compressed elements, then ``turned`` elements of a key that all heads
     share; rope rotates these, element 2i with 2i + 1. Without ``query_rank`` queries are not
@@ -58,6 +83,31 @@ class Latent:
     query_rank: int | None
     norm_epsilon: float
     split: bool = False
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Queries that grow with position p, by 1 + rate ln(1 + floor((p + offset) / positions)).
+
+    ``unturned_only``: those of layers without rope.
+    """
+
+    rate: float
+    positions: int
+    offset: int = 0
+    unturned_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """The activation (up + 1) gate sigmoid(alpha gate), with gate and up bounded by ``limit``.
+
+    A gate is bounded above, up on both sides.
+    """
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +129,7 @@ class DecoderConfig:
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
+    images: ImageInfo | None = None  # rows of images replace those of their tokens
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -87,11 +138,23 @@ class DecoderConfig:
     fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
     output_gate: bool = False  # after every query head comes a gate for that head's output
     unit_norms: bool = False  # norms multiply by 1 + weight
+    layer_norms: bool = False  # norms subtract the mean before
+    norm_bias: bool = False  # norms add a bias
+    parallel: bool = False  # attention and MLP have one input, and both are added to it
     pre_norms: bool = True  # the inputs of attention and MLP are normalised
     post_norms: bool = False  # the outputs of attention and MLP are normalised
     unturned: frozenset[int] = frozenset()  # layers without rope
-    activation: Literal["silu", "gelu-tanh"] = "silu"
+    neighbours: bool = False  # rope rotates element 2i with 2i + 1
+    late_qk_norm: bool = False  # query and key heads are brought to one length after rope
+    sinks: bool = False  # every query head has a score of its own that no value belongs to
+    growth: Growth | None = None
+    activation: Literal["silu", "gelu-tanh", "relu"] | Clamped = "silu"
+    gated: bool = True  # gate and up are two projections; otherwise both are the one called up
+    mlp_layers: frozenset[int] | None = None  # are an MLP alone, and all others attention alone
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    head_bias: bool = False
     logit_cap: float | None = None
+    logit_scale: float = 1.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add

@@ -31,6 +31,7 @@ from splitup_deploy.frontends.decoder.step_function import (
     compute_gated_mlp,
     compute_sigmoid,
 )
+from splitup_deploy.frontends.weight_sources import WeightSource
 
 # The sum by which a row's scores are divided is at least this, because sigmoids may all be zero. It
 # is the smallest normal float16, as in llama.cpp.
@@ -45,9 +46,16 @@ class Router:
     after that. ``biased``: the choice, but not the gates, uses scores plus a bias of every expert.
     With several ``groups`` of neighbouring experts, only experts in the ``groups_taken`` best
     groups can be chosen; a group is ranked by the sum of its ``group_best`` best experts.
+    ``name`` is its layer; ``linear_bias``: that has a bias, which changes the gates as well.
+    ``jitter`` is that of a sparse mixer (arXiv 2409.12136, without sampling): the experts are
+    chosen one after the other, and a gate is the softmax over those that are left and differ from
+    the best one by at most 2 jitter, relatively.
     """
 
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "mixer"] = "softmax"
+    name: str = "gate"
+    linear_bias: bool = False
+    jitter: float = 0.0
     renormalised: bool = False
     scale: float = 1.0
     biased: bool = False
@@ -58,13 +66,13 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The shared experts: one MLP for every row, called ``name`` in a block's MLP.
+    """The shared experts: one MLP for every row, the ``module`` of a block.
 
-    ``gated``: its output is multiplied by the sigmoid of another projection, ``name``_gate.
+    ``gated``: its output is multiplied by the sigmoid of another projection, ``module``_gate.
     """
 
     intermediate: int
-    name: str
+    module: str
     gated: bool = False
 
 
@@ -72,17 +80,23 @@ class Shared:
 class Experts:
     """The experts of all layers except ``dense_layers``, and the names of their weights.
 
-    ``prefix`` is their module in a block; ``names`` are gate, up and down projection.
+    ``prefix`` is their module in a block; ``names`` are gate, up and down projection, or the
+    projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
+    ``gated_input``: a gate multiplies what its expert reads, not what it gives. ``latent``: experts
+    read and write rows of this width; projections lead there and back (fc1 and fc2_latent_proj).
     """
 
     count: int
     active: int
     intermediate: int
     prefix: str
-    names: tuple[str, str, str]
+    names: tuple[str, ...]
     router: Router
     dense_layers: frozenset[int] = frozenset()
     shared: Shared | None = None
+    biased: bool = False
+    gated_input: bool = False
+    latent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +126,49 @@ def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tens
     mark, label = step.tracer.mark, f"block {layer} experts"
     chosen, gates = route(step, h, layer, experts)
     prefix = f"model.layers.{layer}.{experts.prefix}.experts"
-    gate, up, down = experts.names
-    inner = experts.intermediate
-    weight = _look_up(step, chosen, experts, prefix, (gate, up), inner, c.hidden)
-    both = (h.reshape(rows, 1, 1, c.hidden) * weight).sum(3)
-    both = mark(both, f"{label}: gate and up")  # [rows, slots, 2 intermediate]
-    active = mark(step.activate(both[:, :, :inner], both[:, :, inner:]), f"{label}: activation")
-    weight = _look_up(step, chosen, experts, prefix, (down,), c.hidden, inner)
-    result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
+    *ups, down = experts.names
+    inner, width = experts.intermediate, experts.latent or c.hidden
+    wide = 2 * inner if c.gated else inner
+    into, back = (f"model.layers.{layer}.{experts.prefix}.fc{n}_latent_proj" for n in (1, 2))
+    source = h
+    if experts.latent is not None:
+        source = mark(step.project(h, into, [(into, width)], c.hidden, c.mlp_bias), f"{label}: in")
+    weight = _look_up(step, chosen, experts, prefix, ups, wide, width)
+    both = (source.reshape(rows, 1, 1, width) * weight).sum(3)
+    if experts.biased:
+        both = both + _look_up_bias(step, chosen, experts, f"{prefix}.{ups[0]}_bias", wide)
     gate_of_slot = gates.reshape(rows, slots, 1)
+    if experts.gated_input:
+        both = both * gate_of_slot
+    both = mark(both, f"{label}: gate and up")  # [rows, slots, intermediate of one or both]
+    if len(ups) == 2 or not c.gated:
+        active = step.activate(both[:, :, :inner], both[:, :, wide - inner :])
+    else:
+        pairs = both.reshape(rows, slots, inner, 2)
+        active = step.activate(pairs[:, :, :, 0], pairs[:, :, :, 1])
+    active = mark(active, f"{label}: activation")
+    weight = _look_up(step, chosen, experts, prefix, [down], width, inner)
+    result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
+    if experts.biased:
+        result = result + _look_up_bias(step, chosen, experts, f"{prefix}.{down}_bias", width)
+    gated = result if experts.gated_input else result * gate_of_slot
     # exactly zero, also where a weight is infinite: a piece without chosen experts is not run
-    result = (gate_of_slot != 0.0).where(result * gate_of_slot, 0.0)
-    result = mark(result, f"{label}: output")  # [rows, slots, hidden]
-    step.tracer.mark_bank(result, chosen, gates, [h], experts.count)
+    result = (gate_of_slot != 0.0).where(gated, 0.0)
+    result = mark(result, f"{label}: output")  # [rows, slots, hidden or latent]
+    step.tracer.mark_bank(result, chosen, gates, [source], experts.count)
+    total = result.sum(1)
+    if experts.latent is not None:
+        total = mark(total, f"{label}: sum")
+        total = mark(step.project(total, back, [(back, c.hidden)], width, c.mlp_bias), label)
     if experts.shared is None:
-        return result.sum(1)
-    return result.sum(1) + compute_shared(step, h, layer, experts, experts.shared)
+        return total
+    return total + compute_shared(step, h, layer, experts, experts.shared)
 
 
 def compute_shared(step: Step, h: Tensor, layer: int, experts: Experts, shared: Shared) -> Tensor:
     """Return what the shared experts add to h [rows, hidden]."""
     label, hidden = f"block {layer} shared expert", step.config.hidden
-    prefix = f"model.layers.{layer}.{experts.prefix}.{shared.name}"
+    prefix = f"model.layers.{layer}.{shared.module}"
     result = compute_gated_mlp(step, h, prefix, shared.intermediate, label)
     if shared.gated:
         gate = step.matmul(h, step.weights.get(f"{prefix}_gate.weight", 1, hidden), 1, hidden)
@@ -149,9 +184,11 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
     """
     mark, label, router = step.tracer.mark, f"block {layer} router", experts.router
     count, rows, slots = experts.count, step.rows, experts.active
-    name = f"model.layers.{layer}.{experts.prefix}.gate"
-    weight = step.weights.get(f"{name}.weight", count, step.config.hidden)
-    logits = mark(step.matmul(h, weight, count, step.config.hidden), f"{label}: logits")
+    name = f"model.layers.{layer}.{experts.prefix}.{router.name}"
+    logits = step.project(h, name, [(name, count)], step.config.hidden, router.linear_bias)
+    logits = mark(logits, f"{label}: logits")
+    if router.scoring == "mixer":
+        return _mix(step, logits, experts, label)
     if router.scoring == "sigmoid":
         scores = mark(compute_sigmoid(logits), f"{label}: scores")
     else:
@@ -172,6 +209,24 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
         total = gates.sum(1, keepdim=True)
         gates = gates / (total.maximum(MIN_SCORES) if router.scoring == "sigmoid" else total)
     return chosen, mark(gates * router.scale, f"{label}: gates")
+
+
+def _mix(step: Step, logits: Tensor, experts: Experts, label: str) -> tuple[Tensor, Tensor]:
+    """Return the chosen experts and their gates, by a sparse mixer."""
+    mark, rows, count = step.tracer.mark, step.rows, experts.count
+    left, chosen, gates = logits, [], []
+    for slot in range(experts.active):
+        top = mark(left.max(1, keepdim=True), f"{label}: best logit {slot}")
+        is_far = (top - logits) / logits.abs().maximum(top) > 2 * experts.router.jitter
+        powers = is_far.where(0.0, (left - top).exp())  # zero for those that are taken
+        total = powers.sum(1, keepdim=True)
+        gates.append(mark(total.reciprocal(), f"{label}: gate {slot}"))
+        rank = mark(_rank(step, left, rows, count), f"{label}: rank {slot}")
+        number = (rank == 0).where(step.tracer.iota(count).reshape(1, count), 0)
+        chosen.append(mark(number.sum(1, keepdim=True), f"{label}: expert {slot}"))
+        left = mark((rank == 0).where(MASKED, left), f"{label}: left after {slot}")
+    both = Tensor.cat(*chosen, dim=1), Tensor.cat(*gates, dim=1)
+    return mark(both[0], f"{label}: chosen experts"), mark(both[1], f"{label}: gates")
 
 
 def _hide_groups(step: Step, choice: Tensor, experts: Experts, label: str) -> Tensor:
@@ -201,15 +256,12 @@ def _look_up(
     chosen: Tensor,
     experts: Experts,
     prefix: str,
-    names: tuple[str, ...],
-    size: int,
+    names: list[str],
+    out: int,
     inner: int,
 ) -> Tensor:
-    """Return every slot's weights, float32 [rows, slots, len(names) * size, inner].
-
-    The expert's weights are looked up first and widened afterwards; otherwise all would be read.
-    """
-    count, out = experts.count, len(names) * size
+    """Return every slot's weights, float32 [rows, slots, out, inner], of layers side by side."""
+    count, size = experts.count, out // len(names)
     parts = [
         (f"{prefix}.{expert}.{name}.weight", size) for expert in range(count) for name in names
     ]
@@ -217,17 +269,33 @@ def _look_up(
     if not step.weights.can_join([part for part, _ in parts]):
         raise InvalidModel(f"the experts' parts of '{name}' are stored in different ways")
     joined = step.weights.join(name, parts, count * out, inner)
-    kind, rest = joined.spec.dtype, joined.spec.shape[1:]  # blocks of bytes, when quantised
+    return _pick(step, chosen, experts, joined, out, *joined.spec.shape[1:])
+
+
+def _look_up_bias(step: Step, chosen: Tensor, experts: Experts, name: str, out: int) -> Tensor:
+    """Return every slot's biases, float32 [rows, slots, out]."""
+    return _pick(step, chosen, experts, step.weights.get(name, experts.count, out), out)
+
+
+def _pick(
+    step: Step, chosen: Tensor, experts: Experts, source: WeightSource, *shape: int
+) -> Tensor:
+    """Return every slot's part of a weight of all experts, ``shape`` of each.
+
+    The expert's weights are looked up first and widened afterwards; otherwise all would be read.
+    """
+    count, rest = experts.count, shape[1:]  # blocks of bytes, when quantised
+    kind = source.spec.dtype
     is_plain, is_brain = kind in ("float32", "float16"), kind == "bfloat16"
-    raw = TensorSpec(name, "uint16" if is_brain else kind, (count, out, *rest))
-    encoding = "bfloat16" if is_brain else joined.encoding
-    table = step.tracer.weight(replace(joined, spec=raw, encoding=encoding))
+    raw = TensorSpec(source.spec.name, "uint16" if is_brain else kind, (count, *shape))
+    encoding = "bfloat16" if is_brain else source.encoding
+    table = step.tracer.weight(replace(source, spec=raw, encoding=encoding))
     table = table.cast(dtypes.float32 if is_plain else dtypes.uint32)
     rows, slots, ones = step.rows, experts.active, (1,) * (1 + len(rest))
     hit = step.tracer.iota(count).reshape(1, 1, count, *ones) == chosen.reshape(
         rows, slots, 1, *ones
     )
     found = hit.where(table.reshape(1, 1, *raw.shape), 0).sum(2)
-    if joined.encoding:
-        return dequantise(found.cast(dtypes.uint8), joined.encoding)
+    if source.encoding:
+        return dequantise(found.cast(dtypes.uint8), source.encoding)
     return found if is_plain else found.lshift(16).bitcast(dtypes.float32)

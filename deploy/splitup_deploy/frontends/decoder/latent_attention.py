@@ -1,9 +1,10 @@
 """Multi-head latent attention: a position's keys and values are one compressed row of the cache.
 
 A row holds the compressed form of all heads' keys and values, and a part of the key that rope
-rotates and all heads share. Keys are never expanded. Instead a query is projected into the
-compressed space, where all heads read the same rows, and the result is expanded to values. The
-arithmetic equals that of the expanded form, summed in another order.
+rotates and all heads share; for sparse attention also the key of its indexer. Keys are never
+expanded. Instead a query is projected into the compressed space, where all heads read the same
+rows, and the result is expanded to values. The arithmetic equals that of the expanded form, summed
+in another order.
 Sources: arXiv 2405.04434, section 2.1 and appendix C; llama.cpp's src/models/deepseek2.cpp.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from tinygrad.tensor import Tensor
 
-from splitup_deploy.frontends.decoder.caches import open_cache
+from splitup_deploy.frontends.decoder.caches import Cache, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.sparse_positions import SparseCache, compute_index_key
 from splitup_deploy.frontends.decoder.step_function import Mixer, Step
 
 
@@ -32,7 +34,7 @@ def attend_compressed(
     label, block = f"block {layer} attention", f"model.layers.{layer}"
     prefix, fixed, rank = f"{block}.self_attn", c.head_dim - latent.turned, latent.rank
     h = step.norm(x, f"{block}.input_layernorm.weight", f"{label}: norm")
-    query = _compute_query(step, h, prefix, label, latent)  # [rows, heads, head_dim]
+    query, low_query = _compute_query(step, h, prefix, label, latent)  # [rows, heads, head_dim]
     name, width = f"{prefix}.kv_a_proj_with_mqa", rank + latent.turned
     low = step.project(h, name, [(name, width)], c.hidden, bias=False)
     low = mark(low, f"{label}: compressed k, v")
@@ -42,12 +44,19 @@ def attend_compressed(
         moving = step.rotate(moving, c.heads + 1, layer, label)
     weight = step.norm_weight(f"{prefix}.kv_a_layernorm.weight", rank)
     normed = mark(step.normalise(low[:, :rank], weight, latent.norm_epsilon), f"{label}: kv norm")
-    fresh = mark(Tensor.cat(normed, moving[:, c.heads], dim=1), f"{label}: cache row")
-    cache = open_cache(step, layer)
+    parts, indexer = [normed, moving[:, c.heads]], latent.indexer
+    if indexer is not None:
+        parts.append(compute_index_key(step, h, layer, indexer))
+    fresh = mark(Tensor.cat(*parts, dim=1), f"{label}: cache row")
+    cache: Cache = open_cache(step, layer)
     held = cache.write(fresh)
+    if indexer is not None:
+        keys, held = held[:, width:], held[:, :width]
+        cache = SparseCache(cache, step, h, low_query, keys, layer, indexer)
     brought = _bring(step, query[:, :, :fixed], prefix, latent)
     brought = mark(brought, f"{label}: query of compressed k")
-    query = mark(Tensor.cat(brought, moving[:, : c.heads], dim=2), f"{label}: query")
+    query = Tensor.cat(brought, moving[:, : c.heads], dim=2)
+    query = mark(step.grow(query, layer, label), f"{label}: query")
     mixed = step.read_cache(
         layer,
         cache,
@@ -66,7 +75,10 @@ def attend_compressed(
     return x, cache.updates
 
 
-def _compute_query(step: Step, h: Tensor, prefix: str, label: str, latent: Latent) -> Tensor:
+def _compute_query(
+    step: Step, h: Tensor, prefix: str, label: str, latent: Latent
+) -> tuple[Tensor, Tensor]:
+    """Return queries, and what they are expanded from."""
     c, mark = step.config, step.tracer.mark
     inner, name = c.hidden, f"{prefix}.q_proj"
     if latent.query_rank is not None:
@@ -76,7 +88,7 @@ def _compute_query(step: Step, h: Tensor, prefix: str, label: str, latent: Laten
         h = mark(step.normalise(h, weight, latent.norm_epsilon), f"{label}: q norm")
         name = f"{prefix}.q_b_proj"
     query = step.project(h, name, [(name, c.heads * c.head_dim)], inner, bias=False)
-    return mark(query, f"{label}: q").reshape(step.rows, c.heads, c.head_dim)
+    return mark(query, f"{label}: q").reshape(step.rows, c.heads, c.head_dim), h
 
 
 def _get_expansion(step: Step, prefix: str, latent: Latent) -> Tensor:

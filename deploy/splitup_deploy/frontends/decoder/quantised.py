@@ -111,7 +111,9 @@ def _decode_scaled(blocks: Tensor, numbers: str, scale: str) -> Tensor:
 
 
 def count_bytes(encoding: str, elements: int) -> int:
-    """Return the bytes of a block of ``elements`` in an encoding that is no GGUF's."""
+    """Return the bytes of a block of ``elements`` in an encoding of directories."""
+    if encoding == "MXFP4":
+        return 1 + elements // 2
     numbers, _, scale = encoding.partition("_")
     return _SCALES[scale][0] + (numbers in _FROM_ZERO) + elements * int(numbers[1]) // 8
 

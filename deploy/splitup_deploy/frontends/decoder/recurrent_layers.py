@@ -36,24 +36,11 @@ from typing import NamedTuple
 from tinygrad.tensor import Tensor
 
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
-from splitup_deploy.frontends.decoder.step_function import Mixer, Step, compute_sigmoid
+from splitup_deploy.frontends.decoder.decoder_config import Recurrent
+from splitup_deploy.frontends.decoder.step_function import Step, compute_sigmoid
+from splitup_deploy.frontends.weight_sources import WeightSource
 
 _TINY = 1e-6  # added to a head's squared length
-
-
-def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None:
-    """Return the mixer: the delta rule, and ``attention`` in the layers that are not recurrent."""
-    shape = config.recurrent
-    if shape is None:
-        return attention
-
-    def mix(step: Step, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
-        if layer not in shape.layers:
-            return (attention or Step.attend)(step, x, layer)
-        return DeltaRule(step, shape, layer).compute(x)
-
-    return mix
 
 
 class Seen(NamedTuple):
@@ -82,16 +69,19 @@ class DeltaRule:
         start   int32 [1]                           the step's start
     """
 
+    module = "linear_attn"
+    columns: tuple[str, ...] = ("key", "update", "error", "inverse", "matrix", "decay", "rate")
+
     def __init__(self, step: Step, shape: Recurrent, layer: int) -> None:
         self.step, self.shape, self.layer = step, shape, layer
         self.chunk = step.layout.chunk
         self.span = 1 << (self.chunk - 1).bit_length()
         self.label = f"block {layer} memory"
-        module = "self_attn" if shape.by_channel else "linear_attn"
+        module = "self_attn" if shape.by_channel else self.module
         self.prefix = f"model.layers.{layer}.{module}"
         heads, span = shape.value_heads, self.span
         rates = shape.key_dim if shape.by_channel else 1
-        self.sizes = {
+        sizes = {
             "key": (shape.key_heads, shape.key_dim),
             "update": (heads, shape.value_dim),
             "error": (heads, shape.value_dim),
@@ -100,6 +90,7 @@ class DeltaRule:
             "decay": (heads, rates),
             "rate": (heads, rates),
         }
+        self.sizes = {name: sizes[name] for name in sizes if name in self.columns}
         width = sum(math.prod(size) for size in self.sizes.values())
         self.old_rows = self._state("rows", 2 * span + self.chunk, width)
         self.old_conv = self._state("conv", shape.taps - 1 + self.chunk, shape.channels)
@@ -118,15 +109,8 @@ class DeltaRule:
         h = step.norm(x, f"model.layers.{self.layer}.input_layernorm.weight", f"{self.label}: norm")
         sides, value, states = self._convolve(h)
         rate, strength = self._compute_rates(h)
-        first = (self.position & -span) - span  # the beginning of the span before a row's own
-        place = step.tracer.iota(2 * span).reshape(1, 2 * span)
-        places = self._find(first + place, 2 * span)
-        kept = self._find_kept(2 * span)[: 2 * span]
-        old = self._mark(step.tracer.lookup(kept + 1, places) - 1, "old rows seen")
-        seen = Seen(places, old)
-        decay = self._mark(self._see("rate", rate, seen.take(span, 2 * span)).sum(1), "decay")
-        before = self._see("decay", decay, seen.take(span - 1, span))
-        before = self._mark(before.reshape(rows, *self.sizes["decay"]), "decay before")
+        seen = self._find_seen()
+        decay, before = self._add_up(rate, seen)
         fresh = {"key": sides[:, 1], "rate": rate, "decay": decay}
         weights = self._weigh(sides, decay, before, seen)
         fresh |= self._invert(weights, strength, seen.take(span, 2 * span))
@@ -145,13 +129,31 @@ class DeltaRule:
         table = self._keep_rows(fresh | {"error": error, "update": update})
         states |= {"rows": table, "memory": memory, "start": self.start}
         spread = weights[:, 0].reshape(rows, 2 * span, heads, 1)
-        found = step.tracer.lookup(self._get_column(table, "update"), places)
+        found = step.tracer.lookup(self._get_column(table, "update"), seen.places)
         read = recalled[:, 0] + (spread * found).sum(1)
         read = self._mark(read * s.key_dim**-0.5, "read")
         name = f"{self.prefix}.{'o_proj' if s.by_channel else 'out_proj'}"
         branch = step.project(self._gate(h, read), name, [(name, step.config.hidden)], width, False)
         x = step.tracer.mark(x + branch, f"{self.label}: output")
         return x, {f"layers.{self.layer}.{name}": state for name, state in states.items()}
+
+    def _find_seen(self) -> Seen:
+        """Return the rows of each row's span and the one before, up to the row itself."""
+        step, span = self.step, self.span
+        first = (self.position & -span) - span  # the beginning of the span before a row's own
+        place = step.tracer.iota(2 * span).reshape(1, 2 * span)
+        places = self._find(first + place, 2 * span)
+        kept = self._find_kept(2 * span)[: 2 * span]
+        old = self._mark(step.tracer.lookup(kept + 1, places) - 1, "old rows seen")
+        return Seen(places, old)
+
+    def _add_up(self, rate: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Return the decay since the beginning of a row's span, and of the span before it."""
+        span = self.span
+        decay = self._mark(self._see("rate", rate, seen.take(span, 2 * span)).sum(1), "decay")
+        before = self._see("decay", decay, seen.take(span - 1, span))
+        before = self._mark(before.reshape(self.step.rows, *self.sizes["decay"]), "decay before")
+        return decay, before
 
     # ---- queries, keys, values, rates ----------------------------------------------------------
 
@@ -163,27 +165,52 @@ class DeltaRule:
             widths = zip("qkv", (s.key_heads * s.key_dim,) * 3, strict=True)
             parts = [(f"{prefix}.{part}_proj", width) for part, width in widths]
             kernels = [(part.replace("_proj", "_conv1d"), width) for part, width in parts]
-        fresh = self._project(h, "in_proj_qkv", parts, "q, k, v")
-        back = step.tracer.iota(s.taps).reshape(1, s.taps) - (s.taps - 1)
-        places = self._find(self.position + back, s.taps - 1)
-        table = self._write(self.old_conv, fresh, s.taps - 1)
+        fresh = (
+            self._project_by_head(h)[0]
+            if s.grouped
+            else self._project(h, "in_proj_qkv", parts, "q, k, v")
+        )
         names = [(f"{name}.weight", width) for name, width in kernels]
         kernel = (
             step.weights.get(names[0][0], s.channels, 1, s.taps)
             if len(names) == 1
             else (step.weights.join(f"{prefix}.conv1d.weight", names, s.channels, 1, s.taps))
         )
-        weight = step.tensor(kernel).reshape(s.channels, s.taps).permute(1, 0)
-        inputs = step.tracer.lookup(table, places)
-        mixed = (inputs * weight.reshape(1, s.taps, s.channels)).sum(1)
-        mixed = self._mark(mixed, "convolution")
-        mixed = self._mark(mixed * compute_sigmoid(mixed), "activation")
+        mixed, table = self._convolve_rows(fresh, kernel)
         split = 2 * s.key_heads * s.key_dim
         sides = mixed[:, :split].reshape(rows, 2, s.key_heads, s.key_dim)
         length = sides.square().sum(3, keepdim=True) + _TINY
         sides = self._mark(sides * length.rsqrt(), "q, k norm")
         value = mixed[:, split:].reshape(rows, s.value_heads, s.value_dim)
         return sides, self._mark(value, "v"), {"conv": table}
+
+    def _convolve_rows(self, fresh: Tensor, kernel: WeightSource) -> tuple[Tensor, Tensor]:
+        """Return the activated convolution of [rows, channels], and the new state."""
+        step, s = self.step, self.shape
+        back = step.tracer.iota(s.taps).reshape(1, s.taps) - (s.taps - 1)
+        places = self._find(self.position + back, s.taps - 1)
+        table = self._write(self.old_conv, fresh, s.taps - 1)
+        weight = step.tensor(kernel).reshape(s.channels, s.taps).permute(1, 0)
+        inputs = step.tracer.lookup(table, places)
+        mixed = (inputs * weight.reshape(1, s.taps, s.channels)).sum(1)
+        if s.conv_bias:
+            mixed = mixed + step.tensor(step.weights.get(f"{self.prefix}.conv1d.bias", s.channels))
+        mixed = self._mark(mixed, "convolution")
+        return self._mark(mixed * compute_sigmoid(mixed), "activation"), table
+
+    def _project_by_head(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries, keys and values [rows, channels], and gates, of a grouped projection."""
+        s, rows, name = self.shape, self.step.rows, f"{self.prefix}.in_proj_qkvz"
+        wide = s.value_heads // s.key_heads * s.value_dim
+        width = s.key_heads * 2 * (s.key_dim + wide)
+        both = self._project(h, name, [(name, width)], "q, k, v and gate")
+        both = both.reshape(rows, s.key_heads, 2 * (s.key_dim + wide))
+        ends = (0, s.key_dim, 2 * s.key_dim, 2 * s.key_dim + wide, 2 * (s.key_dim + wide))
+        parts = [
+            both[:, :, first:last].reshape(rows, s.key_heads * (last - first))
+            for first, last in itertools.pairwise(ends)
+        ]
+        return self._mark(Tensor.cat(*parts[:3], dim=1), "q, k, v"), parts[3]
 
     def _compute_rates(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logarithm of the decay, [rows, value_heads, 1 or key_dim], and strengths."""
@@ -193,13 +220,17 @@ class DeltaRule:
             alpha = self._project_twice(h, "f", "decay input")
             parts = [(f"{prefix}.b_proj", heads)]
             beta = self._project(h, "b_proj", parts, "strength input")
+        elif s.grouped:
+            parts = [(f"{prefix}.in_proj_ba", 2 * heads)]
+            both = self._project(h, "in_proj_ba", parts, "strength and decay inputs")
+            both = both.reshape(step.rows, s.key_heads, 2, heads // s.key_heads)
+            beta, alpha = (both[:, :, part].reshape(step.rows, heads) for part in (0, 1))
         else:
             parts = [(f"{prefix}.in_proj_{part}", heads) for part in "ab"]
             both = self._project(h, "in_proj_ab", parts, "decay and strength inputs")
             alpha, beta = both[:, :heads], both[:, heads:]
         bias = step.tensor(step.weights.get(f"{prefix}.dt_bias", math.prod(sizes)))
-        alpha = alpha.reshape(step.rows, *sizes) + bias.reshape(1, *sizes)
-        soft = alpha.maximum(0.0) + (1.0 + (-alpha.abs()).exp()).log()
+        soft = compute_soft_plus(alpha.reshape(step.rows, *sizes) + bias.reshape(1, *sizes))
         shape = (1, 1, heads, 1) if s.by_channel else (heads,)
         slope = step.tensor(step.weights.get(f"{prefix}.A_log", *shape)).reshape(1, heads, 1)
         rate = self._mark(soft * (slope if s.converted else -slope.exp()), "decay of a row")
@@ -217,7 +248,11 @@ class DeltaRule:
             gate = compute_sigmoid(self._project_twice(h, "g", "gate"))
         else:
             parts = [(f"{self.prefix}.in_proj_z", width)]
-            gate = self._project(h, "in_proj_z", parts, "gate")
+            gate = (
+                self._project_by_head(h)[1]
+                if s.grouped
+                else self._project(h, "in_proj_z", parts, "gate")
+            )
             gate = gate * compute_sigmoid(gate)
         return self._mark(normed * gate, "values")
 
@@ -399,3 +434,8 @@ class DeltaRule:
 
     def _mark(self, value: Tensor, label: str) -> Tensor:
         return self.step.tracer.mark(value, f"{self.label}: {label}")
+
+
+def compute_soft_plus(x: Tensor) -> Tensor:
+    """Return ln(1 + exp(x))."""
+    return x.maximum(0.0) + (1.0 + (-x.abs()).exp()).log()

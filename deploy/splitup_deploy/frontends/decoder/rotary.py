@@ -60,6 +60,21 @@ class RopeTable:
         yield compute_rope_table(self.context, self.rope)
 
 
+@dataclass(frozen=True, slots=True)
+class GrowthTable:
+    """The bytes of factors of queries: 1 + rate ln(1 + n) for n below ``count``."""
+
+    rate: float
+    count: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield float32 [count]."""
+        with localcontext(_EXACT):
+            logs = [Decimal(1 + n).ln() for n in range(self.count)]
+            values = [float(1 + Decimal(self.rate) * log) for log in logs]
+        yield np.array(values, "<f4").tobytes()
+
+
 def make_rope(theta: float, dims: int) -> Rope:
     """Return the frequencies theta^(-2i/dims) for pairs of ``dims`` elements.
 

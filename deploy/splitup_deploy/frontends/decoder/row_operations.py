@@ -107,12 +107,13 @@ class RowOperations:
         *,
         cap: float | None = None,
         bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of query [rows, kv_heads, groups, 1, size]: [rows, heads * size].
 
         Keys and values are [places, kv_heads, size]. ``slots`` [rows, positions] says where the key
         of each position is, negative where a row sees none. ``bias`` is added to the scores
-        [rows, kv_heads, groups, positions].
+        [rows, kv_heads, groups, positions]. ``sinks`` [heads] are scores without a value.
         """
         rows, mark = self.rows, self.tracer.mark
         groups, positions = int(query.shape[2]), int(slots.shape[1])
@@ -133,8 +134,15 @@ class RowOperations:
             scores = scores + bias
         is_seen = slots.reshape(rows, 1, 1, positions) >= 0
         scores = mark(is_seen.where(scores, MASKED), f"{label}: scores")
-        powers = mark((scores - scores.max(3, keepdim=True)).exp(), f"{label}: softmax")
-        total = mark(powers.sum(3), f"{label}: softmax sum")  # [rows, kv_heads, groups]
+        top = scores.max(3, keepdim=True)
+        if sinks is not None:
+            sinks = sinks.reshape(1, int(query.shape[1]), groups, 1)
+            top = mark(top.maximum(sinks), f"{label}: largest score")
+        powers = mark((scores - top).exp(), f"{label}: softmax")
+        total = powers.sum(3)  # [rows, kv_heads, groups]
+        if sinks is not None:
+            total = total + (sinks - top).exp().squeeze(3)
+        total = mark(total, f"{label}: softmax sum")
         spread = powers.reshape(rows, *powers.shape[1:3], positions, 1)
         mixed = (spread * values).sum(3)
         return mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")

@@ -29,8 +29,8 @@ from tinygrad.uop.ops import UOp
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.rotary import RopeTable
+from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
+from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
@@ -55,11 +55,17 @@ def choose_chunk(config: DecoderConfig, chunk: int | None) -> int:
         raise InvalidModel(
             f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
         )
-    least = 1 if config.diffusion is None else config.diffusion.block_size
-    if chunk is not None and chunk < least:
+    least, what = 1, ""
+    if config.diffusion is not None:
+        least = config.diffusion.block_size
+        what = f"the model writes blocks of {least} tokens"
+    if config.images is not None:
+        least = config.images.rows
+        what = f"an image has {least} rows"
+    if least > (chunk or config.context):
         raise InvalidModel(
-            f"the model writes blocks of {least} tokens, which do not fit a step of {chunk} rows; "
-            f"give --chunk {least} or more"
+            f"{what}, which do not fit a step of {chunk or config.context} rows; give --chunk "
+            f"{least} or more, within the context"
         )
     return chunk or max(least, min(CHUNK, config.context))
 
@@ -91,16 +97,28 @@ def trace_decoder(
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         x = tracer.mark(x, "embed")
+        if config.images is not None:
+            images = tracer.input(TensorSpec("images", "float32", (chunk, config.hidden), names[0]))
+            is_image = tokens.shrink(((0, rows),)) == config.images.token
+            images = images.shrink(((0, rows), (0, config.hidden)))
+            x = tracer.mark(is_image.reshape(rows, 1).where(images, x), "images")
         updates: dict[str, Tensor] = {}
         for layer in range(config.layers):
-            x, states = (mixer or Step.attend)(step, x, layer)
-            updates |= states
-            x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
+            before = x
+            if config.mlp_layers is None or layer not in config.mlp_layers:
+                x, states = (mixer or Step.attend)(step, x, layer)
+                updates |= states
+            if config.mlp_layers is None or layer in config.mlp_layers:
+                x = step.mlp(x, layer, feed_forward or compute_dense_mlp, before)
         x = step.norm(x, "model.norm.weight", "final norm")
         x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
             table = weights.get("lm_head.weight", config.vocab, config.hidden)
         logits = step.matmul(x, table, config.vocab, config.hidden, wanted)
+        if config.head_bias:
+            logits = logits + step.tensor(weights.get("lm_head.bias", config.vocab))
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
         if config.logit_cap is not None:
             logits = soft_cap(logits, config.logit_cap)
         logits = tracer.mark(logits, "head")
@@ -122,8 +140,14 @@ class Step(RowOperations):
         self.config, self.layout = config, layout
 
     def norm(self, x: Tensor, name: str, label: str) -> Tensor:
-        """Return the RMS norm of x [rows, hidden]."""
-        return self.tracer.mark(self.normalise(x, self.norm_weight(name)), label)
+        """Return the RMS norm or layer norm of x [rows, hidden]."""
+        if self.config.layer_norms:
+            x = self.tracer.mark(x - x.mean(1, keepdim=True), f"{label}: centred")
+        result = self.normalise(x, self.norm_weight(name))
+        if self.config.norm_bias:
+            bias = self.weights.get(name.replace(".weight", ".bias"), self.config.hidden)
+            result = result + self.tensor(bias)
+        return self.tracer.mark(result, label)
 
     def norm_input(self, x: Tensor, name: str, label: str) -> Tensor:
         """Return the input of attention or MLP, which few models do not normalise."""
@@ -144,6 +168,8 @@ class Step(RowOperations):
         if self.config.post_norms:
             branch = self.tracer.mark(branch, f"{label}: branch")
             branch = self.normalise(branch, self.norm_weight(norm))
+        if self.config.residual_scale != 1.0:
+            branch = branch * self.config.residual_scale
         return self.tracer.mark(x + branch, f"{label}: output")
 
     def norm_heads(self, qk: Tensor, layer: int, label: str) -> Tensor:
@@ -164,9 +190,12 @@ class Step(RowOperations):
         )
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
-    def rotate(self, heads: Tensor, count: int, layer: int, label: str) -> Tensor:
+    def rotate(
+        self, heads: Tensor, count: int, layer: int, label: str, neighbours: bool | None = None
+    ) -> Tensor:
         """Return the first ``count`` of heads [rows, heads, size], rotated by their position.
 
+        ``neighbours``: element 2i is paired with 2i + 1, by default as the model does.
         Every layer has its own copy of the table: with a shared one, the first layer's task would
         send its rows to all other tasks.
         """
@@ -178,7 +207,9 @@ class Step(RowOperations):
         angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
-        if c.latent is None:
+        if neighbours is None:
+            neighbours = c.neighbours or c.latent is not None
+        if not neighbours:
             first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
         else:  # elements of a pair are neighbours, and half a head apart in the result
             pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
@@ -187,6 +218,19 @@ class Step(RowOperations):
         if 2 * half < size:
             turned.append(heads[:, :count, 2 * half :])
         return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
+
+    def grow(self, query: Tensor, layer: int, label: str) -> Tensor:
+        """Return queries [rows, heads, size] times what their positions ask for."""
+        growth, context = self.config.growth, self.config.context
+        if growth is None or (growth.unturned_only and layer not in self.config.unturned):
+            return query
+        count = (context - 1 + growth.offset) // growth.positions + 1
+        spec = TensorSpec(f"layers.{layer}.growth", "float32", (count,))
+        table = self.tracer.weight(WeightSource(spec, (GrowthTable(growth.rate, count),)))
+        place = self.layout.positions.maximum(0).minimum(context - 1)
+        step = (place + growth.offset) // growth.positions
+        factor = self.tracer.mark(self.select(step, count, table), f"{label}: growth")
+        return query * factor.reshape(self.rows, 1, 1)
 
     def attend(self, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return x plus the attention of one layer, and the layer's new KV cache."""
@@ -214,11 +258,14 @@ class Step(RowOperations):
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         is_turned = layer not in c.unturned
         qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
+        if c.late_qk_norm and is_turned:
+            qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = open_cache(self, layer)
         held = cache.write(fresh)
-        query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+        query = self.grow(qk[:, : c.heads], layer, label)
+        query = query.reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1])
         if gates:
             mixed = mark(
@@ -240,20 +287,34 @@ class Step(RowOperations):
         c, label = self.config, f"block {layer} attention"
         slots = self.tracer.mark(cache.find_slots(), f"{label}: cache rows seen")
         scale = c.attention_scale or 1.0 / math.sqrt(c.head_dim)
-        return self.attend_rows(query, keys, values, slots, scale, label, cap=c.attention_cap)
+        sinks = None
+        if c.sinks:
+            sinks = self.tensor(self.weights.get(f"model.layers.{layer}.self_attn.sinks", c.heads))
+        return self.attend_rows(
+            query, keys, values, slots, scale, label, cap=c.attention_cap, sinks=sinks
+        )
 
-    def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
-        """Return x plus the feed-forward part of one layer."""
+    def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward, before: Tensor) -> Tensor:
+        """Return x plus the feed-forward part of one layer; ``before`` is attention's input."""
         label, prefix = f"block {layer} MLP", f"model.layers.{layer}"
         name = "pre_feedforward" if self.config.post_norms else "post_attention"
-        h = self.norm_input(x, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
+        source = x
+        if self.config.parallel or self.config.mlp_layers is not None:
+            name, source = "input", before
+        h = self.norm_input(source, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
         branch = feed_forward(self, h, layer)
         return self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the activation of ``gate``, times ``up``."""
-        if self.config.activation == "silu":
+        form = self.config.activation
+        if isinstance(form, Clamped):
+            gate, up = gate.minimum(form.limit), up.maximum(-form.limit).minimum(form.limit)
+            return gate * (1.0 + (gate * -form.alpha).exp()).reciprocal() * (up + 1.0)
+        if form == "silu":
             return gate * (1.0 + (-gate).exp()).reciprocal() * up
+        if form == "relu":
+            return gate.maximum(0.0) * up
         # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
         inner = gate * (1.0 + gate.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
         return gate * (1.0 + (-inner).exp()).reciprocal() * up
@@ -266,15 +327,16 @@ def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
 
 
 def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str) -> Tensor:
-    """Return the gated MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
+    """Return the MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
     c, name = step.config, f"{prefix}.gate_up_proj"
-    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")]
+    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")[not c.gated :]]
+    name = name if c.gated else f"{prefix}.up_proj"
     if c.fused:
         parts = [(name, 2 * inner)]
     both = step.tracer.mark(
         step.project(h, name, parts, c.hidden, c.mlp_bias), f"{label}: gate and up"
     )
-    active = step.activate(both[:, :inner], both[:, inner:])
+    active = step.activate(both[:, :inner], both[:, inner if c.gated else 0 :])
     active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
     return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)

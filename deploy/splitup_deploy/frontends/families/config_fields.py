@@ -140,10 +140,19 @@ class Fields:
             raise InvalidModel(f"{self._name} has {key} = {value!r:.40}; an object is wanted")
         return Fields(value, f"{self._name}'s {key}")
 
+    def take(self, outer: str, key: str) -> Any:
+        """Remove a field of a nested object and return its value, None when it is absent."""
+        nested = self._table.get(outer)
+        if not isinstance(nested, dict) or key not in nested:
+            return None
+        rest = {name: value for name, value in nested.items() if name != key}
+        self._table = {**self._table, outer: rest}
+        return nested[key]
+
     def expect(self, key: str, wanted: Any) -> None:
         """Raise InvalidModel unless a field is absent, null or exactly this."""
         if self.get(key, wanted) != wanted or type(self.get(key, wanted)) is not type(wanted):
-            raise self.refuse(key, repr(wanted))
+            raise self.refuse(key, f"{wanted!r:.60}")
 
     def check_all_read(self) -> None:
         """Raise InvalidModel for a field that was not read and may change the arithmetic."""

@@ -20,7 +20,9 @@ from splitup_deploy.frontends.families.rope_fields import (
     LONG_SCALINGS,
     RopeDefaults,
     find_rope_parameters,
+    read_growth,
     read_rope,
+    read_two_ropes,
 )
 
 Read = Callable[[Fields, int | None], DecoderConfig]
@@ -37,6 +39,19 @@ _PHI3_FIXED: Final = {
     "mlp_bias": False,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
+}
+
+_OLMO3_THETA: Final = 500_000.0
+# Fields of Cohere's own code that no published model uses.
+_COHERE2_FIXED: Final = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": True,
+    "use_qk_norm": False,
 }
 
 
@@ -99,16 +114,9 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a SmolLM3ForCausalLM configuration: a Llama of which every fourth layer has no rope."""
     if "rope_parameters" not in fields:
         fields.get_number("rope_theta")  # the default of this family is not the plain one
-    fields.get_written("tie_word_embeddings")
     config = add_rope(fields, read_shape(fields, context))
-    period = fields.get_integer("no_rope_layer_interval", 4)
-    turned: Any = fields.get("no_rope_layers")  # 1 for a layer with rope
-    if turned is None:
-        turned = [int((layer + 1) % period != 0) for layer in range(config.layers)]
-    is_list = isinstance(turned, list) and len(turned) == config.layers
-    if not is_list or any(type(one) is not int or one not in (0, 1) for one in turned):
-        raise fields.refuse("no_rope_layers", f"{config.layers} of 0, 1")
-    unturned = frozenset(layer for layer, one in enumerate(turned) if not one)
+    config = replace(config, tied=fields.get_flag("tie_word_embeddings", True))
+    unturned = read_unturned(fields, config.layers)
     bias = fields.get_flag("attention_bias", False)
     config = replace(
         config,
@@ -140,6 +148,70 @@ def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
     )
 
 
+def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read an Olmo3ForCausalLM configuration: OLMo 2, and three layers with a window to one.
+
+    Rope is scaled only in layers without a window. Versions of the original differ in what an outer
+    ``rope_theta`` changes, so it may only be the default.
+    """
+    bias = fields.get_flag("attention_bias", False)
+    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
+    if fields.get_number("rope_theta", _OLMO3_THETA) != _OLMO3_THETA:
+        raise fields.refuse("rope_theta", f"{_OLMO3_THETA:g}; write others in rope_parameters")
+    trained = fields.get_integer("max_position_embeddings")
+    defaults = RopeDefaults(config.head_dim, trained, config.context, _OLMO3_THETA)
+    rope, local = read_two_ropes(fields, defaults, defaults)
+    config = replace(
+        config,
+        rope=rope,
+        qkv_bias=bias,
+        output_bias=bias,
+        wide_qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+    )
+    layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % 4 != 0)
+    return add_window(fields, config, layers, local)
+
+
+def read_ministral3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Ministral3ForCausalLM configuration: a Mistral whose queries grow with positions."""
+    growth = read_growth(fields)
+    if growth is None:
+        raise fields.refuse("rope_parameters", "an object with llama_4_scaling_beta")
+    config = replace(add_rope(fields, read_shape(fields, context)), growth=growth)
+    if fields.get("sliding_window") is None:
+        return config
+    return add_window(fields, config, range(config.layers))
+
+
+def read_cohere2(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Cohere2ForCausalLM configuration: blocks in parallel, and rope in local layers only.
+
+    The head always is the embedding, and a head's size always hidden_size / num_attention_heads.
+    """
+    for key, plain in _COHERE2_FIXED.items():
+        fields.expect(key, plain)
+    fields.rename({"layer_norm_eps": "rms_norm_eps", "layer_switch": "sliding_window_pattern"})
+    bias = fields.get_flag("attention_bias", False)
+    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
+    fields.expect("head_dim", config.hidden // config.heads)
+    period = fields.get_integer("sliding_window_pattern", 4)
+    layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % period != 0)
+    config = replace(
+        add_rope(fields, config),
+        tied=fields.get_flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        output_bias=bias,
+        layer_norms=True,
+        parallel=True,
+        neighbours=True,
+        unturned=frozenset(range(config.layers)) - layers,
+        logit_scale=fields.get_number("logit_scale", 0.0625),
+    )
+    return add_window(fields, config, layers)
+
+
 def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Gemma2ForCausalLM configuration: every second layer is local, from the first on."""
     config = add_rope(fields, _read_gemma(fields, context))
@@ -157,22 +229,13 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
         raise fields.refuse("attn_logit_softcapping", "null")
     config = replace(_read_gemma(fields, context), qk_norm=True)
     trained = fields.get_integer("max_position_embeddings")
-    defaults = RopeDefaults(config.head_dim, trained, config.context)
-    new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
-    if new is not None and old is not None:
-        raise fields.refuse("rope_scaling", "null beside rope_parameters")
     theta = fields.get_number("rope_theta", 1_000_000.0)
+    defaults = RopeDefaults(config.head_dim, trained, config.context, theta)
     local_theta = fields.get_number("rope_local_base_freq", 10_000.0)
-    whole = old if new is None else new.get_fields("full_attention")
-    local = None if new is None else new.get_fields("sliding_attention")
-    if new is not None:
-        new.check_all_read()
-    config = replace(config, rope=read_rope(whole, replace(defaults, theta=theta)))
+    rope, local = read_two_ropes(fields, defaults, replace(defaults, theta=local_theta))
     period = fields.get_integer("sliding_window_pattern", 6)
     layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % period != 0)
-    return add_window(
-        fields, config, layers, read_rope(local, replace(defaults, theta=local_theta))
-    )
+    return add_window(fields, replace(config, rope=rope), layers, local)
 
 
 ARCHITECTURES: Final[dict[str, Read]] = {
@@ -183,6 +246,9 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     "Phi3ForCausalLM": read_phi3,
     "SmolLM3ForCausalLM": read_smollm3,
     "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "Ministral3ForCausalLM": read_ministral3,
+    "Cohere2ForCausalLM": read_cohere2,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
 }
@@ -198,12 +264,13 @@ def read_shape(
     tied: bool = False,
     activation: str = "hidden_act",
     inner: str = "intermediate_size",
+    layers: int | None = None,
 ) -> DecoderConfig:
     """Read the fields that all families share, as Llama without a rope (see ``add_rope``).
 
     ``grouped``: num_key_value_heads must be given; otherwise its default is the number of heads.
     ``split``: the default of head_dim is hidden_size / num_attention_heads; otherwise it must be
-    given.
+    given. ``layers`` is the default of num_hidden_layers.
     """
     hidden = fields.get_integer("hidden_size")
     heads = fields.get_integer("num_attention_heads")
@@ -212,7 +279,7 @@ def read_shape(
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
     config = DecoderConfig(
-        layers=fields.get_integer("num_hidden_layers", most=tuning.MAX_LAYERS),
+        layers=fields.get_integer("num_hidden_layers", layers, tuning.MAX_LAYERS),
         hidden=hidden,
         intermediate=fields.get_integer(inner),
         heads=heads,
@@ -279,6 +346,18 @@ def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     if read_local_layers(fields, config.layers, lambda layer: False):
         raise fields.refuse("layer_types", "full_attention, as use_sliding_window is false")
     return config
+
+
+def read_unturned(fields: Fields, layers: int) -> frozenset[int]:
+    """Read which layers of SmolLM3 and Llama 4 have no rope, by default every fourth."""
+    period = fields.get_integer("no_rope_layer_interval", 4)
+    turned: Any = fields.get("no_rope_layers")  # 1 for a layer with rope
+    if not turned:
+        turned = [int((layer + 1) % period != 0) for layer in range(layers)]
+    is_list = isinstance(turned, list) and len(turned) == layers
+    if not is_list or any(type(one) is not int or one not in (0, 1) for one in turned):
+        raise fields.refuse("no_rope_layers", f"{layers} of 0, 1")
+    return frozenset(layer for layer, one in enumerate(turned) if not one)
 
 
 def read_local_layers(

@@ -1,4 +1,4 @@
-"""The families with recurrent layers: Qwen3.5, dense and with experts, and Kimi Linear.
+"""The families with the delta rule: Qwen3.5, dense and with experts, Qwen3-Next, Kimi Linear.
 
 Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
 Where a default is not obvious, the field must be there.
@@ -22,6 +22,7 @@ from splitup_deploy.frontends.families.mixture_of_experts import (
     read_experts,
     read_latent,
     read_sigmoid_router,
+    read_sparse_step,
 )
 from splitup_deploy.frontends.families.rope_fields import (
     RopeDefaults,
@@ -70,9 +71,30 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
         prefix="mlp",
         names=PROJECTIONS,
         router=Router(renormalised=True),
-        shared=Shared(shared, "shared_expert", gated=True),
+        shared=Shared(shared, "mlp.shared_expert", gated=True),
     )
     return add_experts(fields, _read_qwen3_5(fields, config), experts)
+
+
+def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Qwen3NextForCausalLM configuration: Qwen3.5's layers, with grouped projections."""
+    config = _read_qwen3_5(fields, read_shape(fields, context, split=False))
+    if config.recurrent is not None:
+        config = replace(config, recurrent=replace(config.recurrent, grouped=True))
+    fields.expect("use_sliding_window", False)
+    shared = fields.get_integer("shared_expert_intermediate_size")
+    router = Router(renormalised=fields.get_flag("norm_topk_prob", True))
+    experts = Experts(
+        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=fields.get_integer("moe_intermediate_size"),
+        prefix="mlp",
+        names=PROJECTIONS,
+        router=router,
+        dense_layers=read_sparse_step(fields, config.layers),
+        shared=Shared(shared, "mlp.shared_expert", gated=True),
+    )
+    return add_experts(fields, config, experts)
 
 
 def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
@@ -86,13 +108,15 @@ def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
     shape = _read_kimi_rule(fields, config.layers)
     router = read_sigmoid_router(fields, grouped=True)
     experts = read_experts(fields, config.layers, router, is_listed=True)
-    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"))
+    shared = experts.shared and replace(experts.shared, module="block_sparse_moe.shared_experts")
+    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"), shared=shared)
     return add_experts(fields, replace(config, recurrent=shape), experts)
 
 
 ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] = {
     "Qwen3_5ForCausalLM": read_qwen3_5,
     "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
     "KimiLinearForCausalLM": read_kimi_linear,
 }
 

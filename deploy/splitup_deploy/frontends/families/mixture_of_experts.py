@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Indexer, Latent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -24,7 +24,13 @@ from splitup_deploy.frontends.families.dense import (
     add_window,
     read_shape,
 )
-from splitup_deploy.frontends.families.rope_fields import find_rope_parameters
+from splitup_deploy.frontends.families.rope_fields import (
+    LONG_SCALINGS,
+    RopeDefaults,
+    find_rope_parameters,
+    read_growth,
+    read_rope,
+)
 
 # Fields about training, or the number of blocks that only predict tokens further ahead.
 _TRAINING: Final = (
@@ -35,7 +41,17 @@ _TRAINING: Final = (
     "seq_aux",
     "ep_size",
     "num_nextn_predict_layers",
+    "num_mtp_modules",
+    "mtp_transformer_layers",
+    "use_mtp",
 )
+# Fields of MiniMax's own code that no published model uses.
+_MINIMAX_FIXED: Final = {
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
 PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -61,10 +77,6 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     bias = fields.get_flag("attention_bias", False)
     config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
     config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    period = fields.get_integer("decoder_sparse_step", 1)
-    dense = fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise fields.refuse("mlp_only_layers", "a list of layers")
     experts = Experts(
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
@@ -72,9 +84,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
         prefix="mlp",
         names=PROJECTIONS,
         router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
-        dense_layers=frozenset(
-            layer for layer in range(config.layers) if layer in dense or (layer + 1) % period
-        ),
+        dense_layers=read_sparse_step(fields, config.layers),
     )
     return add_experts(fields, config, experts)
 
@@ -95,6 +105,84 @@ def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
         router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
     )
     return add_experts(fields, config, experts)
+
+
+def read_minimax_m2(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a MiniMaxM2ForCausalLM configuration: a Mixtral with DeepSeek-V3's router."""
+    for key, plain in _MINIMAX_FIXED.items():
+        fields.expect(key, plain)
+    fields.get("attn_type_list")  # read below, with the number of layers
+    config = read_shape(fields, context, split=False)
+    if fields.get("attn_type_list", [1] * config.layers) != [1] * config.layers:
+        raise fields.refuse("attn_type_list", "1 for all layers")
+    if "shared_intermediate_size" in fields:
+        fields.expect("shared_intermediate_size", 0)
+    turned = fields.get("rotary_dim")
+    share = 1.0 if turned is None else fields.get_integer("rotary_dim") / config.head_dim
+    config = replace(_add_rope(fields, config, partial=share), wide_qk_norm=True)
+    experts = Experts(
+        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=config.intermediate,
+        prefix="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+        router=Router(scoring="sigmoid", renormalised=True, biased=True),
+    )
+    return add_experts(fields, config, experts)
+
+
+def read_phimoe(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a PhimoeForCausalLM configuration: layer norms, and a sparse mixer as router."""
+    config = read_shape(fields, context, epsilon=1e-5)
+    fields.get("input_jitter_noise")  # of training
+    defaults = RopeDefaults(
+        config.head_dim,
+        fields.get_integer("max_position_embeddings"),
+        config.context,
+        theta=fields.get_number("rope_theta", 1_000_000.0),
+        kinds=LONG_SCALINGS,
+        original=(
+            fields.get_integer("original_max_position_embeddings")
+            if "original_max_position_embeddings" in fields
+            else None
+        ),
+        mscales=True,
+    )
+    bias = fields.get_flag("attention_bias", False)
+    config = replace(
+        config,
+        rope=read_rope(find_rope_parameters(fields), defaults),
+        qkv_bias=bias,
+        output_bias=bias,
+        head_bias=fields.get_flag("lm_head_bias", False),
+        layer_norms=True,
+        norm_bias=True,
+    )
+    fields.expect("num_experts_per_tok", 2)
+    if fields.get("sliding_window") is not None:
+        config = add_window(fields, config, range(config.layers))
+    experts = Experts(
+        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
+        active=2,
+        intermediate=config.intermediate,
+        prefix="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+        router=Router(scoring="mixer", jitter=fields.get_number("router_jitter_noise", 0.01)),
+    )
+    return add_experts(fields, config, experts)
+
+
+def read_mistral4(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a Mistral4ForCausalLM configuration: a DeepSeek-V3 with a softmax router."""
+    growth = read_growth(fields)
+    share = fields.take("rope_parameters", "partial_rotary_factor")  # says it once more
+    config = read_latent(fields, context)
+    if config.latent is not None and share not in (None, config.latent.turned / config.head_dim):
+        raise fields.refuse("rope_parameters", "the partial_rotary_factor of qk_rope_head_dim")
+    config = replace(config, growth=growth)
+    fields.expect("rope_interleave", True)
+    router = replace(read_sigmoid_router(fields, grouped=False), scoring="softmax", biased=False)
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
 
 
 def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
@@ -141,6 +229,47 @@ def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = F
     return add_experts(fields, config, experts)
 
 
+def read_deepseek_v32(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV32ForCausalLM configuration: a DeepSeek-V3 with an indexer."""
+    return _add_indexer(fields, _read_listed(fields, context), neighbours=False)
+
+
+def read_glm_moe_dsa(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a GlmMoeDsaForCausalLM configuration (GLM-5): every block has an indexer of its own."""
+    fields.expect("indexer_rope_interleave", True)
+    config = _read_listed(fields, context)
+    for key, plain in (("indexer_types", ["full"] * config.layers), ("index_topk_freq", 1)):
+        fields.expect(key, plain)
+    if "index_topk_pattern" in fields:
+        fields.expect("index_topk_pattern", "F" * config.layers)
+    fields.get("index_skip_topk_offset")  # without effect then
+    return _add_indexer(fields, config, neighbours=True)
+
+
+def _read_listed(fields: Fields, context: int | None) -> MoeConfig:
+    fields.expect("mlp_bias", False)
+    config = read_deepseek_v3(fields, context, is_listed=True)
+    fields.expect("layer_types", ["indexed_attention"] * config.layers)
+    return config
+
+
+def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeConfig:
+    """Return the configuration with an indexer, where the context has more than it chooses."""
+    indexer = Indexer(
+        fields.get_integer("index_n_heads"),
+        fields.get_integer("index_head_dim"),
+        fields.get_integer("index_topk"),
+        neighbours,
+    )
+    latent = config.latent
+    assert latent is not None  # for the type checker
+    if latent.query_rank is None or indexer.size < latent.turned:
+        raise fields.refuse("index_head_dim", "qk_rope_head_dim at least, with a q_lora_rank")
+    if config.context <= indexer.count:  # it would choose all
+        return config
+    return replace(config, latent=replace(latent, indexer=indexer))
+
+
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
     """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 that lists its dense blocks."""
     fields.expect("partial_rotary_factor", 1.0)
@@ -151,10 +280,18 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "MixtralForCausalLM": read_mixtral,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,
+    "MiniMaxM2ForCausalLM": read_minimax_m2,
+    "PhimoeForCausalLM": read_phimoe,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "Mistral4ForCausalLM": read_mistral4,
+    "DeepseekV32ForCausalLM": read_deepseek_v32,
+    "GlmMoeDsaForCausalLM": read_glm_moe_dsa,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
+}
+OWN_NAMES: Final = {
+    "MiniMaxM2ForCausalLM": {"moe.e_score_correction_bias": "moe.gate.e_score_correction_bias"}
 }
 
 
@@ -185,7 +322,7 @@ def read_experts(
     inner = fields.get_integer("moe_intermediate_size")
     shared = fields.get_written("n_shared_experts")
     if shared is not None:
-        shared = Shared(inner * fields.get_integer("n_shared_experts"), "shared_experts")
+        shared = Shared(inner * fields.get_integer("n_shared_experts"), "mlp.shared_experts")
     fields.expect("moe_layer_freq", 1)
     return Experts(
         count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
@@ -197,6 +334,15 @@ def read_experts(
         dense_layers=_read_dense_layers(fields, layers, is_listed),
         shared=shared,
     )
+
+
+def read_sparse_step(fields: Fields, layers: int) -> frozenset[int]:
+    """Read which layers of a Qwen have no experts."""
+    period = fields.get_integer("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise fields.refuse("mlp_only_layers", "a list of layers")
+    return frozenset(layer for layer in range(layers) if layer in dense or (layer + 1) % period)
 
 
 def _read_dense_layers(fields: Fields, layers: int, is_listed: bool) -> frozenset[int]:

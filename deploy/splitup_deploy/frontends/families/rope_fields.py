@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import Growth
 from splitup_deploy.frontends.decoder.rotary import (
     Rope,
     compute_longrope_scale,
@@ -22,6 +23,7 @@ from splitup_deploy.frontends.decoder.rotary import (
 from splitup_deploy.frontends.families.config_fields import Fields
 
 SCALINGS: Final = ("default", "linear", "llama3", "yarn")
+_NAMES: Final = ("rope_parameters", "rope_scaling")
 LONG_SCALINGS: Final = ("default", "longrope", "su")  # Phi-3's; "su" is the old name
 
 
@@ -36,6 +38,7 @@ class RopeDefaults:
     kinds: tuple[str, ...] = SCALINGS
     partial: float | None = None  # the rotated part of a head; None if it is always all
     original: int | None = None  # positions before scaling, if that is no rope parameter
+    mscales: bool = False  # LongRoPE's corrections are parameters
 
 
 def find_rope_parameters(fields: Fields) -> Fields | None:
@@ -45,6 +48,39 @@ def find_rope_parameters(fields: Fields) -> Fields | None:
     if new is not None and old is not None and not same:
         raise fields.refuse("rope_scaling", "null beside rope_parameters")
     return old if new is None else new
+
+
+def read_growth(fields: Fields) -> Growth | None:
+    """Take the growth of queries out of the rope parameters, where Llama 4 and Mistral have it."""
+    found = [fields.take(name, "llama_4_scaling_beta") for name in _NAMES]
+    for name in _NAMES:
+        fields.take(name, "max_position_embeddings")  # says once more what the outer field is
+    rate = next((one for one in found if one is not None), None)
+    if rate is None or (type(rate) in (int, float) and rate == 0):
+        return None
+    parameters = find_rope_parameters(fields) or Fields({})
+    beta = Fields({"llama_4_scaling_beta": rate}, "config.json's rope_parameters")
+    return Growth(
+        beta.get_number("llama_4_scaling_beta"),
+        parameters.get_integer("original_max_position_embeddings"),
+    )
+
+
+def read_two_ropes(
+    fields: Fields, defaults: RopeDefaults, local: RopeDefaults
+) -> tuple[Rope, Rope]:
+    """Return the rope of layers that see all positions, and the one of layers with a window.
+
+    New: two objects in ``rope_parameters``. Old: ``rope_scaling`` is for the former alone.
+    """
+    new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
+    if new is not None and old is not None:
+        raise fields.refuse("rope_scaling", "null beside rope_parameters")
+    whole = old if new is None else new.get_fields("full_attention")
+    near = None if new is None else new.get_fields("sliding_attention")
+    if new is not None:
+        new.check_all_read()
+    return read_rope(whole, defaults), read_rope(near, local)
 
 
 def read_rope(parameters: Fields | None, defaults: RopeDefaults) -> Rope:
@@ -116,7 +152,11 @@ def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, origi
     factor = parameters.get_number("factor", defaults.trained / original)
     long = parameters.get_numbers("long_factor", rope.pairs)
     short = parameters.get_numbers("short_factor", rope.pairs)
-    divisors = long if defaults.context > original else short
+    kind = "long" if defaults.context > original else "short"
+    divisors = long if kind == "long" else short
+    if defaults.mscales:
+        scales = {name: parameters.get_number(f"{name}_mscale") for name in ("long", "short")}
+        return rope.divide(divisors, scales[kind])
     if parameters.get("attention_factor") is None:
         if original < 2:  # its logarithm divides
             raise InvalidModel(

@@ -23,7 +23,9 @@ NAMES: Final = (
 OTHER_MODULES: Final = tuple(
     f"{prefix}{module}."
     for prefix in ("", "model.")
-    for module in ("vision_tower", "multi_modal_projector", "visual")
+    for module in (
+        *("vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "visual"),
+    )
 )
 # Fields beside the text tower's: of the other towers, and which tokens stand for pictures.
 _OTHER_FIELDS: Final = (
@@ -31,9 +33,15 @@ _OTHER_FIELDS: Final = (
     "eoi_token_index",
     "image_token_id",
     "image_token_index",
+    "ignore_index",
+    "media_placeholder_token_id",
     "mm_tokens_per_image",
     "multimodal_projector_bias",
+    "projection_hidden_size",
+    "projection_layer_norm_eps",
     "projector_hidden_act",
+    "use_unified_vision_chunk",
+    "video_placeholder",
     "spatial_merge_size",
     "video_token_id",
     "vision_config",
@@ -48,15 +56,21 @@ class Tower:
     """A text tower: the architecture that it is, its model type, and the values of absent fields.
 
     Published configurations leave out what is the default of their class. ``fixed`` are fields that
-    the text model reads and the class of the whole does not.
+    the text model reads and the class of the whole does not. ``others`` are further model types,
+    and what they are.
     """
 
     architecture: str
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
+_KIMI: Final = Tower(
+    "DeepseekV3ForCausalLM", "deepseek_v3", others={"kimi_k2": "DeepseekV3ForCausalLM"}
+)
+_LLAMA4: Final = {"rope_theta": 500_000.0}
 TOWERS: Final[dict[str, Tower]] = {
     "Gemma3ForConditionalGeneration": Tower(
         "Gemma3ForCausalLM",
@@ -72,7 +86,14 @@ TOWERS: Final[dict[str, Tower]] = {
         },
         {"final_logit_softcapping": None},
     ),
-    "Mistral3ForConditionalGeneration": Tower("MistralForCausalLM", "mistral"),
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "Kimi_K25ForConditionalGeneration": _KIMI,
+    "Llama4ForConditionalGeneration": Tower("Llama4ForCausalLM", "llama4_text", _LLAMA4),
+    "Mistral3ForConditionalGeneration": Tower(
+        "MistralForCausalLM",
+        "mistral",
+        others={"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"},
+    ),
     "Qwen3VLForConditionalGeneration": Tower("Qwen3ForCausalLM", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": Tower(
         "Qwen3MoeForCausalLM", "qwen3_vl_moe_text", fixed={"norm_topk_prob": True}
@@ -90,8 +111,10 @@ def find_text_tower(table: dict[str, Any]) -> dict[str, Any]:
         return table
     fields = Fields(table)
     inner = fields.get("text_config")
-    if not isinstance(inner, dict) or inner.get("model_type", tower.model_type) != tower.model_type:
-        raise fields.refuse("text_config", f"an object of the type {tower.model_type}")
+    kinds = {tower.model_type: tower.architecture, **tower.others}
+    kind = inner.get("model_type", tower.model_type) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or kind not in list(kinds):
+        raise fields.refuse("text_config", f"an object of the type {', '.join(kinds)}")
     for key, value in tower.fixed.items():
         if inner.get(key, value) != value:
             raise Fields(inner, "config.json's text_config").refuse(key, repr(value))
@@ -101,7 +124,7 @@ def find_text_tower(table: dict[str, Any]) -> dict[str, Any]:
     fields.check_all_read()
     shared = {key: table[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in table}
     result = {**tower.defaults, **shared, **inner, **tower.fixed}
-    result["architectures"] = [tower.architecture]
+    result["architectures"] = [kinds[kind]]
     if is_tied:  # a head that the file has is used nevertheless
         result["tie_word_embeddings"] = True
     for key in ("rope_parameters", "rope_scaling"):

@@ -108,6 +108,12 @@ _LATENT_CHECKED: Final = (
     "attention.value_length_mla",
     "rope.scaling.yarn_log_multiplier",
 )
+_GEMMA_FIELDS: Final = {"attention.sliding_window": "sliding_window"}
+_GEMMA_NAMES: Final = {
+    "ffn_norm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 FAMILIES: Final = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
     "qwen2": Family("Qwen2ForCausalLM"),
@@ -154,7 +160,34 @@ FAMILIES: Final = {
         {**_SHARED_EXPERT_DEFAULTS, "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
         (*_LATENT_CHECKED, *KIMI_CHECKED),
     ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        {
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        checked=("rope.scaling.attn_factor",),
+        names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        {
+            **_GEMMA_FIELDS,
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        names=_GEMMA_NAMES,
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        {**_GEMMA_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"},
+        {"final_logit_softcapping": None, "rope_theta": 1_000_000.0},
+        names=_GEMMA_NAMES,
+    ),
 }
+# The largest Gemmas, by their layers, divide queries by another number than the size of a head.
+_LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 _DEEPSEEK_V2: Final = Family(  # with a router of its own
     "DeepseekV2ForCausalLM",
     _SHARED_EXPERT_FIELDS,
@@ -168,6 +201,7 @@ _MIXTRAL: Final = Family(  # a llama with experts
 )
 MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
+LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
@@ -218,6 +252,7 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
         rope=replace(config.rope, frequencies=frequencies),
         qkv_bias=f"{block}attn_q.bias" in file.tensors,
         output_bias=f"{block}attn_output.bias" in file.tensors,
+        unit_norms=False,  # the converters add the 1 of such norms
     )
 
 
@@ -266,6 +301,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
     table.setdefault("num_key_value_heads", heads)
+    if kind.architecture == "Phi3ForCausalLM":
+        return table | _read_phi3(file, keys, table)
     rows = file.get_shape(f"{find_attention(file)}attn_q.weight")[0]
     is_qwen = "full_attention_interval" in kind.fields  # whose heads have a gate behind them
     size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
@@ -273,6 +310,10 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         table |= read_qwen(file, keys, size)
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
+    if (largest := _LARGEST_GEMMAS.get(kind.architecture)) is not None:
+        table["query_pre_attn_scalar"] = size
+        if table["num_hidden_layers"] == largest and type(hidden) is int and type(heads) is int:
+            table["query_pre_attn_scalar"] = hidden // heads
     return table
 
 
@@ -376,6 +417,30 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
     }
 
 
+def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that Phi-3 files have in another form; q, k and v are one tensor."""
+    heads, cached, size = (
+        table.get(key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    rows = file.get_shape("blk.0.attn_qkv.weight")[0]
+    cached_rows = 2 * cached * size if type(cached) is int and type(size) is int else 0
+    size = _check_heads(file, heads, size, rows - cached_rows)
+    turned = keys.get("rope.dimension_count", size)
+    if type(turned) is not int or not 0 < turned <= size or turned % 2:
+        raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
+    fields: dict[str, Any] = {"partial_rotary_factor": turned / size}
+    if table.get("sliding_window") == 0:  # none
+        fields["sliding_window"] = None
+    if any(name in file.tensors for name in LONG_FACTORS):
+        short, long = (list(_read_factors(file, name, turned // 2)) for name in LONG_FACTORS)
+        factor = keys.get("rope.scaling.attn_factor", 1.0)
+        fields["rope_scaling"] = {
+            **{"rope_type": "longrope", "short_factor": short, "long_factor": long},
+            "attention_factor": factor,
+        }
+    return fields
+
+
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
     """Raise InvalidModel where other keys of the file contradict the configuration."""
     experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
@@ -395,6 +460,8 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
                 f"'{file.path}' has {prefix}{key} = {keys[key]!r:.40}; supported: {wanted}"
             )
     window = keys.get("attention.sliding_window")
+    if config.local is not None or window == 0:
+        return
     if window is not None and not (type(window) is int and window >= config.context):
         raise InvalidModel(
             f"'{file.path}' lets a token see {window!r:.40} others only, which is not supported "
@@ -424,13 +491,19 @@ def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None
 
 def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
     """Return the rope, its frequencies divided by the factors in the file, if there are some."""
-    tensor = file.tensors.get(ROPE_FACTORS)
-    if tensor is None:
+    if ROPE_FACTORS not in file.tensors:
         return config.rope.frequencies
-    if tensor.format.name != "F32" or tensor.shape != (config.rope.pairs,):
-        raise InvalidModel(f"'{file.path}' has {ROPE_FACTORS} of another shape than its heads")
+    return config.rope.divide(_read_factors(file, ROPE_FACTORS, config.rope.pairs)).frequencies
+
+
+def _read_factors(file: GgufFile, name: str, pairs: int) -> tuple[float, ...]:
+    """Return the numbers that a rope's frequencies are divided by."""
+    file.get_shape(name)
+    tensor = file.tensors[name]
+    if tensor.format.name != "F32" or tensor.shape != (pairs,):
+        raise InvalidModel(f"'{file.path}' has {name} of another shape than its heads")
     data = b"".join(FileSlice(file.path, tensor.start, tensor.end).read())
-    factors = struct.unpack(f"<{config.rope.pairs}f", data)
+    factors = struct.unpack(f"<{pairs}f", data)
     if not all(1e-6 < factor < 1e6 for factor in factors):
-        raise InvalidModel(f"'{file.path}' has a {ROPE_FACTORS} that is no sensible number")
-    return config.rope.divide(factors).frequencies
+        raise InvalidModel(f"'{file.path}' has a {name} that is no sensible number")
+    return factors

@@ -1,7 +1,7 @@
 """GGUF files of the families in ``splitup_deploy.frontends.gguf.config``.
 
 Quantised weights stay uint8 blocks, as in the file, and are dequantised inside the graph. The
-metadata are translated to a config.json of the same family. A byte-level BPE tokenizer becomes a
+metadata are translated to a config.json of the same family. A BPE tokenizer becomes a
 tokenizer.json; with any other tokenizer the model is compiled as a function of token ids.
 """
 
@@ -20,6 +20,7 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
 from splitup_deploy.frontends.gguf.config import (
     FAMILIES,
+    LONG_FACTORS,
     ROPE_FACTORS,
     Family,
     list_further_blocks,
@@ -128,7 +129,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     config = read_config(file, family, sizes.context)
     weights = GgufWeights(file, config, FAMILIES[family])
     traced = trace_language_model(config, weights, sizes.chunk)
-    notes = weights.check_all_read((ROPE_FACTORS,), list_further_blocks(file, config))
+    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
     traced = replace(traced, notes=(*traced.notes, *notes))
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:

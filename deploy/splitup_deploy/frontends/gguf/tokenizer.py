@@ -1,12 +1,15 @@
-"""Convert a GGUF file's tokenizer to a tokenizer.json, if it is a byte-level BPE.
+"""Convert a GGUF file's tokenizer to a tokenizer.json, if it is a BPE.
 
-GGUF names how text is split before merging ("pre"); the patterns are those of llama.cpp's
-``llama_model_loader``/``unicode_regex_split`` and of the models' own tokenizer.json files.
+Of a byte-level one ("gpt2") GGUF names how text is split before merging ("pre"); the patterns are
+those of llama.cpp's ``llama_model_loader``/``unicode_regex_split`` and of the models' own
+tokenizer.json files. One of SentencePiece ("llama") has a score for every token and no merges: of
+all neighbours that are a token together, those of the highest score are merged first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
@@ -63,23 +66,65 @@ _SPLITS: Final[dict[str, tuple[tuple[str, ...], bool, bool, bool]]] = {
     "kimi-k2": ((_KIMI_K2,), False, False, False),
     "tekken": ((_TEKKEN,), False, True, True),
 }
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
+_SPACE: Final = "\u2581"  # what SentencePiece writes for a space
+_BPE: Final = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+_LONGEST: Final = 128  # characters of a token that is made by merging; models' longest has 48
+# Phi-3's other special tokens take the spaces that follow them.
+_PHI3_KEEPS_SPACES: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
     """Return a tokenizer.json, or None when the tokenizer is of another kind.
 
-    Raises InvalidModel when it claims to be a byte-level BPE and is not consistent.
+    Raises InvalidModel when it claims to be a BPE and is not consistent.
     """
-    split = metadata.get("tokenizer.ggml.pre")
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or split not in _SPLITS:
-        return None
-    assert isinstance(split, str)  # it is a key
+    kind, split = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    is_byte_level = kind == "gpt2" and split in _SPLITS
     tokens = _get_list(metadata, "tokens", str)
-    merges = _get_list(metadata, "merges", str)
     kinds = _get_list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
+    if not is_byte_level and (kind != "llama" or _BYTE not in kinds):
+        return None
     ids = {token: index for index, token in enumerate(tokens)}
     _expect(len(ids) == len(tokens) == len(kinds) == vocab, "has not one token per embedding")
+    form = _make_byte_level(metadata, ids) if is_byte_level else _make_scored(metadata, ids, kinds)
+    takes_spaces = not is_byte_level and metadata.get("general.architecture") == "phi3"
+    table = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": index,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": takes_spaces and token not in _PHI3_KEEPS_SPACES,
+                "normalized": False,
+                "special": kinds[index] == _CONTROL,
+            }
+            for index, token in enumerate(tokens)
+            if kinds[index] in (_CONTROL, _USER)
+        ],
+        **form,
+    }
+    return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _make_byte_level(metadata: Metadata, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that merge bytes, written as printable characters."""
+    split = metadata["tokenizer.ggml.pre"]
+    assert isinstance(split, str)  # it is a key
+    merges = _get_list(metadata, "merges", str)
     for merge in merges:
         left, _, right = merge.partition(" ")
         _expect(left in ids and right in ids and left + right in ids, "merges unknown tokens")
@@ -98,51 +143,79 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
         ]
         splitter["use_regex"] = False
         splitter = {"type": "Sequence", "pretokenizers": [*words, splitter]}
-    table = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": index,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kinds[index] == _CONTROL,
-            }
-            for index, token in enumerate(tokens)
-            if kinds[index] in (_CONTROL, _USER)
-        ],
+    plain = {**byte_level, "use_regex": True}
+    return {
         "normalizer": {"type": "NFC"} if normalised else None,
         "pre_tokenizer": splitter,
-        "post_processor": _make_post_processor(metadata, tokens, starts, byte_level),
-        "decoder": {**byte_level, "use_regex": True},
+        "post_processor": _make_post_processor(metadata, list(ids), starts) or plain,
+        "decoder": plain,
         "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
+            **_BPE,
             "ignore_merges": whole,
             "vocab": ids,
             "merges": [merge.split(" ", 1) for merge in merges],
         },
     }
-    return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that merge characters, and bytes where none is known.
+
+    ``tokenizers`` wants every pair that is merged, in order. Of equal scores it merges those of the
+    first pair, SentencePiece those further left.
+    """
+    scores = _get_list(metadata, "scores", float)
+    _expect(len(scores) == len(ids) and all(map(math.isfinite, scores)), "lacks scores")
+    names = {f"<0x{byte:02X}>" for byte in range(256)}
+    found = {token for token, kind in zip(ids, kinds, strict=True) if kind == _BYTE}
+    _expect(found == names, "has not one token per byte")
+    pieces = {token for token, kind in zip(ids, kinds, strict=True) if kind == _NORMAL}
+    _expect(max(map(len, pieces), default=0) <= _LONGEST, "has a token that is too long")
+    merges = [
+        (-scores[ids[piece]], ids[piece[:cut]], ids[piece[cut:]])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    merges.sort()
+    tokens = list(ids)
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    _expect(type(prefix) is bool, "says neither yes nor no to a space before a text")
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    normalizers = [{"type": "Prepend", "prepend": _SPACE}, replace] if prefix else [replace]
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "post_processor": _make_post_processor(metadata, tokens, starts=True),
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            **_BPE,
+            "unk_token": next(
+                (tokens[n] for n, kind in enumerate(kinds) if kind == _UNKNOWN), None
+            ),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": ids,
+            "merges": [[tokens[left], tokens[right]] for _, left, right in merges],
+        },
+    }
 
 
 def _make_post_processor(
-    metadata: Metadata, tokens: list[Any], starts: bool, byte_level: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the post-processor that puts BOS before a text, if the model has one."""
+    metadata: Metadata, tokens: list[str], starts: bool
+) -> dict[str, Any] | None:
+    """Return the post-processor that puts BOS before a text, if the model wants one."""
     wanted = metadata.get("tokenizer.ggml.add_bos_token", starts)
     _expect(type(wanted) is bool, "says neither yes nor no to a BOS token")
     if not wanted:
-        return {**byte_level, "use_regex": True}
+        return None
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if type(bos) is not int or not 0 <= bos < len(tokens):
         raise InvalidModel("the GGUF tokenizer wants a BOS token that does not exist")

@@ -30,7 +30,8 @@ FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.
 _DERIVED: Final = re.compile(r".*\.rotary_emb\.inv_freq")
-_EXPERT: Final = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
+_EXPERT: Final = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|gate_up|down)_proj\.weight")
+_HALF: Final = re.compile(r"(.*\.)(gate|up)_proj\.weight")
 # Saved by versions that rename the module of the experts in all blocks: module -> its other name.
 _OTHER_NAME: Final = (".mlp.", ".block_sparse_moe.")
 
@@ -86,8 +87,9 @@ class DirectoryWeights:
         """Return one weight; raises InvalidModel when it is absent or has another shape."""
         found = self._find(name)
         if found not in self._tensors:
-            if (source := self._find_in_bank(name, shape)) is not None:
-                return source
+            for find in (self._find_in_bank, self._find_in_pair):
+                if (source := find(name, shape)) is not None:
+                    return source
             raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
         self._asked.add(found)
         source = self._tensors[found]
@@ -176,6 +178,17 @@ class DirectoryWeights:
         """Return the name in the file of a weight."""
         return name if name in self._tensors else self._others.get(name, name)
 
+    def _find_in_pair(self, name: str, shape: tuple[int, ...]) -> WeightSource | None:
+        """Return the weight of a gate or up projection out of the weight of both."""
+        match = _HALF.fullmatch(name)
+        both = "" if match is None else f"{match[1]}gate_up_proj.weight"
+        if match is None or both not in self._tensors:
+            return None
+        rows, columns = shape
+        whole = self.get(both, 2 * rows, columns)
+        start = rows if match[2] == "up" else 0
+        return replace(select(whole, name, ((start, rows), (0, columns))), names=(both,))
+
     def _find_in_bank(self, name: str, shape: tuple[int, ...]) -> WeightSource | None:
         """Return an expert's weight out of the weight of all experts of a layer.
 
@@ -189,9 +202,13 @@ class DirectoryWeights:
         if bank not in self._tensors:
             return None
         whole, (rows, columns) = self._tensors[bank], shape
-        out, first = rows if kind == "down" else 2 * rows, rows if kind == "up" else 0
+        out, first = 2 * rows if kind in ("gate", "up") else rows, rows if kind == "up" else 0
         count, *matrix = whole.spec.shape or (0,)
         is_plain, is_turned = matrix == [out, columns], matrix == [columns, out]
+        other = self._tensors.get(f"{experts}.gate_up_proj")
+        if is_plain and is_turned and kind == "down" and other is not None:  # as the other is
+            is_turned = other.spec.shape[1:] == (rows, 2 * rows)
+            is_plain = other.spec.shape[1:] == (2 * rows, rows)
         is_huge = out * columns > limits.MAX_TENSOR_BYTES // 4  # it is turned in memory
         if is_plain == is_turned or number >= count or is_huge:
             raise InvalidModel(
@@ -205,7 +222,7 @@ class DirectoryWeights:
         spec = replace(whole.spec, shape=(count * height, *whole.spec.shape[2:]))
         start = number * height + (first if is_plain else 0)
         box = ((start, rows if is_plain else height), (0, whole.spec.shape[2]))
-        source = select(WeightSource(spec, whole.parts), name, box)
+        source = select(replace(whole, spec=spec), name, box)
         if is_turned:
             turned = Turned(source, first, rows)
             source = WeightSource(replace(spec, name=name, shape=shape), (turned,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.families import vision_towers
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
+    find_renaming,
     make_text,
     trace_language_model,
 )
@@ -40,6 +43,11 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     sizes = sizes or Sizes()
     directory = Path(source)
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    if sizes.vision:
+        weights = DirectoryWeights(directory, vision_towers.rename_weight)
+        model = load_vision_tower(whole, sizes, weights)
+        notes = weights.check_all_read(vision_towers.OTHER_WEIGHTS)
+        return replace(model, traced=replace(model.traced, notes=(*model.traced.notes, *notes)))
     if (found := find_encoder(whole)) is not None:
         if sizes.adapter is not None:
             raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
@@ -51,6 +59,14 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
     return SourceModel("text-generation", traced, opened.text)
+
+
+def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
+    """Trace the tower for images that a config.json describes; raises InvalidModel."""
+    if sizes != Sizes(vision=True):
+        raise InvalidModel("--vision compiles no text: leave out --context, --chunk and --adapter")
+    tower = vision_towers.read_vision_tower(split_quantisation(whole)[0])
+    return SourceModel("function", vision_towers.trace_vision_tower(tower, weights), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,10 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     table, quantisation = split_quantisation(whole)
     table = find_text_tower(table)
     config = parse_config(table, sizes.context)
+    if sizes.images is not None:
+        _check_preprocessing(directory)
+        images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
+        config = replace(config, images=images)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
@@ -85,15 +105,41 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
             "to a directory of their own, and give that with --adapter"
         )
     is_tower = table["architectures"] != whole["architectures"]
-    weights = DirectoryWeights(directory, rename_weight if is_tower else str, quantisation)
+    own = find_renaming(table["architectures"][0])
+
+    def rename(name: str) -> str:
+        return own(rename_weight(name) if is_tower else name)
+
+    weights = DirectoryWeights(directory, rename, quantisation)
     notes: tuple[str, ...] = ()
     if sizes.adapter is not None:
-        notes = (merge_adapter(sizes.adapter, weights, rename_weight if is_tower else str),)
+        notes = (merge_adapter(sizes.adapter, weights, rename),)
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
+    if config.latent is not None and config.latent.indexer is None:
+        others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
     if is_tower:
-        others |= dict.fromkeys(OTHER_MODULES, "of the towers for images: it takes text only")
+        why = "it takes text only" if config.images is None else "register them with --vision"
+        others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+
+
+def _check_preprocessing(directory: Path) -> None:
+    """Raise InvalidModel for another way from an image to pixels than ``splitup.client.images``."""
+    path = directory / "preprocessor_config.json"
+    table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
+    wanted: dict[str, tuple[Any, ...]] = {
+        "image_mean": ([0.5, 0.5, 0.5],),
+        "image_std": ([0.5, 0.5, 0.5],),
+        "rescale_factor": (1 / 255,),
+        "resample": (2,),
+        "do_pan_and_scan": (None, False),
+    }
+    for key, values in wanted.items():
+        if key in table and table[key] not in values:
+            raise InvalidModel(
+                f"{path.name} has {key} = {table[key]!r:.40}; supported: {values[-1]!r}"
+            )
 
 
 def split_quantisation(
@@ -153,7 +199,14 @@ def _list_further_blocks(
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
     blocks = (f"model.layers.{layer}." for layer in range(config.layers, last))
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
-    return (*found, "mtp.") if table.get("mtp_num_hidden_layers") else found
+    is_named = table.get("mtp_num_hidden_layers") or last > config.layers
+    return (*found, "mtp.") if is_named else found
+
+
+def _list_indexers(config: DecoderConfig) -> Iterator[str]:
+    """Yield the name prefixes of indexers of sparse attention."""
+    for layer in range(config.layers):
+        yield f"model.layers.{layer}.self_attn.indexer."
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ activations is for kernels that multiply them in fewer bits, and is not used.
 
 Sources: quantizers of transformers (``fp8``: integrations/finegrained_fp8.py); the
 compressed-tensors package (compressors/pack_quantized); GPTQ, arXiv 2210.17323, as AutoGPTQ packs
-it; AWQ, arXiv 2306.00978, with the "gemm" packing of AutoAWQ.
+it; AWQ, arXiv 2306.00978, with the "gemm" packing of AutoAWQ; MXFP4, OCP Microscaling Formats (MX),
+version 1.0, as gpt-oss orders it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from typing import Any, Final
 
 import numpy as np
@@ -68,8 +70,9 @@ class _Layer:
     """A layer [rows, columns]: functions of the first row and how many give its parts.
 
     ``numbers``: bytes, or nibbles, one a byte [rows, columns]. ``scales`` and ``zeros``: one for
-    every ``group`` columns; scales are the bits of ``scale`` numbers. ``at_once``: rows to read at
-    a time.
+    every ``group`` columns; scales are the bits of ``scale`` numbers, or bytes where ``kind`` says
+    what they mean. ``at_once``: rows to read at a time. ``experts``: how many layers the rows are
+    of, if the layer is a bank.
     """
 
     rows: int
@@ -81,6 +84,19 @@ class _Layer:
     scales: Callable[[int, int], Array]
     zeros: Callable[[int, int], Array] | None = None
     at_once: int = 0
+    experts: int = 0
+
+    def take(self, expert: int) -> _Layer:
+        """Return the layer of one expert of a bank."""
+        rows = self.rows // self.experts
+        start = expert * rows
+        return replace(
+            self,
+            rows=rows,
+            experts=0,
+            numbers=lambda first, count: self.numbers(start + first, count),
+            scales=lambda first, count: self.scales(start + first, count),
+        )
 
     def make_source(self, name: str) -> Quantised:
         """Return the layer as blocks."""
@@ -90,7 +106,7 @@ class _Layer:
                 f"'{name}' is quantised in groups of {self.group} of {self.columns} columns; an "
                 "even number that divides them is wanted"
             )
-        count, encoding = self.columns // elements, f"{self.kind}_{self.scale}"
+        count, encoding = self.columns // elements, f"{self.kind}_{self.scale}".rstrip("_")
         group_of = np.arange(count) * elements // self.group
 
         def make(first: int, rows: int) -> Array:
@@ -134,8 +150,12 @@ class QuantisationConfig:
             stem, dot, kind = name.rpartition(".")
             if not dot or (layer := self._find(tensors, stem, kind)) is None:
                 continue
-            found[f"{stem}.weight"] = layer.make_source(f"{stem}.weight")
             used |= {f"{stem}.{part}" for part in _PARTS if f"{stem}.{part}" in tensors}
+            if not layer.experts:
+                found[f"{stem}.weight"] = layer.make_source(f"{stem}.weight")
+            for expert in range(layer.experts):
+                one = f"{stem}.{expert}.{kind.removesuffix('_blocks')}.weight"
+                found[one] = layer.take(expert).make_source(one)
         return found, used
 
     def make_shape(self, name: str, rows: int, columns: int, dtype: str) -> WeightSource | None:
@@ -143,14 +163,16 @@ class QuantisationConfig:
         if _PROJECTION.fullmatch(name) is None or self._is_skipped(name.rpartition(".")[0]):
             return None
         kind, group = _find_form(self.fields, self.method)
-        usual = {"fp8": "F32", "gptq": "F16", "awq": "F16"}
+        usual = {"fp8": "F32", "gptq": "F16", "awq": "F16", "mxfp4": ""}
         scale = usual.get(self.method, _SCALES[dtype])
         layer = _Layer(rows, columns, group or columns, kind, scale, _make_none, _make_none)
         return replace(layer.make_source(name).source, parts=(Absent(),))
 
     def _is_skipped(self, module: str) -> bool:
         return any(
-            re.match(one[3:], module) if one.startswith("re:") else one in module
+            re.match(one[3:], module)
+            if one.startswith("re:")
+            else one in module or fnmatch(module, f"{one}*")
             for one in self._skipped
         )
 
@@ -159,6 +181,7 @@ _Find = Callable[[Tensors, str, str], _Layer | None]
 _PARTS: Final = (
     *("weight", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_packed"),
     *("weight_shape", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx"),
+    *("gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales"),
 )
 # What the authors of a checkpoint did, and which kernels are to be used.
 _HARMLESS: Final = tuple(
@@ -474,11 +497,48 @@ def _make_turned(
     )
 
 
+# ---- MXFP4 ---------------------------------------------------------------------------------------
+
+
+def _read_mxfp4(fields: Fields) -> _Find:
+    """Read ``mxfp4`` as of gpt-oss: banks of experts, in blocks of 32 with a byte for the scale."""
+
+    def find(tensors: Tensors, stem: str, kind: str) -> _Layer | None:
+        if not kind.endswith("_blocks"):
+            return None
+        blocks, scale = tensors[f"{stem}.{kind}"], tensors.get(f"{stem}.{kind[:-6]}scales")
+        *outer, size = blocks.spec.shape or (0,)
+        is_byte = scale is not None and blocks.spec.dtype == scale.spec.dtype == "uint8"
+        if scale is None or not is_byte or len(outer) != 3 or 0 in outer or size != _MX_BLOCK // 2:
+            raise _refuse_layer(f"{stem}.{kind}", f"is {blocks.spec}: not supported")
+        if list(scale.spec.shape) != outer:
+            raise _refuse_layer(f"{stem}.{kind}", f"is {blocks.spec} with scales {scale.spec}")
+        experts, high, groups = outer
+        rows, columns = experts * high, groups * _MX_BLOCK
+        numbers, scales = _as_matrix(blocks, rows, columns // 2), _as_matrix(scale, rows, groups)
+
+        def read_numbers(first: int, count: int) -> Array:
+            pairs = _read(numbers, first, count, "u1")
+            return np.stack([pairs & 15, pairs >> 4], -1).reshape(count, columns)
+
+        def read_scales(first: int, count: int) -> Array:
+            return _read(scales, first, count, "u1")
+
+        return _Layer(
+            rows, columns, _MX_BLOCK, "MXFP4", "", read_numbers, read_scales, experts=experts
+        )
+
+    return find
+
+
+_MX_BLOCK: Final = 32
+
 _METHODS: Final[dict[Any, Callable[[Fields], _Find]]] = {
     "fp8": _read_fp8,
     "compressed-tensors": _read_compressed,
     "gptq": _read_gptq,
     "awq": _read_awq,
+    "mxfp4": _read_mxfp4,
 }
 
 
@@ -489,6 +549,8 @@ def _find_form(fields: Fields, method: str) -> tuple[str, int]:
         return f"U{fields.get('bits', 4)}", max(group, 0)
     if method == "fp8":
         return "F8", _BLOCK
+    if method == "mxfp4":
+        return "MXFP4", _MX_BLOCK
     groups = fields.get("config_groups")
     weights = next(one["weights"] for one in groups.values() if one.get("weights"))
     letter = "F" if weights.get("type") == "float" else "I" if weights["symmetric"] else "U"
