@@ -1,10 +1,11 @@
 """What the block model writes and drafts: ``python -m bench.measure.block_model [--quick]``.
 
 Writes tables of docs/diffusion.md and docs/speculation.md, and a plot; takes about five minutes.
-Texts of the block model are judged by the autoregressive example model that it was adapted from, in
-nats per token, beside that model's own texts. As a draft model it stands beside the example's draft
-model: ranks of the target's tokens among the drafts, and speculative decoding on a clock that
-assumes a slow link. ``--quick`` writes a few texts, to see that everything runs, and no file.
+Records of the block model are judged by the autoregressive model that it was adapted from, in nats
+per token, beside that model's own records. Prompts are descriptions of packages that neither was
+trained on. Then the block model drafts for that model: ranks of the target's tokens among the
+drafts, and speculative decoding on a clock that assumes a slow link. ``--quick`` writes a few
+records, to see that everything runs, and no file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 from bench.economics.plot import BAD, GOOD, QUIET, TEXT, Panel
 from bench.economics.report import fill, make_table
 from bench.report import ROOT, say
-from bench.testbed.models import DRAFT, load_draft
+from bench.testbed.models import BLOCKS, RECORDS, load_draft
 from splitup.client.drafting import LocalModel, make_blocks
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
@@ -34,29 +35,45 @@ from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, NgramDrafts
 from splitup.decode.step import Decoder, make_block_step, make_causal_step
-from splitup.demo.run import MODEL
 from splitup.graph.manifest import Manifest
 
-BLOCKS: Final = "packages-4m-blocks"
 PAGES: Final = (ROOT / "docs" / "diffusion.md", ROOT / "docs" / "speculation.md")
 PLOT: Final = ROOT / "docs" / "diffusion.svg"
 CHUNK: Final = 64
-TOKENS: Final = 64
-THRESHOLDS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-GREEDY, SAMPLED = (0.0, 0.0), (1.0, 0.25)  # temperatures of the block model and of its teacher
-WORSE: Final = 1.03  # times the teacher's own nats per token
+TOKENS: Final = 128  # at most; a record is shorter
+THRESHOLDS: Final = (0.3, 0.5, 0.7, 0.9)
+AHEAD: Final = (1, 2)  # blocks, at the default threshold
+GREEDY, SAMPLED = 0.0, 1.0  # temperatures
+WORSE: Final = 1.03  # times the judge's own nats per token
 RANKS: Final = (1, 2, 4, 8)
 DRAFTED_AT: Final = (0.0, 0.8)
 ROUND_TRIP_S: Final = 0.08
-TARGET_S: Final = (0.01, 2e-4)  # of a step, and of each of its rows
-DRAFT_S: Final = {DRAFT: (0.003, 5e-5), BLOCKS: TARGET_S}  # the block model is of the target's size
-PROMPTS: Final = (
-    *("network monitoring tool", "library for", "utility to convert", "Python bindings for"),
-    *("documentation for the", "simple text editor", "graphical user interface for", "fast and"),
-    *("command line tool to", "development files for", "game in which", "Perl module to"),
-    *("parser for XML", "client for the", "fonts for", "music player", "Haskell library"),
-    *("server that", "plugin for", "tools to manage disks", "image viewer", "email program"),
-    *("debugging symbols", "scientific computing with"),
+STEP_S: Final = (0.01, 2e-4)  # of a step of either model, and of each of its rows
+PROMPTS: Final = (  # of source packages that were held out
+    *("bindings to the ICU library; documentation", "library of Unicode annotation data"),
+    *("GNU R client-side REST access to KEGG", "LDAP interface module for Python3"),
+    *("GRIB decoding/encoding software (utilities)", "Flexible test automation (Documentation)"),
+    *("Supplementary CLI bindings for GTK 2.14+", "Go package for writing services"),
+    *("Libretro wrapper for mGBA", "QGIS - architecture-independent data"),
+    *("SimTK multibody dynamics API - shared library", "Password guessing program (MD5 variant)"),
+    *("k-induction for Copilot.", "Asteroids screensaver for Kodi"),
+    *("screensaver settings module", "nx-X11 Composite extension wire protocol"),
+    *("QGIS - development files", "friendly gopher and gemini client"),
+    *("Gartoon icon theme for GTK+", "C++ multi-purpose reflection library"),
+    *("test fallback behaviour in absence of modules", "Sony PlayStation emulator"),
+    *("Python 3 extension wrapping the ICU C++ API", "Cairo 2D vector graphics library"),
+    *("Google Authenticator TOTP Abstraction", "ORM library for Golang"),
+    *("NX compression library (development headers)", "Enum-like behavior for Ruby"),
+    *("session settings service process", "Automated Solution of Differential Equations"),
+    *("Extra commands for git", "Generic Monitor for the Xfce4 panel"),
+    *("Implementation of tslib for javascript", "library for phylogenetic tasks"),
+    *("Unicode Tokenizer", "Utility library", "Qt 5 Data Visualization HTML documentation"),
+    "Freescale/NXP I.MX Chip image deploy tools",
+    "Grid Community Toolkit - Globus authz library",
+    *("Get a unique thread ID - Rust source code", "Skytools Python modules"),
+    *("Python3 bindings for genometools", "Object Oriented DOM Tree in Ruby"),
+    *("Unified Font Object (UFO) fonts library", "GNUstep Workspace Manager", "DNS cache for Go"),
+    *("Multi-language application scripting.", "console bridge - development files"),
 )
 
 
@@ -82,13 +99,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Texts of one kind; ``threshold`` is None for those of the teacher.
+    """Texts of one kind; ``options`` is None for those of the judge.
 
     ``fresh`` is the share of their three-token sequences that did not occur before in the text.
     """
 
     temperature: float
-    threshold: float | None
+    options: DiffusionOptions | None
     tokens_per_step: float
     nats: float
     fresh: float
@@ -97,14 +114,14 @@ class Quality:
 def make_request(
     model: Example, prompt: Sequence[int], temperature: float, seed: int
 ) -> TextRequest:
-    """Return a request for a text that no token ends, so that all have the same length."""
+    """Return a request for a record, which <|endoftext|> ends."""
     info = model.manifest.text
     assert info is not None
     return TextRequest(
         tuple(prompt),
         Sampler(temperature, seed),
         TOKENS,
-        frozenset(),
+        frozenset(info.eos_ids),
         info.vocab,
         info.context,
         CHUNK,
@@ -124,7 +141,7 @@ async def write(decoder: Decoder, model: LocalModel) -> tuple[list[int], int]:
 
 
 async def judge(model: LocalModel, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """Return the nats per token of a text under the autoregressive model."""
+    """Return the nats of a text under the autoregressive model, of all tokens together."""
     tokens = [*prompt, *text]
     found = []
     for start in range(0, len(tokens) - 1, CHUNK):
@@ -134,44 +151,42 @@ async def judge(model: LocalModel, prompt: Sequence[int], text: Sequence[int]) -
     logits = np.concatenate(found)[len(prompt) - 1 : len(tokens) - 1].astype(np.float64)
     logits -= logits.max(1, keepdims=True)
     chosen = logits[np.arange(len(text)), list(text)]
-    return float((np.log(np.exp(logits).sum(1)) - chosen).mean())
+    return float((np.log(np.exp(logits).sum(1)) - chosen).sum())
 
 
-def measure_fresh(text: Sequence[int]) -> float:
-    """Return the share of sequences of three tokens that are new in the text."""
-    parts = [tuple(text[place : place + 3]) for place in range(len(text) - 2)]
-    return len(set(parts)) / len(parts)
+def count_fresh(text: Sequence[int]) -> int:
+    """Return the number of sequences of three tokens in the text, equal ones counted once."""
+    return len({tuple(text[place : place + 3]) for place in range(len(text) - 2)})
 
 
 async def measure_quality(
-    teacher: Example,
+    autoregressive: Example,
     blocks: Example,
     prompts: list[list[int]],
-    thresholds: Sequence[float],
-    temperatures: Sequence[tuple[float, float]] = (GREEDY, SAMPLED),
+    options: Sequence[DiffusionOptions],
+    temperatures: Sequence[float] = (GREEDY, SAMPLED),
 ) -> list[Quality]:
-    """Return the quality of the teacher's texts and the block model's, greedy and sampled."""
+    """Return the quality of both models' texts; the autoregressive one judges."""
     found = []
-    for temperature, teachers in temperatures:
-        for threshold in (None, *thresholds):
-            say(f"T = {temperature}, threshold {threshold}")
+    for temperature in temperatures:
+        for each in (None, *options):
+            say(f"T = {temperature}, {name_options(each)}")
             rows = []
             for seed, prompt in enumerate(prompts):
-                if threshold is None:
-                    writer, request = teacher, make_request(teacher, prompt, teachers, seed)
-                    decoder: Decoder = SequentialDecoder(request)
+                writer = autoregressive if each is None else blocks
+                request = make_request(writer, prompt, temperature, seed)
+                decoder: Decoder
+                if each is None:
+                    decoder = SequentialDecoder(request)
                 else:
-                    writer, request = blocks, make_request(blocks, prompt, temperature, seed)
-                    options = DiffusionOptions(threshold=threshold)
-                    decoder = BlockDiffusionDecoder(request, options)
+                    decoder = BlockDiffusionDecoder(request, each)
                 text, steps = await write(decoder, writer.start())
-                nats = await judge(teacher.start(), prompt, text)
-                rows.append((len(text) / steps, nats, measure_fresh(text)))
-            # the steps of all texts together, not the mean of their rates
-            rate = len(rows) / sum(1 / row[0] for row in rows)
-            nats, fresh = np.mean(rows, 0).tolist()[1:]
-            found.append(Quality(temperature, threshold, rate, nats, fresh))
-            say(f"  {rate:.2f} tokens/step, {nats:.3f} nats/token, {fresh:.0%} fresh")
+                nats = await judge(autoregressive.start(), prompt, text)
+                rows.append((len(text), steps, nats, count_fresh(text), max(len(text) - 2, 0)))
+            tokens, all_steps, all_nats, fresh, triples = np.sum(rows, 0).tolist()
+            rates = tokens / all_steps, all_nats / tokens, fresh / triples
+            found.append(Quality(temperature, each, *rates))
+            say("  {:.2f} tokens/step, {:.3f} nats/token, {:.0%} fresh".format(*rates))
     return found
 
 
@@ -222,15 +237,14 @@ async def draft_text(
     steps = rounds = 0
     while not decoder.finished:
         while (step := decoder.next_step()) is not None:
-            seconds = ROUND_TRIP_S + TARGET_S[0] + TARGET_S[1] * len(step.tokens)
+            seconds = ROUND_TRIP_S + STEP_S[0] + STEP_S[1] * len(step.tokens)
             waiting.append((now_s + seconds, steps, await model.compute(step)))
             steps += 1
-        if draft is not None and local is not None and drafted is None:
+        if local is not None and drafted is None:
             wanted = decoder.next_draft()
             if wanted is not None:
-                fixed_s, row_s = DRAFT_S[draft.name]
                 logits = await local.compute(wanted)
-                drafted = now_s + fixed_s + row_s * len(wanted.tokens), logits
+                drafted = now_s + STEP_S[0] + STEP_S[1] * len(wanted.tokens), logits
         if drafted is not None and (not waiting or drafted[0] < waiting[0][0]):
             now_s, logits = max(now_s, drafted[0]), drafted[1]
             drafted = None
@@ -248,7 +262,7 @@ async def draft_text(
 
 
 async def measure_drafts(
-    target: Example, drafts: Sequence[Example], prompts: list[list[int]]
+    target: Example, draft: Example, prompts: list[list[int]]
 ) -> dict[str, str]:
     """Return the tables of ranks and of rounds. Raises ValueError for a text that differs."""
     ranks, rounds = [], []
@@ -258,13 +272,11 @@ async def measure_drafts(
         for seed, prompt in enumerate(prompts):
             request = make_request(target, prompt, temperature, seed)
             texts.append((request, (await write(SequentialDecoder(request), target.start()))[0]))
-        for draft in drafts:
-            say(f"ranks of {draft.name}, {kind}")
-            for place, found in (await count_ranks(draft, texts)).items():
-                where = f", mask {place + 1}" if draft.name == BLOCKS else ""
-                shares = [f"{np.mean([rank < most for rank in found]):.0%}" for most in RANKS]
-                ranks.append([f"{draft.name}{where}", kind, *shares])
-        for each in (None, *drafts):
+        say(f"ranks, {kind}")
+        for place, found in (await count_ranks(draft, texts)).items():
+            shares = [f"{np.mean([rank < most for rank in found]):.0%}" for most in RANKS]
+            ranks.append([f"mask {place + 1}", kind, *shares])
+        for each in (None, draft):
             say(f"rounds with {each.name if each else 'n-grams'}, {kind}")
             experience, seconds, count, total = Experience(), 0.0, 0, 0
             for request, text in texts:
@@ -272,7 +284,7 @@ async def measure_drafts(
                 if tokens != text:
                     raise ValueError("a speculative text differs from the sequential one")
                 seconds, count, total = seconds + took_s, count + needed, total + len(tokens)
-            plain_s = total * (ROUND_TRIP_S + sum(TARGET_S))
+            plain_s = total * (ROUND_TRIP_S + sum(STEP_S))
             name = f"n-grams and {each.name}" if each else "n-grams alone"
             rounds.append([name, kind, f"{total / count:.2f}", f"{plain_s / seconds:.2f} ×"])
     head = ["drafts of", "", *("first" if n == 1 else f"first {n}" for n in RANKS)]
@@ -289,49 +301,55 @@ def make_quality_table(found: list[Quality]) -> str:
     """Return the table of texts."""
     rows = []
     for one in found:
-        greedy, teacher = one.temperature == 0, find_teacher(found, one)
-        what = "greedy" if greedy else f"T = {SAMPLED[one.threshold is None]}"
-        who = "example model" if one.threshold is None else f"threshold {one.threshold}"
-        worse = f"{one.nats / teacher.nats - 1:+.0%}".replace("-", "−")
+        own = find_own(found, one)
+        what = f"T = {one.temperature:g}" if one.temperature else "greedy"
+        worse = f"{one.nats / own.nats - 1:+.1%}".replace("-", "−")
         rows.append(
             [
-                *(what, who, f"{one.tokens_per_step:.2f}", f"{one.nats:.3f}"),
-                *("" if one is teacher else worse, f"{one.fresh:.0%}"),
+                *(what, name_options(one.options), f"{one.tokens_per_step:.2f}", f"{one.nats:.3f}"),
+                *("" if one is own else worse, f"{one.fresh:.0%}"),
             ]
         )
-    head = ["", "", "tokens a step", "nats/token", "against the example model", "fresh triples"]
+    head = ["", "", "tokens a step", "nats/token", "against the judge", "fresh triples"]
     return make_table(head, rows)
 
 
-def find_teacher(found: list[Quality], of: Quality) -> Quality:
-    """Return the teacher's texts beside these."""
-    return next(o for o in found if o.threshold is None and o.temperature == of.temperature)
+def name_options(options: DiffusionOptions | None) -> str:
+    """Return what the tables call texts of these options."""
+    if options is None:
+        return "the judge itself"
+    return f"threshold {options.threshold}" + f", {options.ahead} ahead" * bool(options.ahead)
+
+
+def find_own(found: list[Quality], of: Quality) -> Quality:
+    """Return the judge's own texts beside these."""
+    return next(o for o in found if o.options is None and o.temperature == of.temperature)
 
 
 def draw_plot(found: list[Quality]) -> str:
     """Return the SVG: nats per token against tokens per step, greedy and sampled."""
     parts: list[str] = []
-    for left, (temperature, _), title in ((70, GREEDY, "Greedy"), (550, SAMPLED, "Sampled")):
+    for left, temperature, title in ((70, GREEDY, "Greedy"), (550, SAMPLED, "Sampled")):
         rows = [one for one in found if one.temperature == temperature]
-        teacher, written = find_teacher(rows, rows[0]), [o for o in rows if o.threshold is not None]
+        own = find_own(rows, rows[0])
+        written = [(o, o.options.threshold) for o in rows if o.options and not o.options.ahead]
         top = max(o.nats for o in rows) * 1.1
-        panel = Panel(left, 60, 370, 280, (0.9, 2.6), (0.0, top))
-        panel.title(f"{title}: nats per token, judged by the example model")
+        panel = Panel(left, 60, 370, 280, (0.9, 4.1), (0.0, top))
+        panel.title(f"{title}: nats per token, judged by the autoregressive model")
         name = "tokens per step; at the dots: threshold"
-        panel.x_axis([(n / 2, f"{n / 2:g}") for n in (2, 3, 4, 5)], name)
-        panel.y_axis([(n / 2, f"{n / 2:g}") for n in range(int(2 * top) + 1)])
+        panel.x_axis([(n, str(n)) for n in (1, 2, 3, 4)], name)
+        panel.y_axis([(n / 5, f"{n / 5:g}") for n in range(int(5 * top) + 1)])
         panel.line([(2, 0), (2, top)], QUIET, more='stroke-dasharray="4 4"')
         ends = panel.x
-        panel.line([(x, teacher.nats) for x in ends], TEXT, more='stroke-width="1.5"')
-        panel.line([(x, WORSE * teacher.nats) for x in ends], BAD, more='stroke-dasharray="6 4"')
-        words = "example model's own (dashed: 3 % worse)"
-        panel.text(ends[1], teacher.nats, words, anchor="end", shift=(0, 16))
-        for one, other in pairwise(written):
+        panel.line([(x, own.nats) for x in ends], TEXT, more='stroke-width="1.5"')
+        panel.line([(x, WORSE * own.nats) for x in ends], BAD, more='stroke-dasharray="6 4"')
+        words = "its own (dashed: 3 % worse)"
+        panel.text(ends[1], own.nats, words, anchor="end", shift=(0, 16))
+        for (one, _), (other, _) in pairwise(written):
             panel.line([(o.tokens_per_step, o.nats) for o in (one, other)], GOOD)
-        for place, one in enumerate(written):
+        for one, threshold in written:
             panel.dot(one.tokens_per_step, one.nats, GOOD)
-            if place % 2 == 0:  # more would overlap
-                panel.text(one.tokens_per_step, one.nats, f"{one.threshold:g}", shift=(0, -9))
+            panel.text(one.tokens_per_step, one.nats, f"{threshold:g}", shift=(0, -9))
         parts += panel.parts
     body = "\n".join(parts)
     return (
@@ -347,15 +365,20 @@ async def run(*, is_quick: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as folder:
         models = []
         try:
-            for name in (MODEL, DRAFT, BLOCKS):
+            for name in (RECORDS, BLOCKS):
                 models.append(Example(name, *await load_draft(Path(folder) / name, CHUNK, name)))
-            target, draft, blocks = models
-            tokenizer = Tokenizer.from_file(str(ROOT / "examples" / MODEL / "tokenizer.json"))
-            prompts = [tokenizer.encode(text).ids for text in PROMPTS[: 2 if is_quick else None]]
-            thresholds = THRESHOLDS[::4] if is_quick else THRESHOLDS
-            found = await measure_quality(target, blocks, prompts, thresholds)
+            target, blocks = models
+            tokenizer = Tokenizer.from_file(str(ROOT / "examples" / BLOCKS / "tokenizer.json"))
+            some = PROMPTS[: 2 if is_quick else None]
+            prompts = [tokenizer.encode(f"{text}\n").ids for text in some]
+            options = [
+                *(DiffusionOptions(threshold=threshold) for threshold in THRESHOLDS),
+                *(DiffusionOptions(ahead=ahead) for ahead in AHEAD),
+            ]
+            options = options[::4] if is_quick else options
+            found = await measure_quality(target, blocks, prompts, options)
             tables = {"quality": make_quality_table(found)}
-            tables |= await measure_drafts(target, (draft, blocks), prompts[:12])
+            tables |= await measure_drafts(target, blocks, prompts[:12])
         finally:
             for model in models:
                 model.programs.close()

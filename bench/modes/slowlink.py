@@ -2,7 +2,8 @@
 
 The nodes are a millisecond from each other; a TCP proxy delays what the client says and hears. Time
 per step as a line over the round trip is fitted at 20 and 80 ms and tested at 40, 120 and 150. All
-ways to decode give the same tokens; those with drafts turn them off where they lose.
+ways to decode give the same tokens; those with drafts turn them off where they lose. A model that
+writes blocks stands against the autoregressive one that it was adapted from, on records.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench.measure import block_model
 from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.jacobi import JacobiDecoder
+from bench.testbed.models import BLOCKS as BLOCK_MODEL
 from bench.testbed.models import (
     LLAMA_36M,
+    RECORDS,
     cut_example,
     cut_private,
     load_client,
     place_tasks,
     spread_tasks,
 )
-from splitup.client.drafting import Speculation
+from splitup.client.drafting import Speculation, make_blocks
 from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.generation import generate_tokens, get_text_info
 from splitup.client.tokenizer import ModelTokenizer
+from splitup.decode.block_diffusion import BlockDiffusionDecoder
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
@@ -46,6 +51,7 @@ from splitup.demo.run import find_example
 CHUNK: Final = 64  # lookahead's rows
 TOKENS: Final = 40
 FEW_TOKENS: Final = 24
+RECORD_TOKENS: Final = 48  # a record has more
 FITTED_MS: Final = (20, 80)
 TESTED_MS: Final = (40, 120, 150)
 COMPARED_MS: Final = 80
@@ -191,6 +197,7 @@ class Link:
             vocab=info.vocab,
             context=info.context,
             chunk=CHUNK,
+            blocks=make_blocks(info.diffusion),
         )
         machine = decode(request)
         drafting = speculation.start(machine) if speculation else None
@@ -234,7 +241,50 @@ async def run(quick: bool) -> Report:
                 memory.append({"model": size, "blocks": blocks, "device_mb": round(kept / 1e6, 1)})
                 parts.append((cut, list(list_private_cases(size, blocks, quick=quick))))
             rows += await measure(parts, folder / f"{size} ports")
-    return make_report(rows, memory)
+        blocks = await measure_blocks(folder, quick=quick)
+    report = make_report(rows, memory)
+    return Report([*report.bars, blocks], report.figures)
+
+
+async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
+    """Return the gain of blocks over one token after the other at 80 ms; the models alternate.
+
+    Everything from the start of a session to the last token is timed.
+    """
+    models = [
+        await asyncio.to_thread(cut_example, folder / each, CHUNK, each)
+        for each in (RECORDS, BLOCK_MODEL)
+    ]
+    ways: tuple[Decode, ...] = SequentialDecoder, lambda request: BlockDiffusionDecoder(request)
+    prompts = block_model.PROMPTS[: 2 if quick else 8]
+    gains, rates = [], []
+    async with run_engines(place_tasks(models)) as engines:
+        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
+        file = folder / "block ports"
+        async with run_delay(file, targets) as set_quality:
+            ports = json.loads(await asyncio.to_thread(file.read_text))
+            with closing(Link(engines, models[0], ports)) as plain:
+                with closing(Link(engines, models[1], ports)) as blocks:
+                    await set_quality(Quality(COMPARED_MS))
+                    for number, prompt in enumerate((prompts[0], *prompts)):
+                        say(f"blocks: {prompt!r}")
+                        seconds = []
+                        for link, decode in zip((plain, blocks), ways, strict=True):
+                            begun = time.perf_counter()
+                            _, steps, tokens = await link.generate(
+                                f"{prompt}\n", decode, tokens=RECORD_TOKENS
+                            )
+                            seconds.append(time.perf_counter() - begun)
+                        if number > 0:  # everything is loaded and warm
+                            gains.append(seconds[0] / seconds[1])
+                            rates.append(len(tokens) / (steps + 1))
+    return Bar(
+        "block diffusion's tokens/s against sequential at 80 ms, records",
+        round(statistics.median(gains), 2),
+        "×",
+        at_least=1.8,
+        beside={"tokens a step": round(statistics.median(rates), 2), "each": spread(gains)},
+    )
 
 
 async def measure(parts: list[tuple[Model, list[Case]]], file: Path) -> list[dict[str, Any]]:

@@ -12,12 +12,14 @@ from splitup_deploy.frontends.source_model import Sizes
 from bench.testbed.engines import Model, save_model
 from splitup.client.drafting import bring_home
 from splitup.client.execution.private_tasks import ClientPrograms
-from splitup.demo.run import find_example
+from splitup.demo.run import MODEL, find_example
 from splitup.graph.manifest import Manifest
 from tests.deploy.llamas import save_llama
 
 NODES: Final = 4
 DRAFT: Final = "packages-draft-0.7m"
+RECORDS: Final = "records-0.7m"
+BLOCKS: Final = "records-0.7m-blocks"  # adapted from it
 CHUNK: Final = 8
 _SIZES: Final = Sizes(context=256, chunk=CHUNK)
 _TARGET_BYTES: Final = 10**9  # far more than a task needs, so that the number of tasks decides
@@ -65,9 +67,9 @@ def make_llama(folder: Path, config: dict[str, Any]) -> tuple[Path, Model]:
     return folder / "checkpoint", _cut(folder / "checkpoint", folder / "cut", _SIZES)
 
 
-def cut_example(folder: Path, chunk: int) -> Model:
-    """Cut the example model into four tasks."""
-    return _cut(find_example(), folder, Sizes(chunk=chunk))
+def cut_example(folder: Path, chunk: int, name: str = MODEL) -> Model:
+    """Cut an example into four tasks."""
+    return _cut(find_example().with_name(name), folder, Sizes(chunk=chunk))
 
 
 def cut_private(folder: Path, chunk: int, blocks: int, config: dict[str, Any] | None) -> Model:
