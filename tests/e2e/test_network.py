@@ -245,10 +245,10 @@ def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> No
 async def test_a_killed_client_pays_for_the_steps_that_it_acknowledged(network: Network) -> None:
     command = [sys.executable, KILLED_CLIENT, network.directory, MODEL, str(CHUNK)]
     client = await asyncio.to_thread(
-        subprocess.run, command, stdout=subprocess.PIPE, timeout=HANG_S
+        subprocess.run, command, stdout=subprocess.PIPE, text=True, timeout=HANG_S
     )
     assert client.returncode == -signal.SIGKILL
-    execution_id, steps = client.stdout.decode().split()
+    execution_id, steps = client.stdout.split()
     assert limits.INTERIM_STEPS < int(steps) < 2 * limits.INTERIM_STEPS
     async with SplitUp.connect(network.config) as net:
         receipt = await net.receipt(execution_id)
