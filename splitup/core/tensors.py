@@ -130,8 +130,9 @@ class StepsDigest:
     are separated: no bytes can be moved from one step to the next without changing the digest. Two
     neighbouring values of the chain prove a step without the others.
 
-    The values after every ``limits.INTERIM_STEPS`` steps are kept until ``forget``: an interim end
-    comes when more steps have been added.
+    The values after every ``limits.INTERIM_STEPS`` steps are kept until ``forget``, as an interim
+    end comes when more steps have been added; and those of the last ``limits.UNPAID_STEPS``, as
+    more steps than the client asked for may come from others.
     """
 
     def __init__(self) -> None:
@@ -143,8 +144,10 @@ class StepsDigest:
         """Add the next step by the SHA-256 of its tensor."""
         self.value = extend_steps(self.value, digest)
         self.steps += 1
-        if self.steps % limits.INTERIM_STEPS == 0:
-            self._kept[self.steps] = self.value
+        self._kept[self.steps] = self.value
+        old = self.steps - limits.UNPAID_STEPS - 1
+        if old % limits.INTERIM_STEPS:
+            self._kept.pop(old, None)
 
     def find(self, steps: int) -> str | None:
         """Return the digest after so many steps, if it is the latest or kept."""

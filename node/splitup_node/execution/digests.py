@@ -54,12 +54,16 @@ class Digests:
     def find(self, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return the inputs' and outputs' digests after so many steps, None if they are not kept.
 
-        They are kept after every ``limits.INTERIM_STEPS`` steps.
+        They are kept as in a ``StepsDigest``.
         """
         found = [[one.find(steps) for one in group] for group in (self._inputs, self._outputs)]
         inputs, outputs = (tuple(one for one in group if one is not None) for group in found)
         is_known = len(inputs) == len(self._inputs) and len(outputs) == len(self._outputs)
         return (inputs, outputs) if is_known else None
+
+    def is_after(self, steps: int) -> bool:
+        """Return whether exactly so many steps were added."""
+        return all(digest.steps == steps for digest in (*self._inputs, *self._outputs))
 
     def forget(self, steps: int) -> None:
         """Drop the kept digests of fewer steps."""

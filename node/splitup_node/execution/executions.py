@@ -223,15 +223,19 @@ class Execution:
     def make_claims(self, end: End) -> tuple[TaskCommitment, ...]:
         """Return what this node commits to for this end of the client.
 
-        () if it has not computed so many steps, or the end misstates the inputs that it received.
+        () if it has not computed so many steps, or a final end fewer than a state has seen, or the
+        end misstates the inputs that it received.
         """
         claims = []
         for task, part in sorted(self.parts.items()):
             found = part.digests.find(end.steps)
             if found is None:
                 return ()
-            has_state = not end.final and self.manifest.tasks[task].state_bytes
-            state = UNSTATED if has_state else part.digests.state
+            state = part.digests.state
+            if self.manifest.tasks[task].state_bytes and not end.final:
+                state = UNSTATED
+            elif self.manifest.tasks[task].state_bytes and not part.digests.is_after(end.steps):
+                return ()  # another node led it beyond the end: the state is not that of the end
             claims.append(TaskCommitment(task=task, inputs=found[0], outputs=found[1], state=state))
         by_task = {claim.task: claim for claim in claims}
         return () if find_input_faults(self.manifest, by_task, [end]) else tuple(claims)

@@ -25,6 +25,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.core.places import Places
 from splitup.core.tensors import is_zero
+from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, Seal
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
@@ -74,6 +75,13 @@ class _Lane:
     waiting: dict[PortId, dict[int, Tensor]]  # by port and step
     next_step: int = 0
     busy: bool = False  # in the heap or running
+
+    def has_client_step(self, first: int) -> bool:
+        """Return whether the client sent inputs of step ``first`` or a later one."""
+        ports = [tensors for port, tensors in self.waiting.items() if port[0] == CLIENT]
+        return bool(ports) and (
+            self.next_step > first or any(step >= first for tensors in ports for step in tensors)
+        )
 
     def find_shut(self, step: int) -> Tensor | None:
         """Return the gate of a step if it has arrived and is zero."""
@@ -149,9 +157,9 @@ class TaskQueue:
         """Take one tensor for all its readers here, or for ``task`` alone.
 
         Returns False when all of them had it. A tensor that a reader has used already is ignored,
-        whatever its bytes. Raises PeerFault for a port that no local task reads, a step that was
-        not paid for, or a second tensor with other bytes, and Unavailable when the buffers are
-        full.
+        whatever its bytes, and so is one beyond the end. Raises PeerFault for a port that no local
+        task reads, a step that was not paid for, or a second tensor with other bytes, and
+        Unavailable when the buffers are full.
         """
         execution = self._get(execution_id)
         lanes = [
@@ -163,9 +171,10 @@ class TaskQueue:
             raise PeerFault(
                 f"no task here reads port {port[1]} of task {port[0]} of {execution_id}"
             )
-        limit = execution.max_steps if execution.end is None else execution.end
-        if step >= limit:
-            raise PeerFault(f"step {step} of {execution_id} is beyond its {limit} steps")
+        if step >= execution.max_steps:
+            raise PeerFault(
+                f"step {step} of {execution_id} is beyond its {execution.max_steps} steps"
+            )
         news = [self._take(execution_id, execution, lane, port, step, tensor) for lane in lanes]
         return any(news)
 
@@ -177,15 +186,15 @@ class TaskQueue:
                 execution.renewed |= {port for port in lane.waiting if port[0] == task}
 
     def end(self, execution_id: str, steps: int) -> None:
-        """Set the number of steps; raise PeerFault if it contradicts an earlier one or a run."""
+        """Set the number of steps; raise PeerFault if it contradicts what the client said or sent.
+
+        Other nodes may have sent tensors of more steps, so that a task without inputs of the client
+        may have run them: that is no fault of the client.
+        """
         execution = self._get(execution_id)
         if execution.end == steps:
             return
-        ahead = any(
-            lane.next_step > steps
-            or any(step >= steps for tensors in lane.waiting.values() for step in tensors)
-            for lane in execution.lanes.values()
-        )
+        ahead = any(lane.has_client_step(steps) for lane in execution.lanes.values())
         if execution.end is not None or steps > execution.max_steps or ahead:
             raise PeerFault(
                 f"execution {execution_id} cannot end after {steps} steps: it has more steps, or "
@@ -193,6 +202,9 @@ class TaskQueue:
             )
         execution.end = steps
         for lane in execution.lanes.values():
+            for tensors in lane.waiting.values():
+                for step in [step for step in tensors if step >= steps]:
+                    self._discard(execution, tensors, step)
             self._schedule(execution_id, execution, lane)
 
     def extend(self, execution_id: str, delivered: int) -> None:
@@ -206,9 +218,9 @@ class TaskQueue:
         """Return the run to start now, None when nothing is ready."""
         while self._ready:
             due, _, _, execution_id, task, step = heapq.heappop(self._ready)
-            lane = self._find(execution_id, task)
-            if lane is None or lane.next_step != step:
-                continue  # dropped meanwhile
+            lane = self._find_due(execution_id, task, step)
+            if lane is None:
+                continue
             self._now = max(self._now, due)
             if (gate := lane.find_shut(step)) is not None:
                 return Run(execution_id, task, step, (), gate)
@@ -225,8 +237,8 @@ class TaskQueue:
         taken = []
         for entry in sorted(self._ready):
             execution_id, task, step = entry[3:]
-            lane = self._find(execution_id, task)
-            if lane is None or lane.next_step != step or lane.find_shut(step) is not None:
+            lane = self._find_due(execution_id, task, step)
+            if lane is None or lane.find_shut(step) is not None:
                 continue
             inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
             run = Run(execution_id, task, step, inputs)
@@ -288,7 +300,7 @@ class TaskQueue:
         return (
             execution is not None
             and execution.end is not None
-            and all(lane.next_step == execution.end for lane in execution.lanes.values())
+            and all(lane.next_step >= execution.end for lane in execution.lanes.values())
         )
 
     def get_progress(self, execution_id: str) -> dict[int, int]:
@@ -337,6 +349,13 @@ class TaskQueue:
         execution = self._executions.get(execution_id)
         return None if execution is None else execution.lanes.get(task)
 
+    def _find_due(self, execution_id: str, task: int, step: int) -> _Lane | None:
+        """Return the lane of a ready run; None if it was dropped, or is beyond the end."""
+        execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
+        if execution is None or lane is None or step >= execution.limit:
+            return None
+        return lane if lane.next_step == step else None
+
     def _take(
         self,
         execution_id: str,
@@ -347,7 +366,7 @@ class TaskQueue:
         tensor: Tensor,
     ) -> bool:
         """Keep one tensor for one lane; return False when it is not needed."""
-        if step < lane.next_step:
+        if step < lane.next_step or (execution.end is not None and step >= execution.end):
             return False
         known = lane.waiting[port].get(step)
         if known is not None:

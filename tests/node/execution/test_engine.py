@@ -501,3 +501,25 @@ async def test_what_was_delivered_is_committed_to_though_no_end_comes(pair: Pair
         entries |= {entry.task: entry for entry in completions[0].tasks}
     assert entries[1].inputs == entries[0].outputs
     assert entries[TASKS - 1].outputs == (pair.client.totals[executions[0].id, 31],)
+
+
+async def test_a_producer_that_sends_more_steps_keeps_nobody_from_the_end(pair: Pair) -> None:
+    """Nobody asked for them; they come before the client's end."""
+    certificate = pair.plan(0, 0, 0, 1)
+    first, second = [node.engine.start(certificate, MANIFEST) for node in pair.nodes]
+    await pair.client.connect(certificate)
+    await pair.run(certificate, make_inputs(2))
+    tensor = np.ones(SIZE, np.float32).tobytes()
+    link = next(link for link in pair.client.links if link.peer == pair.nodes[1].entry.node)
+    for step in (2, 3):
+        frame = make_tensor_frame(first.id, TASKS - 2, 0, step, tensor)
+        link.send(seal_frame(pair.nodes[0].identity, frame))
+    pair.client.end(certificate, 2)
+    async with asyncio.timeout(HANG_S):
+        for node, execution in zip(pair.nodes, (first, second), strict=True):
+            assert await node.finished.get() is execution
+    [completion] = second.make_completions(lambda: bytes(32))
+    assert completion.steps == 2 and completion.end.end.final
+    [before] = first.make_completions(lambda: bytes(32))
+    assert completion.tasks[0].inputs[1:] == before.tasks[-1].outputs
+    assert completion.tasks[0].outputs == (pair.client.totals[first.id, 1],)

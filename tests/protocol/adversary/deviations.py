@@ -35,6 +35,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "LoggedTensors",
         "SignedTakeover",
         "SignedEnd",
+        "interim SignedEnd",
     ),
     "executor": (
         "SentTensors",
@@ -62,6 +63,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "CommitmentsVote",
         "CommitmentsRequest",
         "CommitmentsReply",
+        "CommitmentsShared",
         "DrawPartial",
         "DrawMade",
         "Attested",
@@ -164,7 +166,7 @@ class Adversary:
         copies: Copies = [(0.0, message)]
         is_sealed = sender not in self.accounts and type(message).__name__ in SEALED
         for habit in self.habits:
-            if habit.kind == type(message).__name__ and self.random.random() < habit.share:
+            if habit.kind == _get_kind(message) and self.random.random() < habit.share:
                 copies = [c for copy in copies for c in self._apply(habit, copy, is_sealed, again)]
         return copies
 
@@ -176,7 +178,7 @@ class Adversary:
         again: Callable[[float], Message] | None,
     ) -> Copies:
         delay_s, message = copy
-        name = type(message).__name__
+        name = _get_kind(message)
         match habit.action:
             case "omit":
                 self.notes.append(f"omits {name}")
@@ -222,7 +224,7 @@ class Adversary:
             return None
         if self.random.random() < 0.9:
             changed = self._sign_again(changed)
-        self.notes.append(f"{habit.action}s {type(message).__name__}.{', '.join(paths)}")
+        self.notes.append(f"{habit.action}s {_get_kind(message)}.{', '.join(paths)}")
         habit.changed[id(message)] = (message, changed)
         return changed
 
@@ -267,6 +269,12 @@ class Adversary:
         if self.party != "client":
             return None
         return next(iter(self.identities.values()), None)
+
+
+def _get_kind(message: Message) -> str:
+    """Return the name of a message's kind, as in ``KINDS``."""
+    name = type(message).__name__
+    return f"interim {name}" if isinstance(message, SignedEnd) and not message.end.final else name
 
 
 _SIGNERS: Final[dict[type, Callable[..., Message]]] = {

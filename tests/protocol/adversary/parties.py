@@ -5,13 +5,17 @@ All that a party sends goes through the world, where the adversary may change it
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.base import ZERO_BYTES32, Message
 from splitup.messages.completions import (
+    UNSTATED,
     Completion,
     End,
     SignedEnd,
@@ -20,11 +24,12 @@ from splitup.messages.completions import (
     TaskCommitment,
 )
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
-from splitup.protocol.execution.ends import check_end, sign_end
+from splitup.protocol.execution.ends import check_end, check_interim, sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
 from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.edge_faults import find_input_faults
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.reports import Reports
 from tests.protocol.adversary.tensors import (
@@ -135,7 +140,15 @@ class Parties:
         for task, node in enumerate(run.executors.executors):  # named late
             if (task, node) not in run.work and not self._deliver(run, task, sent, tries=4):
                 return
-        self._end(run, sent)
+        for node in sorted(set(run.executors.executors)):
+            self.reports.await_deadline(run, node, partial(self._stop, run, node))
+        ends = [self._make_end(run, sent, len(sent))]
+        if world.setting.acknowledges:
+            steps = range(1, len(sent) + 1)
+            ends[:0] = [self._make_end(run, sent, number, final=False) for number in steps]
+        for place, end in enumerate(ends):  # one connection carries them, in order
+            take = self._take_end if end.final else self._take_interim
+            world.after(place * 0.01, partial(self._tell, run, end, take))
 
     def _control(self, run: Run) -> None:
         """Give the adversary the accounts of its part in this execution."""
@@ -233,19 +246,18 @@ class Parties:
 
     # ---- the end ----------------------------------------------------------------------------
 
-    def _end(self, run: Run, sent: Tensors) -> None:
-        """Tell every executor that no step follows, and what was sent."""
-        end = self._make_end(run, sent)
+    def _tell(self, run: Run, end: End, take: Callable[[Run, str, Message], None]) -> None:
+        """Send an end to every executor, signed."""
         signed = sign_end(CLIENT, end)
         for node in sorted(set(run.executors.executors)):
             self.world.send(
                 CLIENT.address,
                 signed,
-                lambda m, n=node: self._take_end(run, n, m),
+                lambda m, n=node: take(run, n, m),
                 self.world.via_relay(node),
             )
 
-    def _make_end(self, run: Run, sent: Tensors) -> End:
+    def _make_end(self, run: Run, sent: Tensors, steps: int, *, final: bool = True) -> End:
         """Return what was sent, and what was received under its producers' signatures.
 
         A producer that signs something else than it sends does not deliver: it is replaced.
@@ -255,50 +267,84 @@ class Parties:
                 BY_ADDRESS[run.executors.executors[port.task]],
                 run.id,
                 port.task,
-                run.received[port.task],
+                run.received[port.task][:steps],
             )
             for port in self.world.manifest.outputs
         )
         return End(
             execution_id=run.id,
-            steps=len(sent),
-            inputs=(digest_all(sent),),
+            steps=steps,
+            inputs=(digest_all(sent[:steps]),),
             outputs=deliveries,
+            final=final,
         )
+
+    def _take_interim(self, run: Run, node: str, signed: Message) -> None:
+        """Keep the latest interim ends, as nodes do."""
+        assert isinstance(signed, SignedEnd)
+        kept = run.interim.setdefault(node, deque(maxlen=limits.INTERIM_ENDS))
+        before = kept[-1].end.steps if kept else 0
+        try:
+            check_interim(signed, run.plan, self.world.manifest, before)
+        except PeerFault:
+            return
+        if signed.end.steps > before and node not in run.told:
+            kept.append(signed)
 
     def _take_end(self, run: Run, node: str, signed: Message) -> None:
         """Commit to what was computed if the client's end fits it."""
         assert isinstance(signed, SignedEnd)
-        if node in run.told:
+        too_late_s = run.plan.request.deadline - START_S - tuning.AGREE_MARGIN_S
+        if node in run.told or self.world.now > too_late_s:
             return
         try:
             check_end(signed, run.plan, self.world.manifest)
         except PeerFault:
             return
-        own = [t for t, executor in enumerate(run.executors.executors) if executor == node]
-        if any(len(run.work[task, node].outputs) != signed.end.steps for task in own):
-            return  # an honest node has run other steps than these
-        run.told[node] = signed
+        self._commit(run, node, signed)
+
+    def _stop(self, run: Run, node: str) -> None:
+        """Commit to the interim ends as well: the deadline is near, and others may lack the last.
+
+        An execution that has not ended ends by the latest of them.
+        """
+        for signed in reversed(run.interim.get(node, ())):
+            if node not in run.told or signed.end.steps < run.told[node].end.steps:
+                self._commit(run, node, signed)
+
+    def _commit(self, run: Run, node: str, signed: SignedEnd) -> None:
+        """Commit to an end of the client, unless it misstates the inputs that the node received."""
+        own, end = self._list_own(run, node), signed.end
+        if not own or any(len(run.work[task, node].outputs) < end.steps for task in own):
+            return  # more of them may have come from a neighbour
+        claims = {task: self._commit_to(run, task, node, end) for task in own}
+        if end.steps and find_input_faults(self.world.manifest, claims, [end]):
+            return
+        run.told.setdefault(node, signed)
         takeovers = tuple(t for t in run.takeovers if node in run.plan.tasks[t.takeover.task])
         completion = Completion(
             execution_id=run.id,
             node=node,
-            tasks=tuple(self._commit_to(run, task, node) for task in own),
+            tasks=tuple(claims.values()),
             takeovers=takeovers,
-            salt="0x" + digest("salt", run.id, node),
+            salt="0x" + digest("salt", run.id, node, end.steps),
             end=signed,
         )
         made = self.world.adversary.make(node, completion)
         assert isinstance(made, Completion)
-        run.completions[node] = made
+        run.completions.setdefault((node, made.steps), made)
         if made.steps:
             self.reports.commit(run, node, made)
 
-    def _commit_to(self, run: Run, task: int, node: str) -> TaskCommitment:
-        work = run.work[task, node]
+    def _list_own(self, run: Run, node: str) -> list[int]:
+        return [t for t, executor in enumerate(run.executors.executors) if executor == node]
+
+    def _commit_to(self, run: Run, task: int, node: str, end: End) -> TaskCommitment:
+        work, steps = run.work[task, node], end.steps
+        has_gone_on = not end.final and self.world.manifest.tasks[task].state_bytes
         return TaskCommitment(
             task=task,
-            inputs=tuple(map(digest_all, work.inputs)),
-            outputs=(digest_all(work.outputs),),
-            state=digest("state", work.right),
+            inputs=tuple(digest_all(tensors[:steps]) for tensors in work.inputs),
+            outputs=(digest_all(work.outputs[:steps]),),
+            state=UNSTATED if has_gone_on else digest("state", work.right[:steps]),
         )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from splitup.core import tuning
 from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import Evidence, VerificationResult
@@ -30,8 +31,20 @@ REMAINS: Final = {
     ): "neighbours that contradict each other both go unpaid",
     (
         "executor",
-        "honest work is unpaid: somebody did not commit in time",
-    ): "An executor that finishes and never commits",
+        "honest work is unpaid: executors of half of the price did not commit in time",
+    ): "Executors of half of the price that do so",
+    (
+        "executor",
+        "honest work is unpaid: fewer steps count than were delivered",
+    ): "leaves the others' pay at an earlier interim end",
+    (
+        "executor",
+        "honest work is unpaid: blocks are slow",
+    ): "On a chain whose blocks take longer",
+    (
+        "client",
+        "honest work is unpaid: blocks are slow",
+    ): "On a chain whose blocks take longer",
     (
         "executor",
         "a node received other tensors than were committed to, and nobody pays",
@@ -79,10 +92,43 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         if record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
         elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
-            is_drawn = run.id in world.drawn
-            why = "it was not settled" if is_drawn else "somebody did not commit in time"
+            found.append(f"honest work is unpaid: {_explain_unpaid(world, run)}")
+        elif world.adversary.party == "client" and _is_owed(world, run):
+            why = "blocks are slow" if _is_slow(world) else "the client acknowledged it"
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
+
+
+def _explain_unpaid(world: World, run: Run) -> str:
+    """Return why an execution was not settled that honest nodes committed to."""
+    if run.id in world.drawn:
+        return "it was not settled"
+    if _is_slow(world):
+        return "blocks are slow"
+    prices = _list_prices(world, run)
+    withheld = sum(price for node, price in prices if node in world.adversary.accounts)
+    if 2 * withheld >= sum(price for _, price in prices):
+        return "executors of half of the price did not commit in time"
+    return "somebody did not commit in time"
+
+
+def _is_owed(world: World, run: Run) -> bool:
+    """Return whether executors of more than half of the price committed to one number of steps."""
+    prices, numbers = _list_prices(world, run), range(1, run.plan.request.steps + 1)
+    done = [sum(price for node, price in prices if (node, n) in run.completions) for n in numbers]
+    return 2 * max(done) > sum(price for _, price in prices)
+
+
+def _list_prices(world: World, run: Run) -> list[tuple[str, int]]:
+    """Return executor and price of every task."""
+    prices = [task.price_micro_usdc for task in world.manifest.tasks]
+    return list(zip(run.executors.executors, prices, strict=True))
+
+
+def _is_slow(world: World) -> bool:
+    """Return whether the chain may have no block between agreement and deadline."""
+    last_s = world.setting.deadline_s - tuning.STOP_MARGIN_S
+    return world.setting.block_s > tuning.AGREE_MARGIN_S or world.setting.first_block_s > last_s
 
 
 def _check_bonds(world: World) -> Iterator[str]:
@@ -161,8 +207,7 @@ class _Settled:
             self.paid[payment.to] += payment.amount_micro_usdc
         for slash in record.settlement.slashes:
             self.lost[slash.node] += slash.amount_micro_usdc
-        first = next(iter(run.received.values()), ())
-        self.used = len(first) or world.setting.used
+        self.used = evidence.draw.steps
         self.prices = [task.price_micro_usdc * self.used for task in world.manifest.tasks]
 
     def check(self) -> list[str]:
@@ -180,6 +225,9 @@ class _Settled:
 
     def _check_pay(self) -> Iterator[str]:
         due: Counter[str] = Counter()
+        delivered = len(next(iter(self.run.received.values()), ()))
+        if self.used < delivered and not self.bad.issuperset(self.executors):
+            yield "honest work is unpaid: fewer steps count than were delivered"
         for task, node in enumerate(self.executors):
             if node in self.bad or (task, node) not in self.run.work:
                 continue
@@ -262,8 +310,8 @@ class _Settled:
             claim = self._find_claim(task, node)
             if node not in self.bad or claim is None or not self.is_paid(task):
                 continue
-            received = self.run.received.get(task)
-            if received is not None and (digest_all(received),) != claim.outputs:
+            received = self.run.received.get(task, ())[: self.used]
+            if received and (digest_all(received),) != claim.outputs:
                 yield "the client received other outputs than were committed to, and nobody pays"
             if any((digest_all(got[: self.used]),) != claim.outputs for got in self._read_of(task)):
                 yield "a node received other tensors than were committed to, and nobody pays"
@@ -281,7 +329,7 @@ class _Settled:
                     yield tensors
 
     def _find_claim(self, task: int, node: str) -> TaskCommitment | None:
-        completion = self.run.completions.get(node)
+        completion = self.run.completions.get((node, self.used))
         if completion is None:
             return None
         return next((entry for entry in completion.tasks if entry.task == task), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from splitup.core import tuning
@@ -29,6 +29,7 @@ from splitup.protocol.committee.certificates import check_certificate, check_dra
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.planning.validators import check_validators
 from splitup.protocol.settlement.proof_of_sampling import compute_exposure, is_sampled
+from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.tensors import (
     BY_ADDRESS,
     LATE_S,
@@ -69,10 +70,17 @@ class Reports:
             takeovers=completion.takeovers,
         )
         world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m))
-        patience_s = tuning.COMMIT_PATIENCE_BLOCKS * world.setting.block_s
-        margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
-        world.after(min(patience_s, margin_s), partial(self._commit_alone, run, node, completion))
+        if completion.end.end.final:
+            patience_s = tuning.COMMIT_PATIENCE_BLOCKS * world.setting.block_s
+            margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
+            commit_alone = partial(self._commit_alone, run, node, completion)
+            world.after(min(patience_s, margin_s), commit_alone)
         self._wait(run, node, completion, None)
+
+    def await_deadline(self, run: Run, node: str, stop: Callable[[], None]) -> None:
+        """Call ``stop`` when a node waits no longer for the end of an execution."""
+        stop_s = run.plan.request.deadline - START_S - tuning.STOP_MARGIN_S
+        self.world.after(max(0.0, stop_s - self.world.now), stop)
 
     def _commit_alone(self, run: Run, node: str, completion: Completion) -> None:
         record = self.world.market.records.get(run.id)
@@ -120,8 +128,10 @@ class Reports:
             fixed = own is None or (
                 run.attestations.find_fixed(own.task, own.validator) == own.root
             )
-            if fixed and run.attestations.is_due():
-                self._reveal(node, message)
+            steps = run.attestations.find_due_steps()
+            if fixed and steps:
+                if not isinstance(message, Completion) or message.steps == steps:
+                    self._reveal(node, message)
             else:
                 left.append((node, message, own))
         run.waiting[:] = left

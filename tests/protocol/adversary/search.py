@@ -11,7 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
+from splitup.core import limits
 from tests.protocol.adversary.deviations import Adversary
 from tests.protocol.adversary.market import GRACE_S
 from tests.protocol.adversary.parties import Parties
@@ -38,6 +40,11 @@ class Outcome:
 
 def run_world(seed: int, *, is_honest: bool = False) -> Outcome:
     """Run one world to its end; return what it broke. ``is_honest``: nobody deviates."""
+    with patch.object(limits, "INTERIM_STEPS", 1):
+        return _run_world(seed, is_honest)
+
+
+def _run_world(seed: int, is_honest: bool) -> Outcome:
     adversary = Adversary(seed)
     setting = make_setting(seed, adversary.party)
     if is_honest:

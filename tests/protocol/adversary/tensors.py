@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Final
@@ -86,8 +87,11 @@ class Run:
     received: dict[int, Tensors] = field(default_factory=dict)  # by the client, by task
     sources: dict[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)  # whose tensors
     takeovers: list[SignedTakeover] = field(default_factory=list)
-    told: dict[str, SignedEnd] = field(default_factory=dict)  # by node
-    completions: dict[str, Completion] = field(default_factory=dict)  # as committed to
+    told: dict[str, SignedEnd] = field(default_factory=dict)  # what ended it, by node
+    interim: dict[str, deque[SignedEnd]] = field(default_factory=dict)  # by node
+    completions: dict[tuple[str, int], Completion] = field(
+        default_factory=dict
+    )  # as committed to, by node and steps
     results: dict[tuple[int, str], VerificationResult] = field(default_factory=dict)
     ordered: dict[tuple[int, str], int] = field(default_factory=dict)  # steps, by task and node
     waiting: list[tuple[str, Message, ValidatorCommitment | None]] = field(default_factory=list)

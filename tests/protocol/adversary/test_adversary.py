@@ -105,6 +105,11 @@ def _without_comparisons(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(proof_of_sampling, "_judge_numbers", believe)
 
 
+def _without_a_majority(patch: pytest.MonkeyPatch) -> None:
+    """Members settle nothing unless all executors committed to the client's final end."""
+    patch.setattr(SettlementState, "is_late", lambda *arguments: False)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -117,16 +122,18 @@ def find_first(party: str, seeds: range) -> str:
         (_without_signed_steps, "executor", 400, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
         (_without_deliveries, "executor", 300, "the client received other outputs"),
-        (_without_the_draws_signature, "relay", 700, "honest validation is unpaid"),
+        (_without_the_draws_signature, "relay", 4_300, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_the_edges, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_a_second_answer, "validator", 4_200, "it was not settled"),
-        (_without_replacement, "client", 12_000, "an honest node's stake was slashed"),
+        (_without_replacement, "client", 4_000, "an honest node's stake was slashed"),
+        (_without_a_majority, "client", 0, "the client acknowledged it"),
+        (_without_a_majority, "executor", 0, "somebody did not commit in time"),
         (_without_comparisons, "executor", 700, "a drawn lie is paid"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
-        *("replaced", "numbers"),
+        *("replaced", "acknowledged", "majority", "numbers"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -50,6 +50,7 @@ SHAPES: Final = (  # which tasks each task reads; none: the client's input
     ([], [], [0, 1]),
     ([], [0], [0], [1, 2]),
 )
+_LATE_S: Final = 15.0  # before the deadline nodes, and then members, act on what there is
 # Once for all members of a world: they are pure.
 keys.verify_raw = lru_cache(4_096)(keys.verify_raw)
 quorum._hash_abi = lru_cache(4_096)(quorum._hash_abi)
@@ -103,6 +104,7 @@ class Setting:
     fails: int | None  # the task whose executor never answers
     is_pool_small: bool  # the nodes that can check each other
     registered_low: bool  # a dishonest client registered the model below the manifest's price
+    acknowledges: bool = False  # the client signs interim ends, after every step
     is_abroad: bool = False  # no member computes in the nodes' class: they compare numbers
 
 
@@ -125,6 +127,7 @@ def make_setting(seed: int, party: str) -> Setting:
         is_pool_small=rng.random() < 0.2,
         registered_low=party == "client" and rng.random() < 0.1,
         is_abroad=rng.random() < 0.2,
+        acknowledges=rng.random() < 0.5,
     )
 
 
@@ -208,7 +211,19 @@ class World:
         if not self.is_over():  # what is said later is answered without a clock
             for account in self.members:
                 self.feed(account, ev.Tick())
-        self.after(0.5 if self.now < 6 else 2.5 if self.now < 40 else 5.0, self._tick)
+        is_busy = self.now < 6 or 0 < self._get_late_s() < _LATE_S
+        self.after(self._choose_pause(0.5 if is_busy else 2.5, 5.0), self._tick)
+
+    def _get_late_s(self) -> float:
+        """Return for how long nodes and members have acted on what there is, for the deadline."""
+        return self.now - self.setting.deadline_s + _LATE_S
+
+    def _choose_pause(self, usual_s: float, long_s: float) -> float:
+        """Return a long pause when nobody is in a hurry, but none into the time that is late."""
+        late_s = self._get_late_s()
+        if self.is_over() or late_s > _LATE_S:
+            return long_s if self.now > 40 or self.is_over() else usual_s
+        return usual_s if self.now < 40 or late_s > 0 else max(usual_s, min(long_s, -late_s))
 
     # ---- messages ---------------------------------------------------------------------------
 
@@ -370,8 +385,8 @@ class World:
         for account in self.members:
             self.after(self.random.uniform(0, 0.02), partial(self.feed, account, block))
         if again:
-            pause = 5 if self.now > 40 or self.is_over() else 1  # nobody is in a hurry then
-            self.after(self.setting.block_s * pause, self._mine)
+            block_s = self.setting.block_s
+            self.after(self._choose_pause(block_s, 5 * block_s), self._mine)
 
     def _emit(self, event: ev.Event) -> None:
         for account in self.members:

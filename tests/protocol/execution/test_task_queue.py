@@ -168,8 +168,8 @@ def test_strangers_and_steps_beyond_the_paid_ones_are_faults() -> None:
     with pytest.raises(PeerFault, match="beyond its 4 steps"):
         queue.offer(FIRST, (CLIENT, 0), 4, make_tensor((CLIENT, 0), 4))
     queue.end(FIRST, 2)
-    with pytest.raises(PeerFault, match="beyond its 2 steps"):
-        queue.offer(FIRST, (CLIENT, 0), 2, make_tensor((CLIENT, 0), 2))
+    assert not queue.offer(FIRST, (CLIENT, 0), 2, make_tensor((CLIENT, 0), 2))
+    assert queue.buffered_bytes == 0
 
 
 def test_end_may_not_contradict_what_was_said_or_sent() -> None:
@@ -183,6 +183,26 @@ def test_end_may_not_contradict_what_was_said_or_sent() -> None:
     queue.end(FIRST, 2)
     with pytest.raises(PeerFault, match="cannot end"):
         queue.end(FIRST, 3)
+
+
+def test_a15_a_producer_cannot_keep_its_reader_from_the_end() -> None:
+    """It sends tensors of steps that the client never asked for, before the client's end comes."""
+    queue = TaskQueue()
+    fed, unfed = LocalTask(1, ((0, 0), (CLIENT, 0)), 1, 0), LocalTask(2, ((0, 0),), 1, 0)
+    queue.assign(FIRST, [fed, unfed], 4)
+    for step in range(3):
+        queue.offer(FIRST, (0, 0), step, make_tensor((0, 0), step))
+    queue.offer(FIRST, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    ran = []
+    for _ in range(3):  # both tasks' first step, and one that the client did not ask for
+        run = queue.next()
+        assert run is not None
+        queue.finish(run, [])
+        ran.append((run.task, run.step))
+    assert sorted(ran) == [(1, 0), (2, 0), (2, 1)]
+    queue.end(FIRST, 1)
+    assert queue.next() is None and queue.is_complete(FIRST) and queue.buffered_bytes == 0
+    assert queue.take_with(lambda run: True) == []
 
 
 def test_end_before_a_step_that_already_ran_is_a_fault() -> None:

@@ -254,7 +254,7 @@ def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:
         event = ev.GossipReceived(sender, message, simulation.view.configuration)
         simulation.members[receiver].handle(event, simulation.now)
 
-    for forged in ("no token", honest[:-2] + "AA", other, elsewhere):
+    for forged in ("no token", f"{honest[:-9]}AAAAAAAA{honest[-1]}", other, elsewhere):
         with pytest.raises(PeerFault):
             share(commitments=(forged,))
     with pytest.raises(PeerFault):
