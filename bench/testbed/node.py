@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ READY = "node.json"
 
 
 class NoRecorder(Recorder):
-    """Records nothing, to measure the path of a tensor without verification."""
+    """Hashes nothing, to measure the path of a tensor without verification.
+
+    What came in frames has a digest: an execution ends only with the inputs that its client states.
+    """
 
     def add(
         self,
@@ -54,6 +58,7 @@ class NoRecorder(Recorder):
         outputs: Sequence[Tensor],
         on_done: Callable[[], None],
     ) -> None:
+        digests.add([one.digest or bytes(32) for one in inputs], [bytes(32)] * len(outputs))
         on_done()
 
 
@@ -164,7 +169,7 @@ class BenchNode:
         pass
 
     def on_finished(self, execution: Execution) -> None:
-        execution.make_completion(bytes(32)).root()
+        execution.make_completions(partial(bytes, 32))[0].root()
 
     def on_failed(self, execution: Execution) -> None:
         print(f"{execution.id} failed: {execution.failure}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -342,15 +343,14 @@ class Node:
         """Report a finished execution (called by the engine)."""
         submission = None
         if execution.steps:  # without steps nothing is paid
-            salt = secrets.token_bytes(32)
-            completion = execution.make_completion(salt)
+            completions = execution.make_completions(partial(secrets.token_bytes, 32))
             exposure = compute_exposure(
                 execution.parts,
                 execution.manifest,
                 execution.certificate.plan.request.steps,
                 self._economics,
             )
-            submission = self._reporter.submit(completion, execution.deadline_s, exposure)
+            submission = self._reporter.submit(completions, execution.deadline_s, exposure)
         self._spawn(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:

@@ -129,14 +129,32 @@ class StepsDigest:
     Frames and logs carry the digests of the steps already, so no tensor has to be read again. Steps
     are separated: no bytes can be moved from one step to the next without changing the digest. Two
     neighbouring values of the chain prove a step without the others.
+
+    The values after every ``limits.INTERIM_STEPS`` steps are kept until ``forget``: an interim end
+    comes when more steps have been added.
     """
 
     def __init__(self) -> None:
         self.value = NO_STEPS
+        self.steps = 0
+        self._kept: dict[int, bytes] = {}  # by number of steps
 
     def add(self, digest: bytes) -> None:
         """Add the next step by the SHA-256 of its tensor."""
         self.value = extend_steps(self.value, digest)
+        self.steps += 1
+        if self.steps % limits.INTERIM_STEPS == 0:
+            self._kept[self.steps] = self.value
+
+    def find(self, steps: int) -> str | None:
+        """Return the digest after so many steps, if it is the latest or kept."""
+        value = self.value if steps == self.steps else self._kept.get(steps)
+        return None if value is None else value.hex()
+
+    def forget(self, steps: int) -> None:
+        """Drop the kept values of fewer steps."""
+        for known in [known for known in self._kept if known < steps]:
+            del self._kept[known]
 
     def add_tensor(self, data: bytes | memoryview) -> None:
         """Add the next step."""

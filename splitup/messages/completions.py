@@ -25,6 +25,7 @@ from splitup.messages.base import AddressField, Bytes32Field, DigestField, Messa
 from splitup.messages.frames import FRAME_HEADER_BYTES
 
 EMPTY_DIGEST: Final = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
+UNSTATED: Final = "00" * 32  # instead of a state's digest, where a node has gone on since
 _HEAD: Final = struct.Struct(">32sH")
 _TASK: Final = struct.Struct(">HHH")
 _TAKEOVER: Final = struct.Struct(">HHI64s")
@@ -38,7 +39,7 @@ class TaskCommitment(Message):
 
     A port's digest is the SHA-256 over the SHA-256 of its tensors of all steps, in order.
     ``state`` is the SHA-256 of the concatenated state tensors after the last step, and
-    EMPTY_DIGEST for a task without state.
+    EMPTY_DIGEST for a task without state. With an interim end it is UNSTATED for a task with state.
     """
 
     task: TaskField
@@ -68,7 +69,10 @@ class SignedTakeover(Message):
 
 
 class End(Message):
-    """The client's statement that no step follows, and of what it sent.
+    """The client's statement of how many steps were delivered, and of what it sent.
+
+    A ``final`` end says that no step follows. An interim one stands for the case that the client
+    never says more: it is signed after every ``limits.INTERIM_STEPS`` steps (ADR 55).
 
     ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment, or
     () when the client does not state what it sent. ``outputs`` show what it received: of every
@@ -79,6 +83,7 @@ class End(Message):
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
     outputs: tuple[DeliveryField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
+    final: bool = True
 
 
 class SignedEnd(Message):
@@ -148,7 +153,8 @@ def _digest_completion(completion: Completion) -> str:
 class ExecutorCommitment(Message):
     """An executor's commitment to its completion, sent to the members when an execution ends.
 
-    ``end`` tells the members how many steps there were, before the draw.
+    ``end`` tells the members how many steps there were, before the draw. While the executors of an
+    execution lack a common end, a node commits to each of the latest ends that it has.
     """
 
     execution_id: Bytes32Field

@@ -20,7 +20,7 @@ from splitup.core.tensors import NO_STEPS, extend_steps, is_zero
 
 class FrameKind(IntEnum):
     TENSOR = 1  # payload: the tensor's bytes, or nothing when they travel another way
-    END = 2  # from the client: ``step`` is the number of steps there were; payload is a SignedEnd
+    END = 2  # from the client: ``step`` is a number of steps; payload is a SignedEnd
     ERROR = 3  # from a node: payload is a TaskFailure
     TRACE = 4  # from a node, after END: payload is a Trace
     TAKEOVER = 5  # from the client, passed on by nodes: payload is a SignedTakeover

@@ -136,11 +136,12 @@ class Attestation(Message):
     """What one member knows of an execution's verification; 2f+1 equal statements decide.
 
     ``due`` says that it is time to reveal: every drawn task has a validator whose commitment is
-    fixed, or no validator that could commit.
+    fixed, or no validator that could commit. ``steps`` is the number that the draw is over.
     """
 
     execution_id: Bytes32Field
     member: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
     due: bool
     held: tuple[Held, ...] = Field(max_length=limits.MAX_STATEMENTS)
     silent: tuple[Silence, ...] = Field(max_length=limits.MAX_STATEMENTS)

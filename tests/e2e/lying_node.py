@@ -178,7 +178,7 @@ def corrupt(how: str) -> None:
         deceiver = Deceiver()
         Outputs.send_entry = lambda self, *args: deceiver.send_entry(self, *args)  # type: ignore[method-assign, assignment]
     elif how == "short":
-        Reporter._commitment = lambda self, report: None  # type: ignore[method-assign]
+        Reporter._send_commitments = lambda self, report: None  # type: ignore[method-assign]
         Completion.steps = property(lambda self: self.end.end.steps - 1)  # type: ignore[assignment, method-assign]
 
 

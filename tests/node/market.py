@@ -104,6 +104,9 @@ class Members:
         attestation = Attestation(
             execution_id=execution_id,
             member=member.address,
+            steps=next(
+                (c.end.end.steps for (e, _), c in self.commitments.items() if e == execution_id), 1
+            ),
             due=True,
             held=tuple(
                 Held(task=p.task, validator=p.validator, root=p.root)

@@ -106,11 +106,12 @@ class CommitteeClient:
         execution_id: str,
         announced: ValidatorCommitment | Takeovers | None,
         give_up_s: float,
-    ) -> bool:
-        """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
+    ) -> int:
+        """Wait until 2f+1 members attest that it is time to reveal; 0 when it never is.
 
-        Meanwhile ``announced`` is sent to all members: a validator's commitment, which must be
-        fixed before the validator reveals, or the takeovers that made this node an executor.
+        Returns the number of steps that the draw is over. Meanwhile ``announced`` is sent to all
+        members: a validator's commitment, which must be fixed before the validator reveals, or the
+        takeovers that made this node an executor.
         """
         attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
         sent: set[str] = set()
@@ -119,15 +120,15 @@ class CommitteeClient:
             if announced is not None and not await self.has_all(execution_id, sent):
                 await self.announce(announced, sent)
             if await self._ask(execution_id, attestations, sent, 2 * pause_s):
-                return False
+                return 0
             fixed = not isinstance(announced, ValidatorCommitment) or (
                 attestations.find_fixed(announced.task, announced.validator) == announced.root
             )
-            if attestations.is_due() and fixed:
-                return True
+            if fixed and (steps := attestations.find_due_steps()):
+                return steps
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, tuning.ATTESTATION_POLL_MAX_S)
-        return False
+        return 0
 
     async def _ask(
         self, execution_id: str, attestations: Attestations, sent: set[str], grace_s: float

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from splitup.core import limits
-from splitup.core.tensors import StepsDigest
+from splitup.core.tensors import NO_STEPS, StepsDigest, extend_steps
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.protocol.execution.task_queue import Tensor
 
@@ -51,6 +51,21 @@ class Digests:
         """Return the output digests so far, 64 hexadecimal digits each."""
         return tuple(digest.hexdigest() for digest in self._outputs)
 
+    def find(self, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Return the inputs' and outputs' digests after so many steps, None if they are not kept.
+
+        They are kept after every ``limits.INTERIM_STEPS`` steps.
+        """
+        found = [[one.find(steps) for one in group] for group in (self._inputs, self._outputs)]
+        inputs, outputs = (tuple(one for one in group if one is not None) for group in found)
+        is_known = len(inputs) == len(self._inputs) and len(outputs) == len(self._outputs)
+        return (inputs, outputs) if is_known else None
+
+    def forget(self, steps: int) -> None:
+        """Drop the kept digests of fewer steps."""
+        for digest in (*self._inputs, *self._outputs):
+            digest.forget(steps)
+
 
 class StepsBefore:
     """The digest of an output's earlier steps, for every step that is sent to the client.
@@ -59,7 +74,7 @@ class StepsBefore:
     """
 
     def __init__(self) -> None:
-        self._digest = StepsDigest()
+        self._before = NO_STEPS
         self._next = 0
         self._waiting: dict[int, tuple[bytes, asyncio.Future[bytes]]] = {}
 
@@ -69,8 +84,8 @@ class StepsBefore:
         self._waiting[step] = digest, future
         while self._next in self._waiting:
             known, ready = self._waiting.pop(self._next)
-            ready.set_result(self._digest.value)
-            self._digest.add(known)
+            ready.set_result(self._before)
+            self._before = extend_steps(self._before, known)
             self._next += 1
         return future
 

@@ -142,7 +142,9 @@ class Engine:
     # ---- all executions ------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Fail what is past its deadline or idle for long, and forget what is over."""
+        """Stop what does not end, fail what cannot be paid, and forget what is over."""
+        for execution in self._table.list_unended(now_s):
+            self._finisher.stop_unended(execution)
         self._table.sweep(now_s)
         self._inbox.expire_early()
 

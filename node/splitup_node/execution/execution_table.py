@@ -159,6 +159,12 @@ class ExecutionTable:
                 if execution.manifest.tasks[task].task_id not in self._programs:
                     self.fail(execution.id, task, 0, "its task could not be loaded again")
 
+    def list_unended(self, now_s: float) -> list[Execution]:
+        """Return the executions whose client is gone, or leaves no time to commit after its end."""
+        running = [e for e in self.by_id.values() if not e.is_over]
+        late = [e for e in running if now_s > e.deadline_s - tuning.STOP_MARGIN_S]
+        return [*late, *find_stale(running, now_s)]
+
     def sweep(self, now_s: float) -> None:
         """Fail what is past its deadline or idle for long, and forget what is over."""
         for execution in list(self.by_id.values()):

@@ -14,12 +14,19 @@ from splitup.core.errors import PeerFault
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
-from splitup.messages.completions import Completion, SignedEnd, TaskCommitment
+from splitup.messages.completions import (
+    UNSTATED,
+    Completion,
+    End,
+    SignedEnd,
+    TaskCommitment,
+)
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.messages.progress import Span, Trace
 from splitup.protocol.execution.routes import Routes, compute_routes
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId, Run
+from splitup.protocol.settlement.edge_faults import find_input_faults
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup_node.execution.digests import Digests, Recorder, StepsBefore
 
@@ -72,7 +79,8 @@ class Execution:
     # readers that took over a task, and may lack steps that the other readers have
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
-    end: SignedEnd | None = None  # the client's
+    end: SignedEnd | None = None  # the client's final one; or an interim one, if that never comes
+    interim: deque[SignedEnd] = field(default_factory=lambda: deque(maxlen=limits.INTERIM_ENDS))
     publishing_bytes: int = 0  # of large tensors that are being stored
     spans: bytearray = field(default_factory=bytearray)
     outbox: deque[bytes] = field(default_factory=deque)  # frames that the client may have missed
@@ -91,6 +99,11 @@ class Execution:
     def steps(self) -> int | None:
         """Return how many steps there are, None before the client has said so."""
         return None if self.end is None else self.end.end.steps
+
+    @property
+    def delivered(self) -> int:
+        """Return how many steps the client has received, as it signed in its latest interim end."""
+        return self.interim[-1].end.steps if self.interim else 0
 
     @property
     def deadline_s(self) -> int:
@@ -197,26 +210,53 @@ class Execution:
         self.outbox.clear()
         self.outbox_bytes = 0
 
-    def make_completion(self, salt: bytes) -> Completion:
-        """Return what this node commits to after the end; ``salt`` are 32 random bytes."""
+    def add_interim(self, signed: SignedEnd) -> None:
+        """Keep a checked interim end, and forget digests that only earlier ones needed."""
+        self.interim.append(signed)
+        for part in self.parts.values():
+            part.digests.forget(self.interim[0].end.steps)
+
+    def find_last_interim(self) -> SignedEnd | None:
+        """Return the latest interim end that this node can commit to, or None."""
+        return next((s for s in reversed(self.interim) if self.make_claims(s.end)), None)
+
+    def make_claims(self, end: End) -> tuple[TaskCommitment, ...]:
+        """Return what this node commits to for this end of the client.
+
+        () if it has not computed so many steps, or the end misstates the inputs that it received.
+        """
+        claims = []
+        for task, part in sorted(self.parts.items()):
+            found = part.digests.find(end.steps)
+            if found is None:
+                return ()
+            has_state = not end.final and self.manifest.tasks[task].state_bytes
+            state = UNSTATED if has_state else part.digests.state
+            claims.append(TaskCommitment(task=task, inputs=found[0], outputs=found[1], state=state))
+        by_task = {claim.task: claim for claim in claims}
+        return () if find_input_faults(self.manifest, by_task, [end]) else tuple(claims)
+
+    def make_completions(self, make_salt: Callable[[], bytes]) -> list[Completion]:
+        """Return what this node commits to for the end, and for the interim ends before it.
+
+        ``make_salt`` returns 32 random bytes.
+        """
         assert self.end is not None
         takeovers, plan = self.executor_map.takeovers, self.certificate.plan
-        return Completion(
-            execution_id=self.id,
-            node=self.node,
-            tasks=tuple(
-                TaskCommitment(
-                    task=task,
-                    inputs=self.parts[task].digests.inputs,
-                    outputs=self.parts[task].digests.outputs,
-                    state=self.parts[task].digests.state,
-                )
-                for task in sorted(self.parts)
-            ),
-            takeovers=tuple(takeovers[t] for t in sorted(takeovers) if self.node in plan.tasks[t]),
-            salt="0x" + salt.hex(),
-            end=self.end,
-        )
+        told = tuple(takeovers[t] for t in sorted(takeovers) if self.node in plan.tasks[t])
+        earlier = (s for s in reversed(self.interim) if s.end.steps < self.end.end.steps)
+        return [
+            Completion(
+                execution_id=self.id,
+                node=self.node,
+                tasks=claims,
+                takeovers=told,
+                salt="0x" + make_salt().hex(),
+                end=signed,
+            )
+            for signed in (self.end, *earlier)
+            if (claims := self.make_claims(signed.end))
+        ]
 
     def make_traces(self) -> Iterator[tuple[int, Trace]]:
         """Yield the spans in traces that fit into a frame, with the number of traces to come."""

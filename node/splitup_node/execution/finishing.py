@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,8 @@ from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.executions import Execution, Part, Spawn, get_first_task
 from splitup_node.fault_injection import crash_point
 from splitup_node.worker.worker_pool import Workers
+
+_log = logging.getLogger("splitup.node.finishing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,32 @@ class Finisher:
             return
         if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
             return
+        assert execution.end is not None
+        if execution.steps and not execution.make_claims(execution.end.end):
+            _log.warning("the client of %s ends it with inputs that it did not send", execution.id)
+            execution.end = None  # it is settled by an interim end
+            return
+        self._start_finishing(execution)
+
+    def stop_unended(self, execution: Execution) -> None:
+        """Finish an execution by the client's latest interim end, if there is one.
+
+        Its final end has not come, and will not come in time.
+        """
+        if execution.is_over or execution.ended_at_s or not execution.parts:
+            return
+        signed = execution.find_last_interim()
+        if signed is None:
+            return
+        steps = signed.end.steps
+        execution.failure = f"it did not end in time; {steps} steps were delivered, and are paid"
+        _log.info("execution %s: %s", execution.id, execution.failure)
+        self._table.clients.tell_failure(execution, get_first_task(execution), steps)
+        execution.end = signed
+        self._queue.drop(execution.id)
+        self._start_finishing(execution)
+
+    def _start_finishing(self, execution: Execution) -> None:
         execution.ended_at_s = self._table.now_s()
         task = self._spawn(self._finish(execution))
         self._finishing.add(task)
@@ -102,6 +131,8 @@ class Finisher:
 
     async def _digest_states(self, execution: Execution) -> None:
         """Note what the states are at the end: they are committed to like the outputs."""
+        if execution.end is None or not execution.end.end.final:
+            return
         for part in list(execution.parts.values()):
             if execution.manifest.tasks[part.task].state_bytes and execution.steps:
                 part.digests.state = await self._workers.digest_state(part.session)

@@ -77,6 +77,7 @@ class Handovers:
             self._table.check_can_run(execution, task)
             local = next(t for t in execution.routes.tasks if t.index == task)
             self._queue.assign(execution.id, [local], execution.certificate.plan.request.steps)
+            self._queue.extend(execution.id, execution.delivered)
             if execution.steps is not None:
                 self._queue.end(execution.id, execution.steps)
         except SplitUpError as error:

@@ -14,7 +14,7 @@ from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk, decode_
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
-from splitup.protocol.execution.ends import check_end
+from splitup.protocol.execution.ends import check_end, check_interim
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
@@ -169,9 +169,12 @@ class Inbox:
     # ---- messages of clients -------------------------------------------------------------------
 
     def _end(self, execution: Execution, signed: SignedEnd) -> None:
-        """Learn how many steps there are."""
-        if not execution.parts:
-            return  # this node was replaced
+        """Learn how many steps there are, or that so many were delivered."""
+        if not execution.parts or execution.ended_at_s:
+            return  # this node was replaced, or the end comes too late
+        if not signed.end.final:
+            self._extend(execution, signed)
+            return
         check_end(signed, execution.certificate.plan, execution.manifest)
         self._queue.end(execution.id, signed.end.steps)
         if execution.end is None:
@@ -179,6 +182,15 @@ class Inbox:
             execution.forget_outputs()
             self._table.listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._finisher.check_complete, execution)
+
+    def _extend(self, execution: Execution, signed: SignedEnd) -> None:
+        """Learn that steps were delivered: their work is owed, and more may be computed."""
+        if signed.end.steps <= execution.delivered:
+            return  # the client sends its latest ones again to who may lack them
+        plan = execution.certificate.plan
+        check_interim(signed, plan, execution.manifest, execution.delivered)
+        execution.add_interim(signed)
+        self._queue.extend(execution.id, execution.delivered)
 
     def _tell_progress(self, execution: Execution) -> None:
         progress = self._queue.get_progress(execution.id)

@@ -1,5 +1,8 @@
 """From a finished execution to its payment: commit, see that on chain, reveal when it is due.
 
+Near the deadline, the node commits to the client's interim ends, too, so that the executors have
+one in common even if the client sent its final one to some of them only, or never.
+
 The members bring all executors' commitments to the chain in one transaction. If they have not done
 so within a few blocks, the node commits on chain itself, in batches.
 
@@ -43,13 +46,24 @@ class Status(IntEnum):
 class Report:
     """A completion to be reported; it is given up after ``give_up_s`` (Unix seconds).
 
-    ``exposure_micro_usdc`` is what the node would lose if all its tasks were wrong: a commitment
-    locks this part of the stake.
+    ``earlier`` are those for earlier interim ends of the client, which count if the executors of
+    the other tasks lack its final one. ``exposure_micro_usdc`` is what the node would lose if all
+    its tasks were wrong: a commitment locks this part of the stake.
     """
 
     completion: Completion
+    earlier: tuple[Completion, ...]
     give_up_s: int
     exposure_micro_usdc: int
+
+    @property
+    def deadline_s(self) -> int:
+        return self.give_up_s - limits.GRANT_GRACE_S
+
+    def find(self, steps: int) -> Completion | None:
+        """Return the completion for so many steps."""
+        known = (self.completion, *self.earlier)
+        return next((one for one in known if one.steps == steps), None)
 
 
 class Reporter:
@@ -67,16 +81,21 @@ class Reporter:
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._planned_at: dict[str, int] = {}  # execution -> block in which its plan was seen
-        self._committed: set[str] = set()
+        self._committed: dict[str, set[int]] = {}  # steps of what members got, by execution
         self._released_to = 0  # executions requested before this block are closed and released
 
     async def submit(
-        self, completion: Completion, deadline_s: int, exposure_micro_usdc: int
+        self, completions: Sequence[Completion], deadline_s: int, exposure_micro_usdc: int
     ) -> None:
-        """Write a completion to the journal; it is reported from then on, also after restarts."""
+        """Write completions to the journal; they are reported from then on, also after restarts.
+
+        The first one is for the execution's end, the others for earlier interim ends.
+        """
+        completion, *earlier = completions
         give_up_s = deadline_s + limits.GRANT_GRACE_S
         value = {
             "completion": completion.model_dump(mode="json"),
+            "earlier": [one.model_dump(mode="json") for one in earlier],
             "give_up_s": give_up_s,
             "exposure_micro_usdc": exposure_micro_usdc,
         }
@@ -129,7 +148,7 @@ class Reporter:
         """Commit in one transaction what the members left out; put off the others."""
         ready: list[Report] = []
         for report in batch:
-            self._commitment(report)
+            self._send_commitments(report)
         try:
             head = await self._chain.fetch_head()
             states = await asyncio.gather(*(self._fetch_state(report, head) for report in batch))
@@ -148,37 +167,39 @@ class Reporter:
                 self._spawn(self._reveal(report))
             elif status is not Status.PLANNED:
                 self._put_off([report], "its plan is not on chain yet")
-            elif self._is_left_out(report, head.number):
+            elif report.completion.end.end.final and self._is_left_out(report, head.number):
                 ready.append(report)
             else:
                 self._put_off([report], "the members still have time to bring it to the chain")
         if ready:
             await self._send(ready)
 
-    def _commitment(self, report: Report) -> None:
-        """Send the commitment to the members, once in a run of this node."""
-        completion = report.completion
-        if completion.execution_id in self._committed or not completion.steps:
-            return  # the chain takes no commitment to zero steps
-        self._committed.add(completion.execution_id)
-        commitment = ExecutorCommitment(
-            execution_id=completion.execution_id,
-            node=completion.node,
-            root=completion.root(),
-            end=completion.end,
-            takeovers=completion.takeovers,
-        )
-        give_up_s = report.give_up_s
-        self._spawn(self._committee_client.spread(api.EXECUTOR_COMMITMENT, commitment, give_up_s))
+    def _send_commitments(self, report: Report) -> None:
+        """Send the members what is due, once in a run of this node."""
+        is_late = self._chain.clock.now_s() > report.deadline_s - tuning.STOP_MARGIN_S
+        due = (report.completion, *report.earlier) if is_late else (report.completion,)
+        committed = self._committed.setdefault(report.completion.execution_id, set())
+        for completion in due:
+            if completion.steps in committed or not completion.steps:
+                continue  # the chain takes no commitment to zero steps
+            committed.add(completion.steps)
+            commitment = ExecutorCommitment(
+                execution_id=completion.execution_id,
+                node=completion.node,
+                root=completion.root(),
+                end=completion.end,
+                takeovers=completion.takeovers,
+            )
+            route, give_up_s = api.EXECUTOR_COMMITMENT, report.give_up_s
+            self._spawn(self._committee_client.spread(route, commitment, give_up_s))
 
     def _is_left_out(self, report: Report, block_number: int) -> bool:
         """Return whether the members have had their time to commit, or the deadline is near."""
         since = self._planned_at.setdefault(report.completion.execution_id, block_number)
-        deadline_s = report.give_up_s - limits.GRANT_GRACE_S
         confirmations = self._chain.deployment.confirmations  # members see the plan so much later
         return (
             block_number - since >= tuning.COMMIT_PATIENCE_BLOCKS + confirmations
-            or self._chain.clock.now_s() > deadline_s - tuning.COMMIT_MARGIN_S
+            or self._chain.clock.now_s() > report.deadline_s - tuning.COMMIT_MARGIN_S
         )
 
     async def _send(self, reports: Sequence[Report]) -> None:
@@ -218,15 +239,16 @@ class Reporter:
         return Status(execution["status"]), execution["certified"] or commitment != _ZERO
 
     async def _reveal(self, report: Report) -> None:
-        """Wait until it is time to reveal, then send the completion to the members."""
+        """Wait until it is time to reveal, then send the members the completion that counts."""
         completion = report.completion
         self._planned_at.pop(completion.execution_id, None)
-        self._committed.discard(completion.execution_id)
-        due = await self._committee_client.wait_until_due(
+        self._committed.pop(completion.execution_id, None)
+        steps = await self._committee_client.wait_until_due(
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
-        if not due or await self._committee_client.spread(
-            api.COMPLETION, completion, report.give_up_s
+        revealed = report.find(steps)
+        if revealed is None or await self._committee_client.spread(
+            api.COMPLETION, revealed, report.give_up_s
         ):
             await self._mark(report, "revealed", {})
 
@@ -237,7 +259,7 @@ class Reporter:
                     "%s is not reported any more: %s", report.completion.execution_id, reason
                 )
                 self._planned_at.pop(report.completion.execution_id, None)
-                self._committed.discard(report.completion.execution_id)
+                self._committed.pop(report.completion.execution_id, None)
                 continue
             _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
             loop = asyncio.get_running_loop()
@@ -275,6 +297,7 @@ def _make_takeovers(completion: Completion) -> Takeovers | None:
 def _read_report(value: dict[str, Any]) -> Report:
     return Report(
         Completion.from_value(value["completion"]),
+        tuple(map(Completion.from_value, value.get("earlier", ()))),
         value["give_up_s"],
         value["exposure_micro_usdc"],
     )

@@ -111,6 +111,16 @@ class InputSender:
             return ()
         return tuple(digest.hexdigest() for digest in self._digests)
 
+    def take_interim_digests(self, steps: int) -> tuple[str, ...]:
+        """Return the inputs' digests after so many sent steps, a multiple of INTERIM_STEPS.
+
+        Those of fewer steps are not kept any longer; () if they are not kept any more.
+        """
+        found = [digest.find(steps) for digest in self._digests]
+        for digest in self._digests:
+            digest.forget(steps + 1)
+        return tuple(one for one in found if one is not None) if all(found) else ()
+
     def resend_unstored(self, port: int, node: str) -> None:
         """Send a node that took a task over the inputs that it cannot read from the store yet."""
         for entry in self._writer.get_unstored(CLIENT, port):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from splitup.core import limits
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.core.tensors import NO_STEPS, TensorSpec, extend_steps
 from splitup.graph.manifest import Manifest
@@ -64,6 +65,7 @@ class _Received:
     total: bytes | None = NO_STEPS  # up to ``next_step``; None before a successor's first frame
     ahead: dict[int, tuple[bytes, bytes, Seal]] = field(default_factory=dict)
     latest: Seal | None = None  # of the step before ``next_step``
+    kept: dict[int, Seal] = field(default_factory=dict)  # for interim ends, by number of steps
 
     def add(self, frame: Frame, seal: Seal) -> bool:
         """Take a frame; return False if one misstates the steps before it."""
@@ -75,6 +77,8 @@ class _Received:
                 return False
             self.total = extend_steps(before, digest)
             self.next_step += 1
+            if self.next_step % limits.INTERIM_STEPS == 0:
+                self.kept[self.next_step] = self.latest
         return True
 
 
@@ -152,7 +156,20 @@ class OutputCollector:
                 del known[key]
         for port in self._received:
             if port[0] == task:
-                self._received[port] = _Received(self._first_missing, None)
+                kept = self._received[port].kept
+                self._received[port] = _Received(self._first_missing, None, kept=kept)
+
+    @property
+    def received_steps(self) -> int:
+        """Return how many steps have arrived with all outputs, without a gap."""
+        return self._first_missing
+
+    def take_interim_deliveries(self, steps: int) -> tuple[str, ...]:
+        """Return the deliveries after so many steps, which are kept no longer; () if one lacks."""
+        received = [self._received[port.task, port.port] for port in self.manifest.outputs]
+        seals = [one.kept.pop(steps, None) for one in received]
+        found = tuple(make_delivery(seal) for seal in seals if seal is not None)
+        return found if len(found) == len(seals) else ()
 
     def make_deliveries(self, steps: int) -> tuple[str, ...]:
         """Return the deliveries for all steps, by output; "" where a step is missing."""

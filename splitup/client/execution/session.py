@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ from splitup.client.execution.output_collector import (
 )
 from splitup.client.outcome import Array
 from splitup.client.telemetry import send_trace
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
@@ -128,6 +129,8 @@ class Session:
         )
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._takeovers: list[bytes] = []  # sealed frames, in order
+        self._interim: deque[bytes] = deque(maxlen=limits.INTERIM_ENDS)  # the latest ends, sealed
+        self._acknowledged = 0  # steps in them
         self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of logged takeovers
         self._has_waited = False  # for nodes that load their tasks
         self._traces: list[Trace] = []
@@ -229,6 +232,25 @@ class Session:
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, signed)
         self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))
 
+    def _acknowledge(self) -> None:
+        """Sign for steps that have arrived: nodes are paid for them if we never end (ADR 55)."""
+        while not self._ended:
+            steps = self._acknowledged + limits.INTERIM_STEPS
+            if steps > self._collector.received_steps:
+                return
+            self._acknowledged = steps
+            end = End(
+                execution_id=self.execution_id,
+                steps=steps,
+                inputs=self._inputs.take_interim_digests(steps),
+                outputs=self._collector.take_interim_deliveries(steps),
+                final=False,
+            )
+            signed = sign_end(self._identity, end)
+            frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, steps, signed)
+            self._interim.append(seal_frame(self._identity, frame))
+            self._inputs.send_all(self._interim[-1], set(self.executors))
+
     async def leave(self) -> None:
         """End the execution now: submitted steps are run and paid, but not waited for."""
         if not self._ended and self.failure is None:
@@ -293,6 +315,8 @@ class Session:
                 if future is not None and not future.done():
                     pairs = zip(self._output_specs, outputs, strict=True)
                     future.set_result({spec.name: bytes_to_array(spec, raw) for spec, raw in pairs})
+                if self._collector.received_steps >= self._acknowledged + limits.INTERIM_STEPS:
+                    self._loop.call_soon(self._acknowledge)
             case FetchNeeded():
                 self._start(self._fetch(fact))
             case TraceReceived(trace=trace, is_last=is_last):
@@ -405,6 +429,8 @@ class Session:
                 self._inputs.send_all(earlier, [new])
         self._takeovers.append(sealed)
         self._inputs.send_all(sealed, {old, *self.executors})
+        for end in self._interim:  # those that it has already are ignored
+            self._inputs.send_all(end, [new])
         for task, port in dict.fromkeys(get_sources(self.manifest, command.task)):
             if task == CLIENT:
                 self._inputs.resend_unstored(port, new)

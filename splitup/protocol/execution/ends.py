@@ -1,7 +1,8 @@
 """The client's signed end message: the number of steps and the digests of the inputs it sent.
 
 Executors keep it and show it with their commitments: it is the only statement of how many steps
-are verified and paid. It identifies an executor that commits to other inputs than the client sent
+are verified and paid. An interim end counts if the client never sends its final one. It
+identifies an executor that commits to other inputs than the client sent
 (``splitup.protocol.settlement.edge_faults``). Pure functions.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from splitup.core.errors import PeerFault
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import End, SignedEnd
+from splitup.messages.frames import read_delivery
 from splitup.messages.plans import Plan
 
-_DOMAIN: Final = b"splitup/end/v1\0"
+_DOMAIN: Final = b"splitup/end/v2\0"
 
 
 def sign_end(identity: Identity, end: End) -> SignedEnd:
@@ -42,3 +45,37 @@ def check_end(signed: SignedEnd, plan: Plan, manifest: Manifest | None = None) -
         raise PeerFault(f"the end of {request.execution_id} is not about the model's ports")
     message = _DOMAIN + end.canonical_bytes()
     verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))
+
+
+def check_interim(signed: SignedEnd, plan: Plan, manifest: Manifest, before: int) -> None:
+    """Raise PeerFault, BadSignature unless this interim end may follow one of ``before`` steps.
+
+    Interim ends come one after the other, and show that the last executors have computed all steps.
+    So no client can lead a node away from the numbers that the others have (ADR 55).
+    """
+    check_end(signed, plan, manifest)
+    end = signed.end
+    if not end.steps or end.steps % limits.INTERIM_STEPS:
+        raise PeerFault(f"an interim end of {end.execution_id} has {end.steps} steps")
+    if before and end.steps != before + limits.INTERIM_STEPS:
+        raise PeerFault(f"an interim end of {end.execution_id} is missing after {before} steps")
+    if len(end.outputs) != len(manifest.outputs):
+        raise PeerFault(f"an interim end of {end.execution_id} does not show what was received")
+    for port, text in zip(manifest.outputs, end.outputs, strict=True):
+        delivery = read_delivery(text) if text else None
+        found = delivery and (delivery.execution_id, delivery.task, delivery.port, delivery.step)
+        if delivery is None or found != (end.execution_id, port.task, port.port, end.steps - 1):
+            raise PeerFault(
+                f"an interim end of {end.execution_id} does not show output '{port.name}'"
+            )
+        keys = [plan.node_of(node).signing_key for node in plan.tasks[port.task]]
+        if not any(_is_signed(key, delivery.seal.signed, delivery.seal.signature) for key in keys):
+            raise BadSignature(f"output '{port.name}' in an interim end is signed by no candidate")
+
+
+def _is_signed(key: str, data: bytes, signature: bytes) -> bool:
+    try:
+        verify_raw(key, data, signature)
+    except BadSignature:
+        return False
+    return True

@@ -126,9 +126,15 @@ def is_replaced(completion: Completion, plan: Plan, task: int) -> bool:
 
 
 def find_executors(
-    plan: Plan, named: Iterable[tuple[int, int]], places: Mapping[str, int]
+    plan: Plan,
+    named: Iterable[tuple[int, int]],
+    places: Mapping[str, int],
+    *,
+    partial: bool = False,
 ) -> tuple[str, ...] | None:
     """Return who answers for every task, None while a commitment is missing.
+
+    With ``partial`` commitments may be missing: then the last candidate named stands for the task.
 
     ``named`` are the (task, candidate) of checked takeovers. ``places`` are the positions of the
     nodes' commitments on chain, all equal where the chain gives no order. The first commitments
@@ -137,11 +143,14 @@ def find_executors(
     """
     executors, names = plan.executors(), sorted(named)
     if not names:  # the usual case, computed many times a second
-        return executors if places.keys() >= set(executors) else None
+        return executors if partial or places.keys() >= set(executors) else None
     eligible = [[executor] for executor in executors]
     for task, candidate in names:
         eligible[task].append(plan.tasks[task][candidate])
     present = [[node for node in nodes if node in places] for nodes in eligible]
+    if partial:
+        pairs = zip(present, eligible, strict=True)
+        return tuple((nodes or candidates)[-1] for nodes, candidates in pairs)
     if not all(present):
         return None
     last = max(min(places[node] for node in nodes) for nodes in present)

@@ -9,6 +9,9 @@ later of now and the end of its execution's last run, in virtual time, where one
 execution takes equally long. Among runs due together those on long critical paths go first. Runs of
 other executions may be batched with the run that is due first (``take_with``) without delaying it,
 and so may its own next steps (``take_following``), when a task that was taken over catches up.
+
+A task runs at most ``limits.UNPAID_STEPS`` steps beyond the client's latest end: who never says
+that steps were delivered gets no more of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.core.places import Places
 from splitup.core.tensors import is_zero
@@ -85,9 +88,17 @@ class _Execution:
     max_steps: int
     lanes: dict[int, _Lane] = field(default_factory=dict)
     renewed: set[PortId] = field(default_factory=set)  # ports whose producer was replaced
+    delivered: int = 0  # steps, as the client has signed
     end: int | None = None
     buffered_bytes: int = 0
     due: int = 0  # virtual time of its next run, see _STEP
+
+    @property
+    def limit(self) -> int:
+        """Return up to which step tasks may run now."""
+        if self.end is not None:
+            return self.end
+        return min(self.max_steps, self.delivered + limits.UNPAID_STEPS)
 
 
 class TaskQueue:
@@ -184,6 +195,13 @@ class TaskQueue:
         for lane in execution.lanes.values():
             self._schedule(execution_id, execution, lane)
 
+    def extend(self, execution_id: str, delivered: int) -> None:
+        """Run up to ``limits.UNPAID_STEPS`` steps beyond those that the client has received."""
+        execution = self._get(execution_id)
+        execution.delivered = max(execution.delivered, delivered)
+        for lane in execution.lanes.values():
+            self._schedule(execution_id, execution, lane)
+
     def next(self) -> Run | None:
         """Return the run to start now, None when nothing is ready."""
         while self._ready:
@@ -229,8 +247,7 @@ class TaskQueue:
         taken: list[Run] = []
         if lane is None or not lane.waiting:
             return taken
-        limit = execution.max_steps if execution.end is None else execution.end
-        for step in range(run.step + 1, limit):
+        for step in range(run.step + 1, execution.limit):
             if lane.find_shut(step) is not None:
                 break
             if any(step not in tensors for tensors in lane.waiting.values()):
@@ -360,7 +377,7 @@ class TaskQueue:
         if lane.busy:
             return
         step = lane.next_step
-        if step >= (execution.max_steps if execution.end is None else execution.end):
+        if step >= execution.limit:
             return
         if not lane.waiting and execution.end is None:
             return  # the number of steps of a task without inputs is not known yet

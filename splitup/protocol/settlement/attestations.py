@@ -44,7 +44,7 @@ class Attestations:
         self._latest: dict[str, SignedAttestation] = {}
         self._statements: dict[Held | Silence | Ruling, set[str]] = {}
         self._made: Counter[str] = Counter()  # statements per member, to bound our memory
-        self._due: set[str] = set()
+        self._due: dict[str, int] = {}  # steps of the draw, by member
         self._unable: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[Silence] = set()
@@ -64,7 +64,7 @@ class Attestations:
         if known is None or _count_statements(attestation) >= _count_statements(known.attestation):
             self._latest[attestation.member] = signed  # a member that restarted states less
         if attestation.due:
-            self._due.add(attestation.member)
+            self._due[attestation.member] = attestation.steps
         statements: list[Held | Silence | Ruling] = [*attestation.held, *attestation.silent]
         for statement in [*statements, *attestation.rulings]:
             self._count(statement, attestation.member)
@@ -110,7 +110,12 @@ class Attestations:
 
     def is_due(self) -> bool:
         """Return whether executors and validators are to reveal now."""
-        return len(self._due) >= self._quorum
+        return self.find_due_steps() > 0
+
+    def find_due_steps(self) -> int:
+        """Return the steps of the draw, over which parties are to reveal now; 0 if they are not."""
+        steps, count = next(iter(Counter(self._due.values()).most_common(1)), (0, 0))
+        return steps if count >= self._quorum else 0
 
     def find_fixed(self, task: int, validator: str) -> str | None:
         """Return the root that the validator can no longer change, or None."""

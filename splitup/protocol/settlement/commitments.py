@@ -4,7 +4,8 @@ At the end of an execution every executor sends the members the salted root of i
 the client's end message. A member that holds a commitment of every executor sends all members its
 vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
 goes to the chain; the draw needs it there. If the members do not agree in time, the executors
-commit on chain themselves, and nothing else changes.
+commit on chain themselves, and nothing else changes. Shortly before the deadline the commitments of
+most executors are enough, to the client's final end or to an interim one (ADR 55).
 
 A member may vote for different roots, so it records no vote in its journal. A node that commits to
 different things splits the votes and gains nothing: the chain takes one root, and members draw
@@ -43,7 +44,7 @@ class CommitmentAgreement:
     def process_commitment(
         self, state: SettlementState, commitment: ExecutorCommitment, signing_key: str
     ) -> None:
-        """Keep a node's first commitment, and the number of steps that the client signed for it.
+        """Keep a node's commitment, and the number of steps that the client signed for it.
 
         Raises PeerFault, BadSignature if the one is not the node's own or the other not the
         client's.
@@ -53,9 +54,8 @@ class CommitmentAgreement:
             raise BadSignature(
                 f"a commitment of {commitment.node} is signed by another key", peer=commitment.node
             )
-        state.add_end(commitment.end)
+        state.add_commitment(commitment)
         state.add_takeovers(commitment.takeovers)
-        state.collected.by_node.setdefault(commitment.node, commitment.root)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:
         """Keep a member's latest vote; raise BadSignature for what the chain would refuse."""
@@ -83,7 +83,8 @@ class CommitmentAgreement:
 
     def advance(self, state: SettlementState, context: PlanContext, now: float) -> list[Command]:
         """Vote once commitments cover every task; submit the agreed root, or fetch its content."""
-        collected, agreement = state.collected, state.find_agreement()
+        collected = state.collected
+        agreement = state.find_agreement(self._context.timestamp_s)
         if state.chain.agreed is not None:
             is_drawn = state.verification is not None
             return [] if is_drawn else self._catch_up(state, agreement, now)
@@ -95,7 +96,7 @@ class CommitmentAgreement:
         commands: list[Command] = []
         if own is None or own.root != root or now >= collected.vote_at:
             if own is None or own.root != root:
-                exposures_hash = quorum.hash_exposures(state.get_exposures(agreement.executors))
+                exposures_hash = quorum.hash_exposures(state.list_exposures(agreement))
                 struct_hash = quorum.commitments_struct_hash(execution_id, root, exposures_hash)
                 own = CommitmentsVote(
                     execution_id=execution_id,
@@ -104,6 +105,9 @@ class CommitmentAgreement:
                     signature=self._context.sign(struct_hash),
                 )
                 collected.votes[self._context.account] = own
+                collected.voted[root] = agreement
+                while len(collected.voted) > tuning.MAX_VOTED:
+                    del collected.voted[next(iter(collected.voted))]
             collected.vote_at = now + tuning.GOSSIP_RETRY_S
             commands.append(Gossip(None, own))
         return commands + self._submit(state, context, agreement, own, now)
@@ -139,7 +143,7 @@ class CommitmentAgreement:
             SubmitCommitments(
                 execution_id=state.request.execution_id,
                 root=own.root,
-                exposures=state.get_exposures(agreement.executors),
+                exposures=state.list_exposures(agreement),
                 signatures=quorum.pack_signatures(sorted(equal)[: self._context.view.quorum]),
             )
         ]
@@ -147,8 +151,13 @@ class CommitmentAgreement:
     def _catch_up(
         self, state: SettlementState, ours: AgreedCommitments | None, now: float
     ) -> list[Command]:
-        """Find the content of the agreed root: the commitments we hold, or another member's."""
-        if state.chain.bind(ours) or now < state.collected.vote_at:
+        """Find the content of the agreed root: what we voted for or hold, or another member's.
+
+        Commitments that came after our vote change what we hold.
+        """
+        agreed = state.chain.agreed
+        voted = state.collected.voted.get(agreed.root) if agreed is not None else None
+        if state.chain.bind(voted or ours) or now < state.collected.vote_at:
             return []
         state.collected.vote_at = now + tuning.GOSSIP_RETRY_S
         execution_id = state.request.execution_id

@@ -20,7 +20,7 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Ruling, VerificationResult
@@ -238,11 +238,13 @@ def check_completion(
         task = manifest.tasks[entry.task]
         if len(entry.inputs) != len(task.inputs) or len(entry.outputs) != len(task.outputs):
             raise PeerFault(f"completion of {node} misstates task {entry.task}", peer=node)
+        if completion.end.end.final and entry.state == UNSTATED:
+            raise PeerFault(f"completion of {node} lacks the state of task {entry.task}", peer=node)
 
 
 def agrees(claim: TaskCommitment, found: VerificationResult | Ruling) -> bool:
-    """Return whether outputs and final state are the same bytes."""
-    return (claim.outputs, claim.state) == (found.outputs, found.state)
+    """Return whether outputs and final state, if it is stated, are the same bytes."""
+    return claim.outputs == found.outputs and claim.state in (UNSTATED, found.state)
 
 
 def find_usable(

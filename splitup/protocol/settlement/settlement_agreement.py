@@ -426,8 +426,9 @@ def _take_completion(
 ) -> None:
     """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
     node, executors = completion.node, verification.executors
-    if node in executors:  # the others' completions are not needed
-        context, committed = verification.context, state.get_commitments()[node]
+    committed = state.get_commitments().get(node)
+    if node in executors and committed is not None:  # the others' completions are not needed
+        context = verification.context
         check_revealed(completion, context.certificate, context.manifest, committed, executors)
         verification.completions[node] = completion
 

@@ -11,12 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    SignedEnd,
+    SignedTakeover,
+)
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
@@ -120,12 +125,14 @@ class EarlyEvidence:
 class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
-    by_node: dict[str, str] = field(default_factory=dict)  # roots
-    end: SignedEnd | None = None  # the first of the client's that was checked
-    steps: set[int] = field(default_factory=set)  # as the client signed it: one, if it is honest
+    by_node: dict[str, dict[int, str]] = field(default_factory=dict)  # roots, by number of steps
+    end: SignedEnd | None = None  # the latest of the client's that was checked
+    # as the client signed it in final ends: one, if it is honest
+    steps: set[int] = field(default_factory=set)
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
+    voted: dict[str, AgreedCommitments] = field(default_factory=dict)  # our own votes', by root
     vote_at: float = 0.0
     submit_at: float = math.inf
 
@@ -224,6 +231,12 @@ class SettlementState:
             rests_on(draw, certificate, known) for known in (self.chain.bound, self.chain.own)
         )
 
+    def list_exposures(self, agreement: AgreedCommitments) -> tuple[tuple[str, int], ...]:
+        """Return what the executors that committed stand to lose; those alone have agreed to it."""
+        committed = dict(agreement.commitments)
+        exposures = self.get_exposures(agreement.executors)
+        return tuple((node, amount) for node, amount in exposures if node in committed)
+
     def get_exposures(self, executors: Sequence[str]) -> tuple[tuple[str, int], ...]:
         """Return what these executors stand to lose, () before plan and manifest are known."""
         context = self.context
@@ -246,25 +259,73 @@ class SettlementState:
             exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
         )
 
-    def find_agreement(self) -> AgreedCommitments | None:
+    def find_agreement(self, timestamp_s: int) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.
 
         Of several candidates of a task that committed, the highest one counts. Commitments on chain
-        come first, as for the draw.
+        come first, as for the draw. Shortly before the deadline commitments need not cover every
+        task any more (``_find_majority``). ``timestamp_s`` is the latest block's.
         """
-        steps = self.find_steps()
-        if self.certificate is None or steps is None:
+        if self.certificate is None:
             return None
-        plan, takeovers, own = self.certificate.plan, self.collected.takeovers, self.chain.own
-        commitments, executors = self.collected.by_node, self._find_own_executors()
-        if executors is not None:
-            commitments = {node: event.root for node, event in own.items()}
-        else:
-            executors = find_executors(plan, takeovers, dict.fromkeys(commitments, 0))
-        if executors is None:
+        steps, own_executors = self.find_steps(), self._find_own_executors()
+        if steps is not None and own_executors is not None:
+            commitments = {node: event.root for node, event in self.chain.own.items()}
+            return self._make_agreement(steps, commitments, own_executors)
+        if steps is not None:
+            commitments = self._list_commitments(steps)
+            executors = self._find_executors(commitments)
+            if executors is not None:
+                return self._make_agreement(steps, commitments, executors)
+        if timestamp_s < self.request.deadline - tuning.AGREE_MARGIN_S:
             return None
-        ordered = tuple((node, commitments[node]) for node in sorted(set(executors)))
-        return AgreedCommitments(ordered, () if executors == plan.executors() else executors, steps)
+        return self._find_majority()
+
+    def _find_majority(self) -> AgreedCommitments | None:
+        """Return the commitments to the number of steps that pays executors most, or None.
+
+        It has to be one to which the executors of more than half of the price committed, so that no
+        single party moves it: neither a client that says different things, or nothing at the end,
+        nor an executor that commits to less, or not at all. Tasks without a commitment are unpaid
+        and take no stake.
+        """
+        context, found, most = self.context, None, 0
+        if context is None:
+            return None
+        prices = [task.price_micro_usdc for task in context.manifest.tasks]
+        numbers = {steps for roots in self.collected.by_node.values() for steps in roots}
+        for steps in sorted(numbers):
+            commitments = self._list_commitments(steps)
+            executors = self._find_executors(commitments, partial=True)
+            pairs = zip(prices, executors or (), strict=False)
+            covered = sum(price for price, node in pairs if node in commitments)
+            if 2 * covered > sum(prices) and covered * steps >= most:
+                most = covered * steps
+                found = self._make_agreement(steps, commitments, executors or ())
+        return found
+
+    def _list_commitments(self, steps: int) -> dict[str, str]:
+        roots = self.collected.by_node.items()
+        return {node: by_steps[steps] for node, by_steps in roots if steps in by_steps}
+
+    def _find_executors(
+        self, commitments: Mapping[str, str], *, partial: bool = False
+    ) -> tuple[str, ...] | None:
+        assert self.certificate is not None
+        plan, takeovers = self.certificate.plan, self.collected.takeovers
+        return find_executors(plan, takeovers, dict.fromkeys(commitments, 0), partial=partial)
+
+    def _make_agreement(
+        self, steps: int, commitments: Mapping[str, str], executors: tuple[str, ...]
+    ) -> AgreedCommitments:
+        assert self.certificate is not None
+        named = sorted(set(executors) & commitments.keys())
+        planned = self.certificate.plan.executors()
+        return AgreedCommitments(
+            tuple((node, commitments[node]) for node in named),
+            () if executors == planned else executors,
+            steps,
+        )
 
     def needs_agreement(self) -> bool:
         """Return whether the chain has neither an agreed root nor a commitment for every executor.
@@ -324,6 +385,16 @@ class SettlementState:
         evidence = make_evidence(self.verification.draw, self.verification.list_verdicts())
         return evidence if compute_evidence_root(evidence) == root else None
 
+    def add_commitment(self, commitment: ExecutorCommitment) -> None:
+        """Keep a node's first commitment for a number of steps, which the client signed.
+
+        Raises PeerFault, BadSignature for what the client did not sign, or without any step.
+        """
+        self.add_end(commitment.end)
+        roots = self.collected.by_node.setdefault(commitment.node, {})
+        if len(roots) < limits.MAX_ENDS:
+            roots.setdefault(commitment.end.end.steps, commitment.root)
+
     def add_end(self, signed: SignedEnd) -> None:
         """Keep the client's number of steps; ignored once there is a draw, which fixes it.
 
@@ -335,14 +406,15 @@ class SettlementState:
         check_end(signed, self.certificate.plan)
         if not signed.end.steps:
             raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
-        collected.end = collected.end or signed
-        collected.steps.add(signed.end.steps)
+        collected.end = signed
+        if signed.end.final:
+            collected.steps.add(signed.end.steps)
 
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
 
-        A client that signs several gets no draw, as if it had signed none: nobody else can choose
-        between them without taking somebody's pay (ADR 25).
+        A client that signs several gets no draw before the deadline is near: nobody else can choose
+        between them without taking somebody's pay (ADR 25, 55).
         """
         return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None
 

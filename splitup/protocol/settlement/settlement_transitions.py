@@ -146,7 +146,10 @@ def _make_checks(
 ) -> dict[int, TaskCheck]:
     checks = {}
     tasks, share = len(context.manifest.tasks), context.plan.request.verify_bps
+    committed = {node for node, _ in draw.commitments}
     for task in get_sampled_tasks(draw, tasks, share):
+        if executors[task] not in committed:
+            continue  # there is nothing to check, and nothing is paid
         ranked = rank_validators(
             draw.seed, task, context.plan, context.snapshot, context.manifest, executors
         )

@@ -107,7 +107,7 @@ class VerificationRounds:
         if due_at is not None:
             silent += [
                 Silence(node=node, task=None)
-                for node in sorted(set(verification.executors) - verification.completions.keys())
+                for node in sorted(verification.list_missing())
                 if now - due_at >= limits.EXECUTOR_REVEAL_S
             ]
             silent += [
@@ -119,6 +119,7 @@ class VerificationRounds:
         return Attestation(
             execution_id=execution_id,
             member=self._context.account,
+            steps=verification.draw.steps,
             due=covered or due_at is not None,
             held=tuple(
                 Held(task=task, validator=validator, root=root)

@@ -92,10 +92,14 @@ class Verification:
         is_revealed = self.executors[task] in self.completions
         return is_revealed and self.find_commitment(task) is None
 
+    def list_missing(self) -> set[str]:
+        """Return the executors that committed and have not revealed."""
+        committed = {node for node, _ in self.draw.commitments}
+        return committed - self.completions.keys()
+
     def list_withheld(self) -> set[str]:
         """Return the executors that 2f+1 members say never revealed what they committed to."""
-        missing = set(self.executors) - self.completions.keys()
-        return {node for node in missing if self.attestations.is_silent(node, None)}
+        return {node for node in self.list_missing() if self.attestations.is_silent(node, None)}
 
     def is_complete(self) -> bool:
         """Return whether every drawn task has a verdict and every executor revealed or withheld.
@@ -104,7 +108,7 @@ class Verification:
         """
         if not self.checks.keys() <= self.verdicts.keys():
             return False
-        return set(self.executors) <= self.completions.keys() | self.list_withheld()
+        return self.list_missing() <= self.list_withheld()
 
     def list_verdicts(self) -> list[Verdict]:
         """Return the verdicts on all drawn tasks, and on tasks that misled their readers."""
@@ -119,7 +123,10 @@ class Verification:
         misled |= find_edge_faults(manifest, claims, rulings, replaced)
         disowned = filter(self.is_disowned, range(len(executors)))
         misled |= dict.fromkeys(disowned, Outcome.CONTRADICTED)
+        committed = {node for node, _ in self.draw.commitments}
         for task, outcome in misled.items():
+            if executors[task] not in committed:
+                continue  # it is unpaid, and has nothing at stake
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:
                 verdicts[task] = replace(known, outcome=outcome)

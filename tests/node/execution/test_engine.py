@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from splitup_node.worker.ipc import RunRequest
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import FrameKind
@@ -123,7 +123,7 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
     pair.client.end(certificate, 5)
     async with asyncio.timeout(HANG_S):
         finished = [await node.finished.get() for node in pair.nodes]
-    completions = [execution.make_completion(bytes(32)) for execution in finished]
+    completions = [execution.make_completions(lambda: bytes(32))[0] for execution in finished]
     entries = {entry.task: entry for completion in completions for entry in completion.tasks}
     for task in range(1, TASKS - 1):
         assert entries[task].inputs == entries[task - 1].outputs
@@ -453,3 +453,51 @@ async def test_transition_between_nodes_takes_milliseconds(pair: Pair) -> None:
         for step in range(steps)
     ]
     assert statistics.median(transitions_ms) <= 5
+
+
+async def test_a_node_stops_for_a_client_that_never_acknowledges(pair: Pair) -> None:
+    """What it computes for nothing is bounded, and the rest waits."""
+    certificate = pair.plan(0, 0, 0, 0, steps=100)
+    pair.client.acknowledge = lambda *arguments: None  # type: ignore[method-assign]
+    execution = pair.nodes[0].engine.start(certificate, MANIFEST)
+    await pair.client.connect(certificate)
+    xs = make_inputs(limits.UNPAID_STEPS + 6)
+    results = await pair.run(certificate, xs[: limits.UNPAID_STEPS])
+    assert len(results) == limits.UNPAID_STEPS
+    for step in range(limits.UNPAID_STEPS, len(xs)):
+        pair.client.send(certificate, step, xs[step], set(certificate.plan.executors()))
+    pair.client.probe(certificate)
+    async with asyncio.timeout(HANG_S):
+        progress = await pair.client.progress.get()
+    assert {task.steps for task in progress.tasks} == {limits.UNPAID_STEPS}
+    pair.nodes[0].engine.sweep(execution.deadline_s - 1)
+    assert not execution.ended_at_s, "nothing is owed for it"
+    pair.nodes[0].engine.fail(execution.id, 0, 0, "the test is over")
+
+
+async def test_what_was_delivered_is_committed_to_though_no_end_comes(pair: Pair) -> None:
+    """Shortly before the deadline; the client is told, and a late end changes nothing."""
+    certificate = pair.plan(0, 1, 0, 1, steps=100)
+    executions = [node.engine.start(certificate, MANIFEST) for node in pair.nodes]
+    await pair.client.connect(certificate)
+    await pair.run(certificate, make_inputs(39))
+    pair.client.probe(certificate)
+    async with asyncio.timeout(HANG_S):
+        for _ in executions:
+            await pair.client.progress.get()  # and they have what was sent before
+    for node, execution in zip(pair.nodes, executions, strict=True):
+        node.engine.sweep(execution.deadline_s - tuning.STOP_MARGIN_S - 1)
+        assert not execution.ended_at_s, "there is time for an end"
+        node.engine.sweep(execution.deadline_s - tuning.STOP_MARGIN_S + 1)
+        async with asyncio.timeout(HANG_S):
+            assert await node.finished.get() is execution
+    assert "32 steps were delivered" in (await pair.client.failures.get()).reason
+    pair.client.end(certificate, 39)
+    entries = {}
+    for execution in executions:
+        completions = execution.make_completions(lambda: bytes(32))
+        assert [completion.steps for completion in completions] == [32, 16]
+        assert not any(completion.end.end.final for completion in completions)
+        entries |= {entry.task: entry for entry in completions[0].tasks}
+    assert entries[1].inputs == entries[0].outputs
+    assert entries[TASKS - 1].outputs == (pair.client.totals[executions[0].id, 31],)

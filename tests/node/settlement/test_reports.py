@@ -118,6 +118,7 @@ class FakeHttp:
         attestation = Attestation(
             execution_id=execution_id,
             member=MEMBERS[place].address,
+            steps=1,
             due=endpoint in self.due,
             held=(),
             silent=(),
@@ -203,7 +204,7 @@ def make_completion(number: int) -> Completion:
 
 async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
     for number in numbers:
-        await reporter.submit(make_completion(number), int(time.time()) + left_s, EXPOSURE)
+        await reporter.submit([make_completion(number)], int(time.time()) + left_s, EXPOSURE)
 
 
 async def finish(reporter: Reporter) -> None:
@@ -393,7 +394,7 @@ async def test_second_completion_of_an_execution_does_not_replace_the_first(
         await submit(reporter, 1)
         await hear(http, 4)
         other = make_completion(1).model_copy(update={"salt": "0x" + "ff" * 32})
-        await reporter.submit(other, int(time.time()) + 60, EXPOSURE)
+        await reporter.submit([other], int(time.time()) + 60, EXPOSURE)
         await hear(http, 4)
     assert chain.commitments == {other.execution_id: make_completion(1).root()}
 
@@ -423,7 +424,7 @@ async def test_takeovers_are_sent_to_all_members_before_the_commitment_and_again
     takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
-    await reporter.submit(completion, int(time.time()) + 60, EXPOSURE)
+    await reporter.submit([completion], int(time.time()) + 60, EXPOSURE)
     async with asyncio.timeout(HANG_S):
         assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
         assert not chain.batches

@@ -57,6 +57,10 @@ REMAINS: Final = {
         "honest validation is unpaid: it came too late",
     ): "A relay that holds a verification order back",
     (
+        "member",
+        "honest validation is unpaid: it came too late",
+    ): "A member that sends an order to verify again",
+    (
         "gateway",
         "honest validation is unpaid: its inputs were altered",
     ): "A storage gateway that serves altered log objects",

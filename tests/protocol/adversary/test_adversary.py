@@ -114,10 +114,10 @@ def find_first(party: str, seeds: range) -> str:
     ("remove", "party", "first", "expected"),
     [
         (_without_price, "client", 0, "nodes computed below the price"),
-        (_without_signed_steps, "executor", 2_800, "honest work is unpaid"),
+        (_without_signed_steps, "executor", 400, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
         (_without_deliveries, "executor", 300, "the client received other outputs"),
-        (_without_the_draws_signature, "relay", 7_900, "honest validation is unpaid"),
+        (_without_the_draws_signature, "relay", 700, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_the_edges, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_a_second_answer, "validator", 4_200, "it was not settled"),

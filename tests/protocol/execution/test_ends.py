@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import EMPTY_DIGEST, Completion, End, SignedEnd, TaskCommitment
+from splitup.messages.completions import (
+    EMPTY_DIGEST,
+    UNSTATED,
+    Completion,
+    End,
+    SignedEnd,
+    TaskCommitment,
+)
+from splitup.messages.frames import decode_frame, make_delivery
 from splitup.messages.plans import Plan
-from splitup.protocol.execution.ends import check_end, sign_end
+from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.protocol.execution.ends import check_end, check_interim, sign_end
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.edge_faults import find_input_faults
 from splitup.protocol.settlement.proof_of_sampling import Economics, check_completion
@@ -166,3 +176,73 @@ def test_a_completion_is_bound_to_the_end_it_shows() -> None:
     false = shown.model_copy(update={"end": sign_end(make_identity(78), end)})
     with pytest.raises(BadSignature):
         check_completion(false, plan, manifest, false.root())
+
+
+# ---- interim ends --------------------------------------------------------------------------------
+
+
+NODE = make_identity(79)
+
+
+def make_interim(plan: Plan, steps: int, *, signer: int = 0, step: int | None = None) -> SignedEnd:
+    """Return an interim end that shows what a node signed for its last step."""
+    author = make_identity(signer) if signer else NODE
+    last = steps - 1 if step is None else step
+    frame = replace(
+        make_tensor_frame(plan.request.execution_id, 1, 0, last, b"1234"), before=b"\1" * 32
+    )
+    _, seal = decode_frame(seal_frame(author, frame))
+    end = make_end(SENT, steps=steps).model_copy(
+        update={
+            "execution_id": plan.request.execution_id,
+            "outputs": (make_delivery(seal),),
+            "final": False,
+        }
+    )
+    return sign_end(CLIENT, end)
+
+
+def test_a15_an_interim_end_shows_what_was_received_and_follows_the_one_before() -> None:
+    manifest = make_chain_manifest(2)
+    request = make_request(100).model_copy(update={"client_key": CLIENT.signing_key_hex})
+    plan = compute_plan(request, f"0x{7:064x}", make_snapshot(6, 2), manifest)
+    keys = {"signing_key": NODE.signing_key_hex}
+    nodes = tuple(node.model_copy(update=keys) for node in plan.nodes)
+    plan = plan.model_copy(update={"nodes": nodes})
+    for before, steps in ((0, 16), (0, 48), (16, 32), (32, 48)):
+        check_interim(make_interim(plan, steps), plan, manifest, before)
+    for before, steps in ((0, 15), (0, 17), (16, 48), (16, 64)):
+        with pytest.raises(PeerFault):
+            check_interim(make_interim(plan, steps), plan, manifest, before)
+    with pytest.raises(PeerFault, match="does not show output"):
+        check_interim(make_interim(plan, 16, step=14), plan, manifest, 0)
+    with pytest.raises(BadSignature):
+        check_interim(make_interim(plan, 16, signer=78), plan, manifest, 0)
+    shown = make_interim(plan, 16).end
+    for outputs in ((), ("",)):
+        empty = sign_end(CLIENT, shown.model_copy(update={"outputs": outputs}))
+        with pytest.raises(PeerFault, match="does not show"):
+            check_interim(empty, plan, manifest, 0)
+    with pytest.raises(BadSignature):
+        check_interim(sign_end(make_identity(78), shown), plan, manifest, 0)
+
+
+def test_a_state_may_be_unstated_with_an_interim_end_only() -> None:
+    manifest = make_chain_manifest(1)
+    plan = make_plan(manifest)
+    final = make_end(SENT).model_copy(update={"execution_id": plan.request.execution_id})
+    interim = final.model_copy(update={"final": False})
+    for end in (final, interim):
+        completion = Completion(
+            execution_id=end.execution_id,
+            node=plan.executors()[0],
+            tasks=(claim(0, SENT).model_copy(update={"state": UNSTATED}),),
+            salt="0x" + "55" * 32,
+            end=sign_end(CLIENT, end),
+        )
+        assert Completion.parse(completion.canonical_bytes()) == completion
+        if end.final:
+            with pytest.raises(PeerFault, match="lacks the state"):
+                check_completion(completion, plan, manifest, completion.root())
+        else:
+            check_completion(completion, plan, manifest, completion.root())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Seal
@@ -250,6 +250,7 @@ def test_32_sessions_share_a_node_and_none_falls_behind() -> None:
             session = run.execution_id
             done[session] += 1
             step = done[session]
+            queue.extend(session, step)
             queue.offer(session, (CLIENT, 0), step, make_tensor((CLIENT, 0), step, session))
             spread = max(spread, max(done.values()) - min(done.values()))
     assert min(done.values()) > 300 and spread <= 2
@@ -274,11 +275,35 @@ def test_runs_that_go_with_others_keep_nobody_waiting() -> None:
             turns[one.execution_id] += 1
             step = turns[one.execution_id]
             assert queue.finish(one, [])
+            queue.extend(one.execution_id, step)
             tensor = make_tensor((CLIENT, 0), step, one.execution_id)
             queue.offer(one.execution_id, (CLIENT, 0), step, tensor)
         waiting = [turns[session] for session in others]
         assert max(waiting) - min(waiting) <= 1
     assert turns[rider] >= 320 and min(turns[session] for session in others) >= 80
+
+
+def test_steps_beyond_what_was_delivered_are_kept_and_wait() -> None:
+    """A client that never says that it received anything gets no more of it."""
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 1_000)
+
+    def run_all() -> int:
+        count = 0
+        while (run := queue.next()) is not None:
+            queue.finish(run, [])
+            count += 1
+        return count
+
+    for step in range(100):
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
+    assert run_all() == limits.UNPAID_STEPS
+    queue.extend(FIRST, 16)
+    assert run_all() == 16
+    queue.extend(FIRST, 1)
+    assert run_all() == 0, "it takes nothing back"
+    queue.end(FIRST, 100)
+    assert run_all() == 20
 
 
 def test_steps_that_run_together_are_finished_in_order() -> None:

@@ -36,6 +36,7 @@ def attest(
     attestation = Attestation(
         execution_id="0x" + "ee" * 32,
         member=MEMBERS[place].address,
+        steps=1,
         due=due,
         held=(Held(task=0, validator=VALIDATOR, root=root),) if root else (),
         silent=silent,

@@ -121,7 +121,7 @@ def test_own_commitments_on_chain_end_the_vote() -> None:
 
 def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
     agreement, state = make_full()
-    found = state.find_agreement()
+    found = state.find_agreement(0)
     assert found is not None
     agreed = ExecutionCommitted(EXECUTION, compute_commitments_root(EXECUTION, found), BLOCK)
     state.chain.agreed = agreed

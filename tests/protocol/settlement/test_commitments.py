@@ -172,7 +172,9 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     give(commitment)
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     state = member._settlements._states[execution_id]
-    assert state.collected.by_node == {node.address: commitment.root}, "the first counts"
+    assert state.collected.by_node == {node.address: {commitment.end.end.steps: commitment.root}}, (
+        "the first counts"
+    )
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))
@@ -208,7 +210,7 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     execution_id = simulation.request()
     states = [member._settlements._states for member in simulation.members.values()]
     assert simulation.run(
-        5, lambda: all(execution_id in c and c[execution_id].find_agreement() for c in states)
+        5, lambda: all(execution_id in c and c[execution_id].find_agreement(0) for c in states)
     )
     (seen,) = [e for e in simulation.chain.log if isinstance(e, ev.RequestSeen)]
     moved = ev.RequestSeen(seen.request.model_copy(update={"block_hash": "0x" + "0b" * 32}))

@@ -200,6 +200,7 @@ def test_a_reverted_draw_leaves_completions_and_drops_statements(phase: type[Pha
     attestation = Attestation(
         execution_id=EXECUTION,
         member=make_context().account,
+        steps=verification.draw.steps,
         due=True,
         held=(),
         silent=(),

@@ -53,6 +53,7 @@ def attest(
         attestation = Attestation(
             execution_id="0x" + "ee" * 32,
             member=member,
+            steps=1,
             due=False,
             held=tuple(
                 Held(task=TASK, validator=a.result.validator, root=a.result.root()) for a in answers

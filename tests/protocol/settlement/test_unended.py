@@ -1,0 +1,150 @@
+"""What is settled where the client never ends, or an executor never commits (ADR 55)."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitup.core import tuning
+from splitup.messages.completions import (
+    UNSTATED,
+    Completion,
+    End,
+    ExecutorCommitment,
+    TaskCommitment,
+)
+from splitup.messages.plans import Plan
+from splitup.protocol.committee import events as ev
+from splitup.protocol.execution.ends import sign_end
+from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
+from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, VERIFY_NONE, digest, get_slashes
+
+DEADLINE_S = 30
+STEP_PRICE = PRICE // STEPS
+
+
+def open_execution(seed: int = 0) -> tuple[Steps, str, Plan]:
+    """Return an execution of three tasks on three nodes, which do nothing by themselves."""
+    simulation = Steps(seed, economics=VERIFY_NONE)
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    execution_id = simulation.request(steps=STEPS, deadline_s=DEADLINE_S)
+    for node in simulation.nodes:
+        node.plans[execution_id] = None  # type: ignore[assignment]
+    assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    return (
+        (simulation, execution_id, plan)
+        if len(set(plan.executors())) == 3
+        else open_execution(seed + 1)
+    )
+
+
+def commit(
+    simulation: Steps, plan: Plan, task: int, steps: int, *, final: bool = False
+) -> Completion:
+    """Let the executor of a task commit to an end of the client, and reveal it."""
+    execution_id, node = plan.request.execution_id, plan.executors()[task]
+    signed = sign_end(
+        CLIENT_IDENTITY, End(execution_id=execution_id, steps=steps, inputs=(), final=final)
+    )
+    value = digest(task, steps)
+    state = value if final else UNSTATED
+    claim = TaskCommitment(
+        task=task,
+        inputs=tuple(digest(task - 1, steps) for _ in simulation.manifest.tasks[task].inputs),
+        outputs=tuple(value for _ in simulation.manifest.tasks[task].outputs),
+        state=state,
+    )
+    completion = Completion(
+        execution_id=execution_id, node=node, tasks=(claim,), salt="0x" + value, end=signed
+    )
+    commitment = ExecutorCommitment(
+        execution_id=execution_id, node=node, root=completion.root(), end=signed
+    )
+    key = simulation.by_node[node].identity.signing_key_hex
+    for account in simulation.members:
+        simulation.feed(account, ev.ExecutorCommitmentReceived(commitment, key))
+    return completion
+
+
+def reveal(simulation: Steps, *completions: Completion) -> None:
+    for completion in completions:
+        key = simulation.by_node[completion.node].identity.signing_key_hex
+        for account in simulation.members:
+            simulation.feed(account, ev.CompletionReceived(completion, key))
+
+
+def run_to_agreement(simulation: Steps, execution_id: str) -> bool:
+    return simulation.run(DEADLINE_S, lambda: execution_id in simulation.chain.agreed)
+
+
+def settle(simulation: Steps, plan: Plan, *revealed: Completion) -> dict[str, int]:
+    """Return who is paid by task, once the settlement is on the chain; nobody loses stake."""
+    execution_id = plan.request.execution_id
+    assert run_to_agreement(simulation, execution_id)
+    simulation.run(2)
+    reveal(simulation, *revealed)
+    assert simulation.run(60, lambda: simulation.is_settled(execution_id))
+    assert not get_slashes(simulation, execution_id)
+    return get_pay(simulation, execution_id)
+
+
+def test_a_client_that_never_ends_pays_for_what_it_acknowledged() -> None:
+    simulation, execution_id, plan = open_execution()
+    done = [commit(simulation, plan, task, 2) for task in range(3)]
+    before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
+    assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed), (
+        "its final end may still come"
+    )
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(plan.executors(), 2 * STEP_PRICE)
+    assert simulation.chain.settlements[execution_id].steps == 2
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_an_executor_that_never_commits_keeps_nobody_elses_pay(absent: int) -> None:
+    simulation, _, plan = open_execution()
+    rest = [task for task in range(3) if task != absent]
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in rest]
+    assert run_to_agreement(simulation, plan.request.execution_id)
+    late = commit(simulation, plan, absent, STEPS, final=True)
+    pay = settle(simulation, plan, *done, late)
+    assert pay == {plan.executors()[task]: PRICE for task in rest}
+
+
+def test_no_minority_moves_the_number() -> None:
+    """A client and an executor of its own show a higher number, or a lower one."""
+    simulation, _, plan = open_execution()
+    commit(simulation, plan, 0, STEPS, final=True)
+    commit(simulation, plan, 0, 1, final=True)
+    done = [commit(simulation, plan, task, 3) for task in range(3)]
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
+def test_of_two_common_numbers_the_one_that_pays_more_work_counts() -> None:
+    """Ended at STEPS for two of three, all of them have one step less in common."""
+    simulation, _, plan = open_execution()
+    for task in (1, 2):
+        commit(simulation, plan, task, STEPS, final=True)
+    done = [commit(simulation, plan, task, STEPS - 1) for task in range(3)]
+    assert len(settle(simulation, plan, *done)) == 3, "3 · 3 steps, not 2 · 4"
+
+
+def test_half_of_the_price_is_not_enough() -> None:
+    simulation, execution_id, plan = open_execution()
+    commit(simulation, plan, 0, STEPS, final=True)
+    assert not run_to_agreement(simulation, execution_id)
+
+
+def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
+    simulation, execution_id, plan = open_execution()
+    for member in simulation.members.values():
+        member._settlements._states[execution_id].economics = VERIFY_ALL
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in (0, 1)]
+    assert run_to_agreement(simulation, execution_id)
+    simulation.run(2)
+    reveal(simulation, *done)
+    state = next(iter(simulation.members.values()))._settlements._states[execution_id]
+    assert state.verification is not None and 2 not in state.verification.checks
+    assert state.verification.list_missing() == set()
+    assert state.chain.get_locked().keys() == set(plan.executors()[:2]), "who agreed to it"
