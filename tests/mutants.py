@@ -102,8 +102,8 @@ MUTANTS: Final = (
     Mutant(
         "one number of steps",
         f"{_SETTLEMENT}/settlement_state.py",
-        "return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None",
-        "return min(self.collected.steps, default=None)",
+        "return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None",
+        "return min(self.collected.finals, default=None)",
         f"{_TESTS}/settlement/test_steps.py::test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake[0]",
         is_quick=False,
     ),
@@ -113,6 +113,22 @@ MUTANTS: Final = (
         "if 2 * covered > sum(prices) and covered * steps >= most:",
         "if covered * steps >= most:",
         f"{_TESTS}/settlement/test_unended.py::test_half_of_the_price_is_not_enough",
+        is_quick=False,
+    ),
+    Mutant(
+        "commitments passed on",
+        f"{_SETTLEMENT}/commitments.py",
+        "return [Gossip(None, message) for message in (first, *rest)]",
+        "return []",
+        f"{_TESTS}/settlement/test_unended.py::test_members_pass_on_what_an_executor_shows_to_some_of_them[2]",
+        is_quick=False,
+    ),
+    Mutant(
+        "two commitments count as none",
+        f"{_SETTLEMENT}/settlement_state.py",
+        'by_steps[steps] = HeldCommitment("", (*known.tokens, token))',
+        "pass",
+        f"{_TESTS}/settlement/test_unended.py::test_an_executor_that_shows_each_half_of_the_members_another_commitment_is_unpaid",
         is_quick=False,
     ),
     Mutant(

@@ -40,7 +40,7 @@ from splitup.protocol.committee.events import (
 from splitup.protocol.committee.member import CommitteeMember
 from tests.builders import COMMON_CLASS
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
-from tests.protocol.simulator import VERIFY_NONE, read_result
+from tests.protocol.simulator import VERIFY_NONE, read_token
 
 NODES: Final = 10_000
 DISTINCT: Final = 400  # identities; creating ten thousand takes longer than the measurement
@@ -61,7 +61,7 @@ class Absorber:
             identities[0],
             view,
             VERIFY_NONE,
-            read_result,
+            read_token,
             grace_s=60,
             signing_guard=SigningGuard(),
         )

@@ -36,6 +36,7 @@ from splitup.messages.storage import UploadObject
 from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, DRAFT, EXAMPLE, MODEL, Network, wait_for
 
+KILLED_CLIENT = Path(__file__).with_name("killed_client.py")
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 SPARE_MICRO_USDC = 100_000_000  # more than a node loses in a test
 PROMPT = "library for"
@@ -239,6 +240,20 @@ def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> No
     money = re.search(r"cost: .*\(([0-9.]+) USDC to the nodes, .* ([0-9.]+) USDC came back", said)
     assert money is not None, said
     assert 0 < float(money[1]) < float(money[2])  # few of the 250 steps were run
+
+
+async def test_a_killed_client_pays_for_the_steps_that_it_acknowledged(network: Network) -> None:
+    command = [sys.executable, KILLED_CLIENT, network.directory, MODEL, str(CHUNK)]
+    client = await asyncio.to_thread(
+        subprocess.run, command, stdout=subprocess.PIPE, text=True, timeout=HANG_S
+    )
+    assert client.returncode == -signal.SIGKILL
+    execution_id, steps = client.stdout.split()
+    assert limits.INTERIM_STEPS < int(steps) < 2 * limits.INTERIM_STEPS
+    async with SplitUp.connect(network.config) as net:
+        receipt = await net.receipt(execution_id)
+    assert (receipt.status, receipt.steps) == ("settled", limits.INTERIM_STEPS)
+    assert receipt.paid_micro_usdc > 0 and not receipt.slashes
 
 
 async def test_executions_run_side_by_side(network: Network) -> None:

@@ -30,7 +30,7 @@ from tests.protocol.committee.test_key_generation import spoil
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_identity, make_view
 from tests.protocol.histories import ECONOMICS
 from tests.protocol.scenarios import Broken
-from tests.protocol.simulator import GRACE_S, read_result
+from tests.protocol.simulator import GRACE_S, read_token
 
 DOMAIN = Domain(CHAIN_ID, COMMITTEE)
 END_BLOCKS = 120  # of one handover: the wait for late dealings, twice and more
@@ -206,7 +206,7 @@ class Board:
 
         def make_member(view: CommitteeView, guard: SigningGuard) -> CommitteeMember:
             return CommitteeMember(
-                life.identity, view, ECONOMICS, read_result, grace_s=GRACE_S, signing_guard=guard
+                life.identity, view, ECONOMICS, read_token, grace_s=GRACE_S, signing_guard=guard
             )
 
         guard = SigningGuard()

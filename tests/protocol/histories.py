@@ -46,7 +46,7 @@ from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
-from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_result
+from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_token
 
 ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 MANIFEST = make_chain_manifest(2)
@@ -200,7 +200,7 @@ class History:
             self.identities[life.place],
             self.view,
             ECONOMICS,
-            read_result,
+            read_token,
             grace_s=GRACE_S,
             signing_guard=SigningGuard(
                 {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import TypeVar
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
@@ -61,6 +62,7 @@ from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exp
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
+M = TypeVar("M", bound=Message)
 Exposures = tuple[tuple[str, int], ...]
 
 MARKET = address(0xA)
@@ -253,7 +255,7 @@ class Simulation:
             identity,
             self.view,
             self.economics,
-            read_result,
+            read_token,
             grace_s=GRACE_S,
             signing_guard=SigningGuard(
                 {k: v for (kind, k), v in journal.items() if kind == SIGNED}  # type: ignore[misc]
@@ -695,7 +697,7 @@ class Simulation:
                 told = commitment.model_copy(update={"takeovers": takeovers})
             if node.two_faced:
                 told = told.model_copy(update={"root": "0x" + digest("face", account)})
-            event = ev.ExecutorCommitmentReceived(told, node.identity.signing_key_hex)
+            event = make_commitment_event(node.identity, told)
             for attempt in range(3):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
@@ -903,13 +905,7 @@ class Simulation:
         validator_commitment = ValidatorCommitment(
             execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
         )
-        token = sign_jws(
-            node.identity,
-            typ=api.VERIFICATION_RESULT.typ,
-            audience=COMMITTEE,
-            body=result.model_dump(mode="json"),
-            now_s=int(self.now),
-        )
+        token = sign_token(node.identity, api.VERIFICATION_RESULT, result)
         key = node.identity.signing_key_hex
         if hidden:  # an excuse is not committed to
             for account in self.members:
@@ -961,9 +957,21 @@ def make_signed_end(
     return sign_end(client, End(execution_id=execution_id, steps=steps, inputs=inputs))
 
 
-def read_result(token: str) -> tuple[VerificationResult, str]:
-    claims = verify_jws(token, typ=api.VERIFICATION_RESULT.typ, audience=COMMITTEE, now_s=None)
-    return VerificationResult.from_value(claims.body), claims.issuer
+def sign_token(identity: Identity, route: api.Route[M], message: M) -> str:
+    body = message.model_dump(mode="json")
+    return sign_jws(identity, typ=route.typ, audience=COMMITTEE, body=body, now_s=0)
+
+
+def read_token(route: api.Route[M], token: str) -> tuple[M, str]:
+    claims = verify_jws(token, typ=route.typ, audience=COMMITTEE, now_s=None)
+    return route.parse(claims.body), claims.issuer
+
+
+def make_commitment_event(
+    identity: Identity, commitment: ExecutorCommitment
+) -> ev.ExecutorCommitmentReceived:
+    token = sign_token(identity, api.EXECUTOR_COMMITMENT, commitment)
+    return ev.ExecutorCommitmentReceived(commitment, identity.signing_key_hex, token)
 
 
 def start(seed: int = 1, **options: object) -> Simulation:

@@ -75,7 +75,7 @@ class MemberServer:
                 api.REACH_REQUEST: self._reach,
                 api.SIGNED_REQUEST: self._signed_request,
                 api.GOSSIP: self._gossip,
-                api.EXECUTOR_COMMITMENT: self._pass_on(
+                api.EXECUTOR_COMMITMENT: self._pass_on_signed(
                     api.EXECUTOR_COMMITMENT, ExecutorCommitmentReceived
                 ),
                 api.TAKEOVERS: self._pass_on(api.TAKEOVERS, TakeoversReceived),
@@ -83,7 +83,9 @@ class MemberServer:
                     api.VALIDATOR_COMMITMENT, ValidatorCommitmentReceived
                 ),
                 api.COMPLETION: self._pass_on(api.COMPLETION, CompletionReceived),
-                api.VERIFICATION_RESULT: self._verification_result,
+                api.VERIFICATION_RESULT: self._pass_on_signed(
+                    api.VERIFICATION_RESULT, VerificationResultReceived
+                ),
             },
         )
         self.relay.add_routes(app)
@@ -189,23 +191,21 @@ class MemberServer:
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
 
-    async def _verification_result(self, request: web.Request) -> web.Response:
-        received = await read_message(
-            request, api.VERIFICATION_RESULT, audience=self._member.audience
-        )
-        self._member.feed_peer(
-            VerificationResultReceived(received.message, received.issuer, received.token)
-        )
-        return web.json_response({})
-
     def _pass_on(
         self, route: api.Route[M], make_event: Callable[[M, str], Event]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Return the handler that gives the machine a message and the key that signed it."""
+        return self._pass_on_signed(route, lambda message, key, _: make_event(message, key))
+
+    def _pass_on_signed(
+        self, route: api.Route[M], make_event: Callable[[M, str, str], Event]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return the handler that gives the machine the signed message, too, as evidence."""
 
         async def handle(request: web.Request) -> web.Response:
             received = await read_message(request, route, audience=self._member.audience)
-            self._member.feed_peer(make_event(received.message, received.issuer))
+            event = make_event(received.message, received.issuer, received.token)
+            self._member.feed_peer(event)
             return web.json_response({})
 
         return handle

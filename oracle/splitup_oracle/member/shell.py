@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
@@ -28,9 +28,9 @@ from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.messages import api
+from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import VerificationResult
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import (
@@ -81,6 +81,8 @@ from splitup_oracle.member.node_requests import NodeRequests
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
+
+M = TypeVar("M", bound=Message)
 
 _SECRET: Final = "secret"  # journal kind: the secret from which our dealings' are derived
 _REQUEST_CHECKS: Final = 16  # signed requests that are checked on chain at once
@@ -139,7 +141,7 @@ class Member:
                 identity,
                 view,
                 economics,
-                self.read_result,
+                self.read_token,
                 grace_s=grace_s,
                 signing_guard=signing_guard,
                 confirmations=chain.deployment.confirmations,
@@ -192,9 +194,8 @@ class Member:
             log.warning("fault of %s: %s", error.peer or "a peer", error)
             raise
 
-    def read_result(self, token: str) -> tuple[VerificationResult, str]:
-        """Verify a validator's token of any age as evidence; return result and key."""
-        route = api.VERIFICATION_RESULT
+    def read_token(self, route: api.Route[M], token: str) -> tuple[M, str]:
+        """Verify a node's message of any age as evidence; return it and the key that signed it."""
         claims = verify_jws(token, typ=route.typ, audience=self.audience, now_s=None)
         return route.parse(claims.body), claims.issuer
 

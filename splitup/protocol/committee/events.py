@@ -187,6 +187,7 @@ class CompletionReceived:
 class ExecutorCommitmentReceived:
     commitment: ExecutorCommitment
     signing_key: str
+    token: str  # the signed message, for the other members
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ from splitup.protocol.committee.peer_messages import (
 from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.settlement.settlement_agreement import ResultReader, SettlementAgreement
+from splitup.protocol.settlement.settlement_agreement import SettlementAgreement, TokenReader
 from splitup.protocol.snapshots.demand import compute_demand
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
@@ -71,7 +71,7 @@ from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 class CommitteeMember:
     """One member. ``snapshots``, ``evidence`` and ``signed_requests`` are from its journal.
 
-    ``read_result`` verifies a validator's token of any age as evidence and returns result and key.
+    ``read_token`` verifies a node's message of any age that another member holds.
     ``grace_s`` is the Market's time between an execution's deadline and its refund.
     ``signing_guard`` is the account's one guard, for all its configurations. An unopened signed
     request has expired when ``confirmations`` blocks are on top of the first one past its deadline.
@@ -82,7 +82,7 @@ class CommitteeMember:
         identity: Identity,
         view: CommitteeView,
         economics: Economics,
-        read_result: ResultReader,
+        read_token: TokenReader,
         *,
         grace_s: int,
         signing_guard: SigningGuard,
@@ -112,7 +112,7 @@ class CommitteeMember:
             self.context, signing_guard, self._content_store, self._detector, economics
         )
         self._settlements = SettlementAgreement(
-            self.context, signing_guard, self._content_store, economics, read_result
+            self.context, signing_guard, self._content_store, economics, read_token
         )
         self._signed_requests = SignedRequests(view.configuration, signed_requests, confirmations)
         for kept in signed_requests:  # these return no commands: the threshold key is not known yet
@@ -264,7 +264,9 @@ class CommitteeMember:
             case CompletionReceived():
                 return settlements.process_completion(event.completion, event.signing_key, now)
             case ExecutorCommitmentReceived():
-                return settlements.process_commitment(event.commitment, event.signing_key, now)
+                return settlements.process_commitment(
+                    event.commitment, event.signing_key, event.token, now
+                )
             case ValidatorCommitmentReceived():
                 return settlements.process_validator_commitment(
                     event.validator_commitment, event.signing_key, now

@@ -13,7 +13,7 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import AddressField, Bytes32Field, Count, Message
-from splitup.messages.completions import Completion, SignedTakeover
+from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
 from splitup.protocol.snapshots.observations import (
@@ -27,6 +27,7 @@ from splitup.protocol.snapshots.observations import (
 QuorumSignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]  # ECDSA, r ‖ s ‖ v
 PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signature by one share
 TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
+CommitmentTokenField = Annotated[str, Field(max_length=limits.MAX_COMMITMENT_BYTES)]
 
 
 class EpochTimeoutVote(Message):
@@ -128,6 +129,19 @@ class CommitmentsReply(Message):
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
 
 
+class CommitmentsShared(Message):
+    """What a member holds of an execution before the draw; every part proves itself.
+
+    ``commitments`` are the nodes' own tokens. ``ends`` are the client's final ones: two prove that
+    it signed different ones.
+    """
+
+    execution_id: Bytes32Field
+    commitments: tuple[CommitmentTokenField, ...] = Field(default=(), max_length=limits.MAX_SHARED)
+    ends: tuple[SignedEnd, ...] = Field(default=(), max_length=2)
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
+
+
 class DrawPartial(Message):
     """A share of the draw's seed, with the takeovers that it rests on, which others may lack."""
 
@@ -180,6 +194,7 @@ SettlementMessage = (
     CommitmentsVote
     | CommitmentsRequest
     | CommitmentsReply
+    | CommitmentsShared
     | DrawPartial
     | DrawMade
     | Attested
@@ -203,6 +218,7 @@ _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "commitments-vote": CommitmentsVote,
     "commitments-request": CommitmentsRequest,
     "commitments-reply": CommitmentsReply,
+    "commitments-shared": CommitmentsShared,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,

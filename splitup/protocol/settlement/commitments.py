@@ -7,17 +7,21 @@ goes to the chain; the draw needs it there. If the members do not agree in time,
 commit on chain themselves, and nothing else changes. Shortly before the deadline the commitments of
 most executors are enough, to the client's final end or to an interim one (ADR 55).
 
-A member may vote for different roots, so it records no vote in its journal. A node that commits to
-different things splits the votes and gains nothing: the chain takes one root, and members draw
-once.
+A node may show its commitment to some members only, or sign two. So a member whose vote finds no
+majority shares what it holds. Who signed two for one number of steps counts as not having
+committed, so all members come to the same content.
+
+A member may vote for different roots, so it records no vote in its journal: the chain takes one
+root, and members draw once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
-from splitup.core import tuning
-from splitup.core.errors import BadSignature
+from splitup.core import limits, tuning
+from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto import quorum
 from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitCommitments
@@ -25,6 +29,7 @@ from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import (
     CommitmentsReply,
     CommitmentsRequest,
+    CommitmentsShared,
     CommitmentsVote,
 )
 from splitup.protocol.settlement.chain_commitments import (
@@ -42,19 +47,25 @@ class CommitmentAgreement:
         self._context = context
 
     def process_commitment(
-        self, state: SettlementState, commitment: ExecutorCommitment, signing_key: str
+        self, state: SettlementState, commitment: ExecutorCommitment, signing_key: str, token: str
     ) -> None:
         """Keep a node's commitment, and the number of steps that the client signed for it.
 
-        Raises PeerFault, BadSignature if the one is not the node's own or the other not the
-        client's.
+        ``token`` is the signed message. Raises PeerFault, BadSignature if the one is not the node's
+        own, or too large to be passed on, or the other not the client's.
         """
         plan = state.require_certificate().plan
+        if len(token) > limits.MAX_COMMITMENT_BYTES:
+            raise PeerFault(
+                f"a commitment of {commitment.node} is larger than {limits.MAX_COMMITMENT_BYTES} "
+                "bytes",
+                peer=commitment.node,
+            )
         if plan.node_of(commitment.node).signing_key != signing_key:
             raise BadSignature(
                 f"a commitment of {commitment.node} is signed by another key", peer=commitment.node
             )
-        state.add_commitment(commitment)
+        state.add_commitment(commitment, token)
         state.add_takeovers(commitment.takeovers)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:
@@ -95,7 +106,9 @@ class CommitmentAgreement:
         own = collected.votes.get(self._context.account)
         commands: list[Command] = []
         if own is None or own.root != root or now >= collected.vote_at:
-            if own is None or own.root != root:
+            if own is not None and own.root == root:
+                commands += self._share(state, own)
+            else:
                 exposures_hash = quorum.hash_exposures(state.list_exposures(agreement))
                 struct_hash = quorum.commitments_struct_hash(execution_id, root, exposures_hash)
                 own = CommitmentsVote(
@@ -112,6 +125,29 @@ class CommitmentAgreement:
             commands.append(Gossip(None, own))
         return commands + self._submit(state, context, agreement, own, now)
 
+    def _share(self, state: SettlementState, own: CommitmentsVote) -> list[Command]:
+        """Send the others what we hold, unless enough of them vote as we do.
+
+        Once before the deadline is near, as long as it does not change; then with every vote.
+        """
+        collected, is_late = state.collected, state.is_late(self._context.timestamp_s)
+        if len(_list_equal(state, own)) >= self._context.view.quorum:
+            return []
+        if collected.shared_changes == collected.changes and not is_late:
+            return []
+        collected.shared_changes = collected.changes
+        execution_id = state.request.execution_id
+        first = CommitmentsShared(
+            execution_id=execution_id,
+            ends=tuple(collected.finals.values()),
+            takeovers=tuple(collected.takeovers.values()),
+        )
+        rest = (
+            CommitmentsShared(execution_id=execution_id, commitments=batch)
+            for batch in _split(state.list_tokens())
+        )
+        return [Gossip(None, message) for message in (first, *rest)]
+
     def _submit(
         self,
         state: SettlementState,
@@ -125,12 +161,7 @@ class CommitmentAgreement:
         The chain refuses it while an executor's free stake does not cover what it can lose; stake
         becomes free when other executions end.
         """
-        collected = state.collected
-        equal = [
-            (member, bytes.fromhex(vote.signature[2:]))
-            for member, vote in collected.votes.items()
-            if (vote.root, vote.exposures_hash) == (own.root, own.exposures_hash)
-        ]
+        collected, equal = state.collected, _list_equal(state, own)
         if len(equal) < self._context.view.quorum or not state.chain.is_planned:
             return []
         if collected.submit_at == math.inf:
@@ -165,3 +196,25 @@ class CommitmentAgreement:
             Log(f"the members agreed on commitments of {execution_id} that we do not hold"),
             Gossip(None, CommitmentsRequest(execution_id=execution_id)),
         ]
+
+
+def _list_equal(state: SettlementState, own: CommitmentsVote) -> list[tuple[str, bytes]]:
+    """Return the members that voted for the same as we did, with their signatures."""
+    return [
+        (member, bytes.fromhex(vote.signature[2:]))
+        for member, vote in state.collected.votes.items()
+        if (vote.root, vote.exposures_hash) == (own.root, own.exposures_hash)
+    ]
+
+
+def _split(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Divide tokens among messages that members accept."""
+    batch: list[str] = []
+    for token in tokens:
+        size = sum(map(len, batch)) + len(token)
+        if len(batch) == limits.MAX_SHARED or size > limits.MAX_MESSAGE_BYTES // 2:
+            yield tuple(batch)
+            batch = []
+        batch.append(token)
+    if batch:
+        yield tuple(batch)

@@ -10,11 +10,13 @@ members reach the same settlement.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, assert_never
 
 from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.messages import api
+from splitup.messages.base import Message
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.verification import (
@@ -31,6 +33,7 @@ from splitup.protocol.committee.peer_messages import (
     Attested,
     CommitmentsReply,
     CommitmentsRequest,
+    CommitmentsShared,
     CommitmentsVote,
     DrawMade,
     DrawPartial,
@@ -51,7 +54,14 @@ from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_rounds import VerificationRounds
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
 
-ResultReader = Callable[[str], tuple[VerificationResult, str]]  # token -> result, signing key
+M = TypeVar("M", bound=Message)
+
+
+class TokenReader(Protocol):
+    """Verifies a node's message of any age that another member holds."""
+
+    def __call__(self, route: api.Route[M], token: str) -> tuple[M, str]:
+        """Return message and signing key; raise PeerFault, BadSignature for a false one."""
 
 
 class SettlementAgreement:
@@ -63,12 +73,12 @@ class SettlementAgreement:
         signing_guard: SigningGuard,
         content_store: ContentStore,
         economics: Economics,
-        read_result: ResultReader,
+        read_token: TokenReader,
     ) -> None:
         self._context = context
         self._content_store = content_store
         self._economics = economics
-        self._read_result = read_result
+        self._read_token = read_token
         self._commitments = CommitmentAgreement(context)
         self._draws = DrawAgreement(context, signing_guard)
         self._verification_rounds = VerificationRounds(context)
@@ -209,13 +219,13 @@ class SettlementAgreement:
         return self._advance(state, now)
 
     def process_commitment(
-        self, commitment: ExecutorCommitment, signing_key: str, now: float
+        self, commitment: ExecutorCommitment, signing_key: str, token: str, now: float
     ) -> list[Command]:
-        """Keep a node's first commitment; raise PeerFault if it is not the node's own."""
+        """Keep a node's commitment; raise PeerFault if it is not the node's own."""
         state = self._find_state(commitment.execution_id)
         if state is None:
             return []
-        self._commitments.process_commitment(state, commitment, signing_key)
+        self._commitments.process_commitment(state, commitment, signing_key, token)
         return self._advance(state, now)
 
     def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
@@ -278,6 +288,8 @@ class SettlementAgreement:
             case CommitmentsReply():
                 self._commitments.process_reply(state, message)
                 return self._advance(state, now)
+            case CommitmentsShared():
+                return self._process_shared(state, sender, message, now)
             case DrawPartial():
                 state.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(state, sender, message, now)
@@ -294,6 +306,24 @@ class SettlementAgreement:
                 return self._proposals.process_signature(state, sender, message)
             case _ as never:
                 assert_never(never)
+
+    def _process_shared(
+        self, state: SettlementState, sender: str, shared: CommitmentsShared, now: float
+    ) -> list[Command]:
+        """Take what another member holds before the draw; raise PeerFault for what is false."""
+        if state.certificate is None:
+            return [Gossip(sender, PlanRequest(execution_id=shared.execution_id))]
+        for signed in shared.ends:
+            state.add_end(signed)
+        state.add_takeovers(shared.takeovers)
+        known = set(state.list_tokens())
+        for token in shared.commitments:
+            if token not in known:
+                commitment, signing_key = self._read_token(api.EXECUTOR_COMMITMENT, token)
+                if commitment.execution_id != shared.execution_id:
+                    raise PeerFault(f"a commitment is not about {shared.execution_id}")
+                self._commitments.process_commitment(state, commitment, signing_key, token)
+        return self._advance(state, now)
 
     def _take_attestation(self, state: SettlementState, signed: SignedAttestation) -> bool:
         """Count an attestation; return whether it is new. Raises PeerFault, BadSignature."""
@@ -333,7 +363,7 @@ class SettlementAgreement:
                     _take_completion(state, state.verification, completion)
             for token in proposal.results:
                 if token not in known:
-                    result, signing_key = self._read_result(token)
+                    result, signing_key = self._read_token(api.VERIFICATION_RESULT, token)
                     state.check_validator(result, signing_key)
                     state.add_answer(ValidatorAnswer(result, token))
         except PeerFault as error:
@@ -395,7 +425,7 @@ class SettlementAgreement:
             return
         state.add_takeovers(before.collected.takeovers.values())
         state.collected.by_node |= before.collected.by_node
-        state.collected.steps |= before.collected.steps
+        state.collected.finals |= before.collected.finals
         state.early.completions |= before.early.completions
         if before.verification is not None:
             state.early.completions |= before.verification.completions
@@ -443,6 +473,7 @@ def _get_execution(message: SettlementMessage) -> str:
             CommitmentsVote()
             | CommitmentsRequest()
             | CommitmentsReply()
+            | CommitmentsShared()
             | DrawPartial()
             | SettlementProposal()
             | SettlementSignature()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
@@ -121,20 +121,33 @@ class EarlyEvidence:
     validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
 
 
+class HeldCommitment(NamedTuple):
+    """A node's commitment for one number of steps."""
+
+    root: str  # "" if the node signed two: then it counts as none
+    tokens: tuple[str, ...]  # what the node signed: one message, or two that differ
+
+
 @dataclass(slots=True)
 class CollectedCommitments:
-    """What nodes sent to the members before the draw, and the members' votes about it."""
+    """What nodes sent to the members before the draw, and the members' votes about it.
 
-    by_node: dict[str, dict[int, str]] = field(default_factory=dict)  # roots, by number of steps
+    Members share it when their votes differ. Whatever the order in which it arrives, members that
+    hold the same draw the same conclusions.
+    """
+
+    by_node: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)  # and by steps
     end: SignedEnd | None = None  # the latest of the client's that was checked
-    # as the client signed it in final ends: one, if it is honest
-    steps: set[int] = field(default_factory=set)
+    # the client's final ends, by steps: one, if it is honest; of more, two are kept
+    finals: dict[int, SignedEnd] = field(default_factory=dict)
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
     voted: dict[str, AgreedCommitments] = field(default_factory=dict)  # our own votes', by root
     vote_at: float = 0.0
     submit_at: float = math.inf
+    changes: int = 0  # of what others may lack: commitments, final ends, takeovers
+    shared_changes: int = 0  # as many of them were shared
 
 
 @dataclass(slots=True)
@@ -277,9 +290,11 @@ class SettlementState:
             executors = self._find_executors(commitments)
             if executors is not None:
                 return self._make_agreement(steps, commitments, executors)
-        if timestamp_s < self.request.deadline - tuning.AGREE_MARGIN_S:
-            return None
-        return self._find_majority()
+        return self._find_majority() if self.is_late(timestamp_s) else None
+
+    def is_late(self, timestamp_s: int) -> bool:
+        """Return whether the deadline is near: commitments of most executors are enough then."""
+        return timestamp_s >= self.request.deadline - tuning.AGREE_MARGIN_S
 
     def _find_majority(self) -> AgreedCommitments | None:
         """Return the commitments to the number of steps that pays executors most, or None.
@@ -306,7 +321,8 @@ class SettlementState:
 
     def _list_commitments(self, steps: int) -> dict[str, str]:
         roots = self.collected.by_node.items()
-        return {node: by_steps[steps] for node, by_steps in roots if steps in by_steps}
+        held = ((node, by_steps[steps].root) for node, by_steps in roots if steps in by_steps)
+        return {node: root for node, root in held if root}
 
     def _find_executors(
         self, commitments: Mapping[str, str], *, partial: bool = False
@@ -385,15 +401,23 @@ class SettlementState:
         evidence = make_evidence(self.verification.draw, self.verification.list_verdicts())
         return evidence if compute_evidence_root(evidence) == root else None
 
-    def add_commitment(self, commitment: ExecutorCommitment) -> None:
-        """Keep a node's first commitment for a number of steps, which the client signed.
+    def add_commitment(self, commitment: ExecutorCommitment, token: str) -> None:
+        """Keep a node's commitment for a number of steps, which the client signed.
 
+        ``token`` is the message as the node signed it. Of too many numbers the highest are kept.
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
         self.add_end(commitment.end)
-        roots = self.collected.by_node.setdefault(commitment.node, {})
-        if len(roots) < limits.MAX_ENDS:
-            roots.setdefault(commitment.end.end.steps, commitment.root)
+        collected, steps = self.collected, commitment.end.end.steps
+        by_steps = collected.by_node.setdefault(commitment.node, {})
+        known = by_steps.get(steps)
+        if known is None:
+            by_steps[steps] = HeldCommitment(commitment.root, (token,))
+            if len(by_steps) > limits.MAX_ENDS:
+                del by_steps[min(by_steps)]
+        elif known.root not in ("", commitment.root):
+            by_steps[steps] = HeldCommitment("", (*known.tokens, token))
+        collected.changes += by_steps.get(steps) is not known
 
     def add_end(self, signed: SignedEnd) -> None:
         """Keep the client's number of steps; ignored once there is a draw, which fixes it.
@@ -407,8 +431,15 @@ class SettlementState:
         if not signed.end.steps:
             raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
         collected.end = signed
-        if signed.end.final:
-            collected.steps.add(signed.end.steps)
+        if signed.end.final and signed.end.steps not in collected.finals:
+            if len(collected.finals) < 2:
+                collected.finals[signed.end.steps] = signed
+                collected.changes += 1
+
+    def list_tokens(self) -> list[str]:
+        """Return the commitments here, as their nodes signed them."""
+        nodes = self.collected.by_node.values()
+        return [token for by_steps in nodes for held in by_steps.values() for token in held.tokens]
 
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
@@ -416,7 +447,7 @@ class SettlementState:
         A client that signs several gets no draw before the deadline is near: nobody else can choose
         between them without taking somebody's pay (ADR 25, 55).
         """
-        return next(iter(self.collected.steps)) if len(self.collected.steps) == 1 else None
+        return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Keep who may answer for tasks; ignored once there is a draw.
@@ -430,6 +461,7 @@ class SettlementState:
             if name not in self.collected.takeovers:
                 check_takeover(signed, self.certificate.plan)
                 self.collected.takeovers[name] = signed
+                self.collected.changes += 1
 
     def list_effective(self, drawing: Drawing) -> tuple[SignedTakeover, ...]:
         """Return the takeovers that the basis of the draw rests on."""

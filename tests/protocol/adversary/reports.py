@@ -7,7 +7,6 @@ from functools import partial
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
-from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.base import CLIENT as CLIENT_TASK
@@ -43,7 +42,7 @@ from tests.protocol.adversary.tensors import (
     digest_all,
 )
 from tests.protocol.adversary.world import CHEAP, CLIENT, World
-from tests.protocol.committees import COMMITTEE
+from tests.protocol.simulator import make_commitment_event, sign_token
 
 
 class Reports:
@@ -69,7 +68,7 @@ class Reports:
             end=completion.end,
             takeovers=completion.takeovers,
         )
-        world.tell_members(node, commitment, lambda m: ev.ExecutorCommitmentReceived(m, key))
+        world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m))
         patience_s = tuning.COMMIT_PATIENCE_BLOCKS * world.setting.block_s
         margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
         world.after(min(patience_s, margin_s), partial(self._commit_alone, run, node, completion))
@@ -302,13 +301,12 @@ def check_order(order: VerificationOrder, world: World, node: str) -> None:
     check_draw(draw, world.full_view, CHEAP)
 
 
+def _sign_commitment(identity: Identity, commitment: Message) -> ev.ExecutorCommitmentReceived:
+    assert isinstance(commitment, ExecutorCommitment)
+    return make_commitment_event(identity, commitment)
+
+
 def _sign_result(identity: Identity, result: Message) -> ev.VerificationResultReceived:
     assert isinstance(result, VerificationResult)
-    token = sign_jws(
-        identity,
-        typ=api.VERIFICATION_RESULT.typ,
-        audience=COMMITTEE,
-        body=result.model_dump(mode="json"),
-        now_s=0,
-    )
+    token = sign_token(identity, api.VERIFICATION_RESULT, result)
     return ev.VerificationResultReceived(result, identity.signing_key_hex, token)

@@ -51,7 +51,7 @@ def _without_signed_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(proof_of_sampling, "check_end", _allow)
 
     def find_steps(state: SettlementState) -> int | None:
-        return min(state.collected.steps, default=None)
+        return min(state.collected.finals, default=None)
 
     patch.setattr(SettlementState, "find_steps", find_steps)
 

@@ -35,7 +35,7 @@ from tests.protocol.adversary.market import GRACE_S, MAX_DEADLINE_S, MIN_DEADLIN
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_identity
 from tests.protocol.histories import compute_plan  # noqa: F401  shares plans among members
-from tests.protocol.simulator import MARKET, read_result
+from tests.protocol.simulator import MARKET, read_token
 
 CHEAP: Final = CheapScheme()
 CLIENT: Final = make_identity(999)
@@ -249,7 +249,7 @@ class World:
             identity,
             self.view,
             self.economics,
-            read_result,
+            read_token,
             grace_s=GRACE_S,
             signing_guard=SigningGuard(),
             snapshots=[self.snapshot],

@@ -36,7 +36,7 @@ from tests.protocol.simulator import (
     Network,
     Simulation,
     make_signed_end,
-    read_result,
+    read_token,
     settle,
     start,
 )
@@ -437,7 +437,7 @@ def test_only_members_can_be_members() -> None:
             make_identity(5),
             view,
             VERIFY_ALL,
-            read_result,
+            read_token,
             grace_s=GRACE_S,
             signing_guard=SigningGuard(),
         )

@@ -26,7 +26,7 @@ from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import make_chain_manifest, make_request, make_snapshot
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_view
-from tests.protocol.simulator import GRACE_S, read_result
+from tests.protocol.simulator import GRACE_S, read_token
 
 SEEDS = 150
 CHEAP = CheapScheme()
@@ -85,7 +85,7 @@ class Crossing:
                 life.identity,
                 view,
                 self.economics,
-                read_result,
+                read_token,
                 grace_s=GRACE_S,
                 signing_guard=guard,
                 scheme=CHEAP,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.base import Message
 from splitup.protocol.committee.commands import Command, Gossip, SubmitCommitments
 from splitup.protocol.committee.events import ExecutionCommitted
-from splitup.protocol.committee.peer_messages import CommitmentsVote
+from splitup.protocol.committee.peer_messages import CommitmentsShared, CommitmentsVote
 from splitup.protocol.settlement.chain_commitments import compute_commitments_root
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.settlement_state import SettlementState
@@ -29,6 +29,7 @@ from tests.protocol.machines import (
 )
 
 CONTEXT = make_plan_context()
+TOKEN = "token"
 KEYS = {entry.node: entry.signing_key for entry in CONTEXT.plan.nodes}
 
 
@@ -36,7 +37,7 @@ def make_full() -> tuple[CommitmentAgreement, SettlementState]:
     """Return an execution of which every executor's commitment is here."""
     agreement, state = CommitmentAgreement(make_context()), make_committing()
     for node in EXECUTORS:
-        agreement.process_commitment(state, make_commitment(node), KEYS[node])
+        agreement.process_commitment(state, make_commitment(node), KEYS[node], TOKEN)
     return agreement, state
 
 
@@ -58,13 +59,13 @@ def get_vote(commands: list[Command]) -> CommitmentsVote:
 def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -> None:
     agreement, node = CommitmentAgreement(make_context()), EXECUTORS[0]
     with pytest.raises(Unavailable):
-        agreement.process_commitment(make_state(), make_commitment(node), KEYS[node])
+        agreement.process_commitment(make_state(), make_commitment(node), KEYS[node], TOKEN)
     state = make_committing()
     with pytest.raises(BadSignature):
-        agreement.process_commitment(state, make_commitment(node), "0x" + "00" * 32)
+        agreement.process_commitment(state, make_commitment(node), "0x" + "00" * 32, TOKEN)
     many = make_commitment(node).model_copy(update={"end": make_end(STEPS + 1)})
     with pytest.raises(PeerFault, match="more steps than were paid for"):
-        agreement.process_commitment(state, many, KEYS[node])
+        agreement.process_commitment(state, many, KEYS[node], TOKEN)
     assert not state.collected.by_node
 
 
@@ -72,10 +73,45 @@ def test_a_member_votes_once_all_executors_committed_and_repeats_the_vote() -> N
     agreement, state = CommitmentAgreement(make_context()), make_committing()
     for node in EXECUTORS:
         assert agreement.advance(state, CONTEXT, 0.0) == []
-        agreement.process_commitment(state, make_commitment(node), KEYS[node])
+        agreement.process_commitment(state, make_commitment(node), KEYS[node], TOKEN)
     vote = get_vote(agreement.advance(state, CONTEXT, 1.0))
     assert agreement.advance(state, CONTEXT, 1.0 + tuning.GOSSIP_RETRY_S / 2) == []
-    assert get_vote(agreement.advance(state, CONTEXT, 1.0 + tuning.GOSSIP_RETRY_S)) == vote
+    *shared, again = get_messages(agreement.advance(state, CONTEXT, 1.0 + tuning.GOSSIP_RETRY_S))
+    assert again == vote
+    assert [type(message) for message in shared] == [CommitmentsShared] * 2
+    assert get_vote(agreement.advance(state, CONTEXT, 1.0 + 2 * tuning.GOSSIP_RETRY_S)) == vote, (
+        "the others got what there is"
+    )
+
+
+def test_a_member_shares_nothing_while_enough_of_them_vote_as_it_does() -> None:
+    agreement, state = make_full()
+    vote = get_vote(agreement.advance(state, CONTEXT, 0.0))
+    for place in (1, 2):
+        sender = make_context().accounts()[place]
+        agreement.process_vote(state, sender, sign_vote(place, vote))
+    assert get_vote(agreement.advance(state, CONTEXT, 2 * tuning.GOSSIP_RETRY_S)) == vote
+
+
+def test_what_is_shared_is_divided_among_messages_that_members_accept() -> None:
+    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    token = "x" * limits.MAX_COMMITMENT_BYTES
+    for node in EXECUTORS:
+        agreement.process_commitment(state, make_commitment(node), KEYS[node], token)
+        for steps in range(1, STEPS):
+            earlier = make_commitment(node).model_copy(update={"end": make_end(steps)})
+            agreement.process_commitment(state, earlier, KEYS[node], token)
+    with pytest.raises(PeerFault, match="larger than"):
+        agreement.process_commitment(
+            state, make_commitment(EXECUTORS[0]), KEYS[EXECUTORS[0]], token + "x"
+        )
+    state.collected.finals.pop(1)  # a second one is only shared
+    state.collected.finals = {STEPS: make_end(STEPS)}
+    agreement.advance(state, CONTEXT, 0.0)
+    messages = get_messages(agreement.advance(state, CONTEXT, 5.0))[:-1]
+    assert all(isinstance(message, CommitmentsShared) for message in messages)
+    sizes = [len(message.canonical_bytes()) for message in messages]
+    assert max(sizes) < limits.MAX_MESSAGE_BYTES and sum(sizes) > len(state.list_tokens()) * 2**19
 
 
 def test_2f_1_equal_votes_are_submitted_by_rank_once_the_chain_holds_the_plan() -> None:

@@ -7,6 +7,7 @@ import pytest
 from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
+from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee import commands as cmd
@@ -29,6 +30,7 @@ from tests.protocol.simulator import (
     Simulation,
     make_signed_end,
     settle,
+    sign_token,
     start,
 )
 
@@ -154,7 +156,8 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     )
 
     def give(changed: ExecutorCommitment, signing_key: str = key) -> None:
-        member.handle(ev.ExecutorCommitmentReceived(changed, signing_key), simulation.now)
+        token = sign_token(node.identity, api.EXECUTOR_COMMITMENT, changed)
+        member.handle(ev.ExecutorCommitmentReceived(changed, signing_key, token), simulation.now)
 
     with pytest.raises(BadSignature):
         give(commitment, "0x" + "00" * 32)
@@ -170,11 +173,12 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     with pytest.raises(Unavailable):
         give(commitment.model_copy(update={"execution_id": "0x" + "99" * 32}))
     give(commitment)
-    give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
+    give(commitment)
     state = member._settlements._states[execution_id]
-    assert state.collected.by_node == {node.address: {commitment.end.end.steps: commitment.root}}, (
-        "the first counts"
-    )
+    assert state._list_commitments(4) == {node.address: commitment.root}
+    give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
+    give(commitment)
+    assert state._list_commitments(4) == {}, "two count as none"
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))

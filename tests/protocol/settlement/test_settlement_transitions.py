@@ -40,6 +40,7 @@ from tests.protocol.machines import (
     make_completion,
     make_context,
     make_drawing,
+    make_end,
     make_plan_context,
     make_state,
 )
@@ -240,7 +241,7 @@ def test_a_node_that_was_replaced_in_one_of_its_tasks_commits_for_the_others() -
     transitions.move(state, transitions.ContentsFetched(contents))
     takeover = Takeover(execution_id=EXECUTION, task=0, candidate=1, first_step=0)
     state.collected.takeovers[0, 1] = SignedTakeover(takeover=takeover, signature="0x" + "0" * 128)
-    state.collected.steps.add(4)
+    state.collected.finals[4] = make_end(4)
     exposures = dict(state.get_exposures((second, first)))
     for node in (first, second):
         assert state.find_basis() is None

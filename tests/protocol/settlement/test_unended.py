@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from splitup.core import tuning
+from splitup.core.errors import PeerFault
+from splitup.messages import api
 from splitup.messages.completions import (
     UNSTATED,
     Completion,
     End,
     ExecutorCommitment,
+    Takeover,
+    Takeovers,
     TaskCommitment,
 )
 from splitup.messages.plans import Plan
 from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.peer_messages import CommitmentsShared
 from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.execution.takeovers import sign_takeover
 from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
-from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, VERIFY_NONE, digest, get_slashes
+from tests.protocol.simulator import (
+    CLIENT_IDENTITY,
+    VERIFY_ALL,
+    VERIFY_NONE,
+    digest,
+    get_slashes,
+    make_commitment_event,
+    sign_token,
+)
 
 DEADLINE_S = 30
 STEP_PRICE = PRICE // STEPS
@@ -39,7 +55,14 @@ def open_execution(seed: int = 0) -> tuple[Steps, str, Plan]:
 
 
 def commit(
-    simulation: Steps, plan: Plan, task: int, steps: int, *, final: bool = False
+    simulation: Steps,
+    plan: Plan,
+    task: int,
+    steps: int,
+    *,
+    final: bool = False,
+    salt: str = "",
+    to: Sequence[str] | None = None,
 ) -> Completion:
     """Let the executor of a task commit to an end of the client, and reveal it."""
     execution_id, node = plan.request.execution_id, plan.executors()[task]
@@ -55,14 +78,18 @@ def commit(
         state=state,
     )
     completion = Completion(
-        execution_id=execution_id, node=node, tasks=(claim,), salt="0x" + value, end=signed
+        execution_id=execution_id,
+        node=node,
+        tasks=(claim,),
+        salt="0x" + (salt or value),
+        end=signed,
     )
     commitment = ExecutorCommitment(
         execution_id=execution_id, node=node, root=completion.root(), end=signed
     )
-    key = simulation.by_node[node].identity.signing_key_hex
-    for account in simulation.members:
-        simulation.feed(account, ev.ExecutorCommitmentReceived(commitment, key))
+    event = make_commitment_event(simulation.by_node[node].identity, commitment)
+    for account in simulation.members if to is None else to:
+        simulation.feed(account, event)
     return completion
 
 
@@ -148,3 +175,91 @@ def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
     assert state.verification is not None and 2 not in state.verification.checks
     assert state.verification.list_missing() == set()
     assert state.chain.get_locked().keys() == set(plan.executors()[:2]), "who agreed to it"
+
+
+# ---- not every member is told the same ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [1, 2, 3])
+def test_members_pass_on_what_an_executor_shows_to_some_of_them(told: int) -> None:
+    simulation, execution_id, plan = open_execution()
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in (0, 1)]
+    some = list(simulation.members)[:told]
+    done.append(commit(simulation, plan, 2, STEPS, final=True, to=some))
+    before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
+    assert simulation.run(before_s, lambda: execution_id in simulation.chain.agreed), (
+        "nobody has to wait for the deadline"
+    )
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), PRICE)
+
+
+def test_an_executor_that_shows_each_half_of_the_members_another_commitment_is_unpaid() -> None:
+    simulation, _, plan = open_execution()
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in (0, 1)]
+    accounts = list(simulation.members)
+    for half, salt in ((accounts[:2], "01" * 32), (accounts[2:], "02" * 32)):
+        done.append(commit(simulation, plan, 2, STEPS, final=True, salt=salt, to=half))
+    pay = settle(simulation, plan, *done)
+    assert pay == {plan.executors()[task]: PRICE for task in (0, 1)}
+
+
+def test_half_of_the_members_see_another_final_end_of_the_client() -> None:
+    simulation, _, plan = open_execution()
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in range(3)]
+    commit(simulation, plan, 0, 1, final=True, to=list(simulation.members)[:2])
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(plan.executors(), PRICE)
+
+
+def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
+    simulation, execution_id, plan = open_execution()
+    done = [commit(simulation, plan, task, 2) for task in range(2)]
+    taken = Takeover(execution_id=execution_id, task=2, candidate=1, first_step=1)
+    message = Takeovers(
+        execution_id=execution_id,
+        node=plan.tasks[2][1],
+        takeovers=(sign_takeover(CLIENT_IDENTITY, taken),),
+    )
+    key = simulation.by_node[message.node].identity.signing_key_hex
+    for account in list(simulation.members)[:2]:
+        simulation.feed(account, ev.TakeoversReceived(message, key))
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(plan.executors()[:2], 2 * STEP_PRICE)
+
+
+def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:
+    simulation, execution_id, plan = open_execution()
+    sender, receiver = list(simulation.members)[:2]
+    state = simulation.members[receiver]._settlements._states[execution_id]
+    completion = commit(simulation, plan, 0, STEPS, final=True, to=[sender])
+    commitment = ExecutorCommitment(
+        execution_id=execution_id,
+        node=completion.node,
+        root=completion.root(),
+        end=completion.end,
+    )
+    honest, other = (
+        sign_token(simulation.by_node[node].identity, api.EXECUTOR_COMMITMENT, commitment)
+        for node in plan.executors()[:2]
+    )
+    elsewhere = sign_token(
+        simulation.by_node[completion.node].identity,
+        api.EXECUTOR_COMMITMENT,
+        commitment.model_copy(update={"execution_id": "0x" + "99" * 32}),
+    )
+    end = commitment.end.model_copy(update={"signature": "0x" + "00" * 64})
+
+    def share(**parts: object) -> None:
+        message = CommitmentsShared(execution_id=execution_id, **parts)  # type: ignore[arg-type]
+        event = ev.GossipReceived(sender, message, simulation.view.configuration)
+        simulation.members[receiver].handle(event, simulation.now)
+
+    for forged in ("no token", honest[:-2] + "AA", other, elsewhere):
+        with pytest.raises(PeerFault):
+            share(commitments=(forged,))
+    with pytest.raises(PeerFault):
+        share(ends=(end,))
+    assert not state.list_tokens()
+    share(commitments=(honest, honest))
+    share(commitments=(honest,))
+    assert state._list_commitments(STEPS) == {completion.node: completion.root()}
