@@ -36,6 +36,7 @@ _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model dra
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
 _FEW_DRAFTS: Final = 6  # steps of the draft model in the time of one of the target's
 _LEAST_AHEAD: Final = 0.05  # reach of the first node of a step ahead of the certain text
+_LEAST_PER_TAKEN: Final = 0.5  # the same, by the share of a round in which it keeps nodes busy
 _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 
 
@@ -234,7 +235,10 @@ class SpeculativeDecoder:
         is_idle = (len(self._in_flight) + 1) * gap_s <= round_s  # the nodes, for long enough
         if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
             return None
-        if not (unsent := self._frontier.list_ahead(_LEAST_AHEAD)):
+        # the chance to save a round trip, against the time that the step takes the nodes
+        taken = 0.0 if known.gap_s is None else gap_s / round_s
+        least = max(_LEAST_AHEAD, _LEAST_PER_TAKEN * taken)
+        if not (unsent := self._frontier.list_ahead(least)):
             return None
         place = unsent[0][2].parent
         assert place is not None
