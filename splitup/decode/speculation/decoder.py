@@ -29,6 +29,7 @@ import numpy.typing as npt
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
+from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
 from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Node, Place, choose_rows
 from splitup.decode.step import StepInput, make_tree_step
 
@@ -46,6 +47,7 @@ class Experience:
     def __init__(self) -> None:
         self.model = ModelRates()
         self.ngrams = NgramRates()
+        self.target_ngrams = TargetNgramRates()
         self.steps = StepTimes()
         self.drafts = StepTimes()
         self.pace = Pace()
@@ -134,6 +136,7 @@ class SpeculativeDecoder:
         self._request = request
         self._instant = [source for source in sources if source.is_instant]
         self._models = [source for source in sources if not source.is_instant]
+        self._pools = [source for source in sources if isinstance(source, TargetNgrams)]
         self._known = experience
         self._may_go_back = may_go_back
         self._clock = clock
@@ -188,6 +191,8 @@ class SpeculativeDecoder:
         self._learn_times(sent, now_s)
         for node, row in zip(sent.nodes, logits, strict=False):
             node.logits = row
+        for pool in () if self._known.pace.is_paused else self._pools:
+            pool.learn(self._text, sent.nodes, logits)
         tokens: list[int] = []
         while (found := self._root.logits) is not None and not self._finished:
             tokens += self._accept(self._request.sampler.choose(found, self._root.position))
