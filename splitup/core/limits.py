@@ -68,9 +68,10 @@ OBJECT_KEY_BYTES: Final = 512  # S3 allows 1,024; SeaweedFS keeps a path segment
 
 MAX_JSON_DEPTH: Final = 64  # SplitUp's own objects nest 8 deep, tokenizers 10
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
-MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
+MAX_GRAPH_NODES: Final = 65_536  # of a task; 80 Llama blocks have ≈ 15,000; every pass is linear
+MAX_MODEL_NODES: Final = 8 * MAX_GRAPH_NODES  # before it is cut; DeepSeek-V3.2 has 76,000
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
-MAX_GRAPH_PAIRS: Final = 4 * MAX_GRAPH_NODES  # models have 1.5 pairs a node; a second to count
+MAX_GRAPH_PAIRS: Final = 4 * MAX_GRAPH_NODES  # of a task; models have 1.5 a node; a second to count
 MAX_KERNEL_US: Final = 2_000_000  # to compile one kernel, predicted; models' own take up to 0.35 s
 MAX_UNROLLED_US: Final = 5_000_000  # predicted, of unrolled code; models have up to 2.4 s
 MAX_COMPILE_US: Final = 30_000_000  # of all kernels and nodes of a task: 50 blocks of a Llama

@@ -109,6 +109,10 @@ def load_graph(data: bytes | memoryview) -> CheckedGraph:
 
 def check_task(graph: Graph) -> CheckedGraph:
     """Return the graph of a task as a checked one; raises InvalidModel, also for a large one."""
+    _require_ports(
+        len(graph.nodes) <= limits.MAX_GRAPH_NODES,
+        f"a task of more than {limits.MAX_GRAPH_NODES} nodes",
+    )
     checked = check_graph(graph)
     if checked.operations > limits.MAX_TASK_FLOPS:
         raise InvalidModel(
@@ -151,17 +155,18 @@ def _measure_kernels(graph: Graph, values: Sequence[Value]) -> tuple[KernelCost,
     """Return what every kernel costs; raises InvalidModel."""
     kernels: list[KernelCost] = []
     sizes: list[int] = []
-    pairs = 0
+    pairs, nodes = 0, max(len(graph.nodes), limits.MAX_GRAPH_NODES)
+    most_pairs = limits.MAX_GRAPH_PAIRS * nodes // limits.MAX_GRAPH_NODES  # an uncut model has more
     for index, node in enumerate(graph.nodes):
         sizes.append(measure_size(node, sizes))
         if node.op == "CONTIGUOUS":
             kernels.append(measure_kernel(graph.nodes, values, sizes, index, limits.MAX_KERNEL_US))
             pairs += kernels[-1].pairs
-            if kernels[-1].cost_us > limits.MAX_KERNEL_US or pairs > limits.MAX_GRAPH_PAIRS:
+            if kernels[-1].cost_us > limits.MAX_KERNEL_US or pairs > most_pairs:
                 raise InvalidModel(
                     f"node {index} ({node.op}) breaks the rule 'compiling': its kernel takes more "
                     f"than {limits.MAX_KERNEL_US // 1000} ms to compile, or all kernels have more "
-                    f"than {limits.MAX_GRAPH_PAIRS} operations under different views; write more "
+                    f"than {most_pairs} operations under different views; write more "
                     "values to memory"
                 )
     return tuple(kernels)
@@ -227,7 +232,7 @@ def _check_in_memory(value: Value) -> None:
 
 def _check_tables(graph: Graph) -> None:
     _require_ports(
-        len(graph.nodes) <= limits.MAX_GRAPH_NODES, f"more than {limits.MAX_GRAPH_NODES} nodes"
+        len(graph.nodes) <= limits.MAX_MODEL_NODES, f"more than {limits.MAX_MODEL_NODES} nodes"
     )
     _require_ports(
         len(graph.weights) <= limits.MAX_WEIGHTS, f"more than {limits.MAX_WEIGHTS} weights"

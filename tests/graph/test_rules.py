@@ -142,6 +142,37 @@ def test_a04_a_million_nodes_and_a_chain_of_1e5_are_refused_quickly() -> None:
         check_graph(longer)
 
 
+def make_blocks(count: int) -> Graph:
+    """Return a graph of 4 · count + 1 nodes, with one kernel a block."""
+    b = Builder()
+    x = b.input("x", "float32", 4)
+    for _ in range(count):
+        x = b.store("float32", b.add("ADD", "float32", b.add("EXP2", "float32", x), x))
+    return b.graph({"y": x})
+
+
+def test_a_model_may_have_more_nodes_and_kernels_than_a_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bounds of a task hold for what is cut out of a model, and for what comes from others."""
+    graph = make_blocks(40)
+    pairs = sum(kernel.pairs for kernel in check_graph(graph).kernels)
+    monkeypatch.setattr(limits, "MAX_GRAPH_NODES", len(graph.nodes) // 2)
+    monkeypatch.setattr(limits, "MAX_GRAPH_PAIRS", pairs // 2 + 1)
+    check_graph(graph)
+    with pytest.raises(InvalidModel, match="a task of more than"):
+        check_task(graph)
+    with pytest.raises(InvalidModel, match="more than"):
+        load_graph(graph.to_bytes())
+    load_graph(make_blocks(19).to_bytes())
+    monkeypatch.setattr(limits, "MAX_GRAPH_PAIRS", pairs // 8)
+    with pytest.raises(InvalidModel, match="'compiling'"):
+        load_graph(make_blocks(19).to_bytes())
+    monkeypatch.setattr(limits, "MAX_MODEL_NODES", len(graph.nodes) - 1)
+    with pytest.raises(InvalidModel, match="more than"):
+        check_graph(graph)
+
+
 def test_a04_a_chain_too_long_for_one_kernel_is_refused() -> None:
     def chain(length: int, stored: int) -> Graph:
         b = Builder()
