@@ -23,7 +23,6 @@ from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
-from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.graph.manifest import (
     ClientInput,
@@ -147,7 +146,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a speculative decoder drafts with: n-grams, and a model if there is one."""
+    """What a speculative decoder drafts with: n-grams of the text, and a model if there is one."""
 
     draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
@@ -156,11 +155,7 @@ class Speculation:
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
-        known = self.experience
-        sources: list[DraftSource] = [
-            NgramDrafts(request, known.ngrams),
-            TargetNgrams(request, known.target_ngrams),
-        ]
+        sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
         if self.draft is not None:
             sources.append(self.draft.make_source(request, self.experience))
         may_go_back = not self.is_recurrent and (
