@@ -33,8 +33,12 @@ def check_evidence(
     if compute_evidence_root(evidence) != receipt.evidence_root:
         raise PeerFault(f"the evidence of {receipt.execution_id} is not what the chain holds")
     check_draw(evidence.draw, committee)
-    drawn = get_sampled_tasks(evidence.draw, task_count, receipt.verify_bps)
-    if not set(drawn) <= {verdict.task for verdict in evidence.verdicts}:
+    draw = evidence.draw
+    drawn = set(get_sampled_tasks(draw, task_count, receipt.verify_bps))
+    if draw.executors:  # who did not commit has nothing that could be verified, and no pay
+        committed = dict(draw.commitments)
+        drawn -= {t for t, node in enumerate(draw.executors) if node not in committed}
+    if not drawn <= {verdict.task for verdict in evidence.verdicts}:
         raise PeerFault(f"the evidence of {receipt.execution_id} lacks a task that was drawn")
 
 

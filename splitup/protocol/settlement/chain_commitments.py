@@ -23,7 +23,8 @@ from splitup.protocol.settlement.proof_of_sampling import check_completion
 class DrawBasis(NamedTuple):
     """What a draw is computed over.
 
-    ``executors`` is empty when they are the plan's; ``steps`` is the client's number of steps.
+    ``executors`` is empty when they are the plan's and all committed; ``steps`` is the client's
+    number of steps.
     """
 
     block_hash: str
@@ -35,7 +36,8 @@ class DrawBasis(NamedTuple):
 class AgreedCommitments(NamedTuple):
     """The content of one agreed root.
 
-    ``executors`` is empty when they are the plan's; ``steps`` is the client's number of steps.
+    ``executors`` is empty when they are the plan's and all committed; ``steps`` is the client's
+    number of steps.
     """
 
     commitments: tuple[tuple[str, str], ...]  # (node, root), sorted by node
@@ -104,10 +106,11 @@ def make_basis(
     is that of the last commitment on chain.
     """
     found = list_events(executors, commitments)
+    is_plain = executors == planned and len(found) == len(set(planned))
     return DrawBasis(
         found[-1].block_hash,
         tuple(sorted((event.node, event.root) for event in found)),
-        () if executors == planned else executors,
+        () if is_plain else executors,
         steps,
     )
 

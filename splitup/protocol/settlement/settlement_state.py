@@ -339,7 +339,7 @@ class SettlementState:
         planned = self.certificate.plan.executors()
         return AgreedCommitments(
             tuple((node, commitments[node]) for node in named),
-            () if executors == planned else executors,
+            () if executors == planned and set(named) == set(planned) else executors,
             steps,
         )
 

@@ -7,9 +7,9 @@ import pytest
 from aiohttp import web
 
 from splitup.client.market import settlement_evidence as module
-from splitup.client.market.settlement_evidence import fetch_evidence
+from splitup.client.market.settlement_evidence import check_evidence, fetch_evidence
 from splitup.client.outcome import Receipt
-from splitup.core.errors import Unavailable
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls
 from splitup.crypto.quorum import Domain
 from splitup.messages.verification import Draw, Evidence, TaskVerdict
@@ -122,3 +122,20 @@ async def test_a_refund_has_no_evidence(late: tuple[LateMember, CommitteeView]) 
         with pytest.raises(Unavailable, match="was not settled"):
             await fetch_evidence(http, late[1], replace(RECEIPT, status="refunded"), 1)
     assert late[0].asked == 0
+
+
+def test_a_task_that_nobody_committed_to_needs_no_verdict(
+    late: tuple[LateMember, CommitteeView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "check_draw", lambda draw, committee: None)
+    committed = EVIDENCE.draw.commitments[0][0]
+    executors = (committed, address(99))
+    for named, is_complete in ((executors, True), ((committed, committed), False), ((), False)):
+        draw = EVIDENCE.draw.model_copy(update={"executors": named})
+        evidence = EVIDENCE.model_copy(update={"draw": draw})
+        receipt = replace(RECEIPT, evidence_root=compute_evidence_root(evidence))
+        if is_complete:
+            check_evidence(evidence, receipt, 2, late[1])
+        else:
+            with pytest.raises(PeerFault, match="lacks a task that was drawn"):
+                check_evidence(evidence, receipt, 2, late[1])

@@ -136,6 +136,12 @@ def test_an_executor_that_never_commits_keeps_nobody_elses_pay(absent: int) -> N
     late = commit(simulation, plan, absent, STEPS, final=True)
     pay = settle(simulation, plan, *done, late)
     assert pay == {plan.executors()[task]: PRICE for task in rest}
+    simulation.run(3)  # until members see the block
+    member = next(iter(simulation.members.values()))
+    evidence = member.find_evidence(plan.request.execution_id)
+    assert evidence is not None and evidence.draw.executors == plan.executors(), (
+        "so that everybody sees which task nobody committed to"
+    )
 
 
 def test_no_minority_moves_the_number() -> None:
