@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -222,7 +222,12 @@ async def count_ranks(
 
 
 async def draft_text(
-    target: Example, draft: Example | None, request: TextRequest, experience: Experience
+    target: Example,
+    draft: Example | None,
+    request: TextRequest,
+    experience: Experience,
+    make_decoder: Callable[..., SpeculativeDecoder] = SpeculativeDecoder,
+    draft_step_s: tuple[float, float] = STEP_S,
 ) -> tuple[list[int], float, int]:
     """Return a speculative text, its time on the assumed link, and the number of rounds."""
     now_s = 0.0
@@ -230,7 +235,7 @@ async def draft_text(
     sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
     if local is not None:
         sources.append(local.make_source(request, experience))
-    decoder = SpeculativeDecoder(request, sources, experience, clock=lambda: now_s)
+    decoder = make_decoder(request, sources, experience, clock=lambda: now_s)
     tokens: list[int] = []
     waiting: list[tuple[float, int, np.ndarray]] = []
     drafted: tuple[float, np.ndarray] | None = None
@@ -244,7 +249,7 @@ async def draft_text(
             wanted = decoder.next_draft()
             if wanted is not None:
                 logits = await local.compute(wanted)
-                drafted = now_s + STEP_S[0] + STEP_S[1] * len(wanted.tokens), logits
+                drafted = now_s + draft_step_s[0] + draft_step_s[1] * len(wanted.tokens), logits
         if drafted is not None and (not waiting or drafted[0] < waiting[0][0]):
             now_s, logits = max(now_s, drafted[0]), drafted[1]
             drafted = None

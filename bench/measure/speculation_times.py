@@ -23,7 +23,7 @@ from bench.report import ROOT
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import _MARGIN_PRIORS, _MARGINS, ModelDrafts
-from splitup.decode.speculation.tree import LEAST_REACH, Node, choose_rows, walk
+from splitup.decode.speculation.tree import LEAST_REACH, Node, walk
 from splitup.decode.step import StepInput
 
 PAGE: Final = ROOT / "docs" / "speculation.md"
@@ -248,7 +248,7 @@ def _time_calls() -> tuple[list[float], int]:
 
         setattr(decoder, name, timed)
 
-    for source in decoder._sources:
+    for source in (*decoder._instant, *decoder._models):
         leave_out(source, "begin")
         leave_out(source, "finish")
     leave_out(decoder.request.sampler, "choose")
@@ -276,10 +276,10 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
             for token, chance in enumerate(chances):
                 child = node.children[token] = Node(token, node.position + 1, node, chance)
                 paths[child] = (*paths[node], token)
-        reaches = (reach for reach, _, _ in walk(root, 40))
-        best = choose_rows(reaches, [round_trip_s + pair.target_s(n) for n in range(1, CHUNK + 1)])
-        tokens += best.tokens
-        seconds += round_trip_s + pair.target_s(best.rows)
+        by_rows = itertools.accumulate(reach for reach, _, _ in walk(root, 40))
+        steps_s = (round_trip_s + pair.target_s(rows) for rows in range(1, CHUNK + 1))
+        best = max(zip(by_rows, steps_s, strict=False), key=lambda step: step[0] / step[1])
+        tokens, seconds = tokens + best[0], seconds + best[1]
     return tokens / roots, tokens / seconds * (round_trip_s + pair.target_s(1))
 
 

@@ -23,6 +23,7 @@ from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
+from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.graph.manifest import (
     ClientInput,
@@ -146,7 +147,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a speculative decoder drafts with: n-grams of the text, and a model if there is one."""
+    """What a speculative decoder drafts with: n-grams, and a model if there is one."""
 
     draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
@@ -155,7 +156,11 @@ class Speculation:
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
-        sources: list[DraftSource] = [NgramDrafts(request, self.experience.ngrams)]
+        known = self.experience
+        sources: list[DraftSource] = [
+            NgramDrafts(request, known.ngrams),
+            TargetNgrams(request, known.target_ngrams),
+        ]
         if self.draft is not None:
             sources.append(self.draft.make_source(request, self.experience))
         may_go_back = not self.is_recurrent and (

@@ -18,6 +18,7 @@ from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.rates import Pace, Rate
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
+from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.speculation.tree import Frontier, Node, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
 from tests.decode.models import VOCAB, SequenceModel, decode
@@ -102,7 +103,10 @@ class Run:
     ) -> None:
         experience = experience or Experience()
         self.draft, self.target = draft, target
-        sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
+        sources: list[DraftSource] = [
+            NgramDrafts(request, experience.ngrams),
+            TargetNgrams(request, experience.target_ngrams),
+        ]
         if draft is not None:
             context = request.context if seed is None else max(1, request.context // 2)
             sources.append(make_drafts(draft, request, experience.model, context))
@@ -251,8 +255,10 @@ def test_drafts_that_never_come_true_are_given_up() -> None:
     """Drafts are tried for 8 rounds, between pauses that grow."""
     experience = Experience()
     experience.steps.learn(1, ROUND_TRIP_S)
-    request = make_request([3, 1], Sampler(), 240, vocab=64)
-    run = Run(request, Imitation(32, 8, 50.0, 64), SequenceModel(32, 8, 64), experience=experience)
+    request = make_request([3, 1], Sampler(), 240, vocab=512)
+    run = Run(
+        request, Imitation(32, 8, 50.0, 512), SequenceModel(32, 8, 512), experience=experience
+    )
     run.finish()
     plain = sum(len(step.tokens) == 1 for step in run.steps)
     assert plain >= 240 - 3 * 9
@@ -323,7 +329,7 @@ def test_drafts_of_a_text_that_went_elsewhere_are_not_those_to_come() -> None:
 )
 def test_the_frontier_holds_what_a_walk_finds(drafts: list[tuple[int, list[float], int]]) -> None:
     """Drafts come one after another, also of tokens that another source drafted before."""
-    root = Node(0, 0, extended=set())
+    root = Node(0, 0, extended=[])
     frontier = Frontier(root, 5)
     nodes = [root]
     for number, chances, first in drafts:
@@ -331,7 +337,6 @@ def test_the_frontier_holds_what_a_walk_finds(drafts: list[tuple[int, list[float
         node.add_drafts(Rate(chances), range(first, first + len(chances)), frozenset())
         nodes += [child for child in node.children.values() if child not in nodes]
         frontier.take_drafts()
-        frontier.sort()
         expected = {node: reach for reach, node, _ in walk(root, 5)}
         assert frontier.reaches == pytest.approx(expected)
         order = [node for _, _, node in frontier.places]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,13 +29,15 @@ import numpy.typing as npt
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
-from splitup.decode.speculation.tree import Frontier, Node, choose_rows
+from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
+from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Node, Place, choose_rows
 from splitup.decode.step import StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
 _FEW_DRAFTS: Final = 6  # steps of the draft model in the time of one of the target's
-_LEAST_GAIN: Final = 0.25  # tokens that a step ahead of the certain text has to promise
+_LEAST_AHEAD: Final = 0.05  # reach of the first node of a step ahead of the certain text
+_LEAST_PER_TAKEN: Final = 0.5  # the same, by the share of a round in which it keeps nodes busy
 _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 
 
@@ -45,6 +47,7 @@ class Experience:
     def __init__(self) -> None:
         self.model = ModelRates()
         self.ngrams = NgramRates()
+        self.target_ngrams = TargetNgramRates()
         self.steps = StepTimes()
         self.drafts = StepTimes()
         self.pace = Pace()
@@ -67,29 +70,38 @@ class _Cache:
         self._before = list(held)
         self._tokens: Sequence[int] = ()
         self._rows: dict[tuple[int, int], int] = {}  # (row before, token) -> row
+        self._agreed = 0  # tokens before that are the text's, which only grows
 
-    def find(self, tokens: list[int]) -> tuple[int, list[int]]:
-        """Return how many of ``tokens`` need no feeding, and which rows of the last step to keep.
+    def find(
+        self, text: Sequence[int], length: int, path: Sequence[int] = ()
+    ) -> tuple[int, list[int]]:
+        """Return how many tokens need no feeding, and which rows of the last step to keep.
 
-        Rows can be kept only behind all that was valid before the last step.
+        The tokens are the first ``length`` of the text, and the ``path`` behind them. Rows can be
+        kept only behind all that was valid before the last step.
         """
-        held = len(self._before)
-        if tokens[:held] != self._before:
-            pairs = zip(self._before, tokens, strict=False)
-            return next((i for i, (a, b) in enumerate(pairs) if a != b), len(tokens)), []
+        agreed, most = self._agreed, min(len(self._before), length)
+        while agreed < most and self._before[agreed] == text[agreed]:
+            agreed += 1
+        self._agreed = agreed
+        held, wanted = self._before[agreed:], [*text[agreed:length], *path]
+        if wanted[: len(held)] != held:
+            pairs = zip(held, wanted, strict=False)
+            return agreed + next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted)), []
         kept: list[int] = []
         row = -1
-        for token in tokens[held:]:
+        for token in wanted[len(held) :]:
             if (row, token) not in self._rows:
                 break
             row = self._rows[row, token]
             kept.append(row)
-        return held + len(kept), kept
+        return agreed + len(held) + len(kept), kept
 
     def feed(self, step: StepInput, parents: Sequence[int]) -> None:
         """Note a step; row i continues row ``parents[i]``."""
         self._before += [self._tokens[row] for row in step.kept]
         del self._before[step.start :]
+        self._agreed = min(self._agreed, step.start)
         self._tokens = step.tokens
         self._rows = {pair: row for row, pair in enumerate(zip(parents, step.tokens, strict=True))}
 
@@ -122,12 +134,14 @@ class SpeculativeDecoder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._request = request
-        self._sources = list(sources)
+        self._instant = [source for source in sources if source.is_instant]
+        self._models = [source for source in sources if not source.is_instant]
+        self._pools = [source for source in sources if isinstance(source, TargetNgrams)]
         self._known = experience
         self._may_go_back = may_go_back
         self._clock = clock
         self._text = list(request.prompt)  # prompt and certain tokens
-        self._root = Node(self._text[-1], len(self._text) - 1, extended=set())
+        self._root = Node(self._text[-1], len(self._text) - 1, extended=[])
         self._last_position = len(self._text) + request.max_tokens - 2  # of a token that is fed
         self._remaining = request.max_tokens
         self._left = len(split_prompt(request)) + request.max_tokens - 1  # steps to be paid
@@ -140,7 +154,6 @@ class SpeculativeDecoder:
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: Question | None = None  # what it is asked
         self._draft_begun_s: float | None = None
-        self._has_grown = True  # the tree, since sources drafted last
         self._finished = False
 
     @property
@@ -166,7 +179,6 @@ class SpeculativeDecoder:
             return None
         if self._frontier.root is not self._root:
             self._frontier = self._make_frontier()
-        self._frontier.sort()
         self._extend_tree()
         return self._step_ahead() if self._root.is_sent else self._step_behind_text()
 
@@ -179,6 +191,8 @@ class SpeculativeDecoder:
         self._learn_times(sent, now_s)
         for node, row in zip(sent.nodes, logits, strict=False):
             node.logits = row
+        for pool in () if self._known.pace.is_paused else self._pools:
+            pool.learn(self._text, sent.nodes, logits)
         tokens: list[int] = []
         while (found := self._root.logits) is not None and not self._finished:
             tokens += self._accept(self._request.sampler.choose(found, self._root.position))
@@ -205,19 +219,18 @@ class SpeculativeDecoder:
         child = root.children.get(token)
         self._root = child or Node(token, root.position + 1, extended=root.extended)
         self._root.parent = None  # the nodes beside it are forgotten
-        self._has_grown = True
         return [token]
 
     def _step_behind_text(self) -> StepInput | None:
         """Return a step that begins at the root, or None if drafts are worth waiting for."""
-        trunk, request = self._text[:-1], self._request
-        start, kept = self._cache.find(trunk)
+        text, request, fed = self._text, self._request, len(self._text) - 1
+        start, kept = self._cache.find(text, fed)
         limit = min(request.chunk, request.context - start)
-        if len(trunk) - start >= limit:  # a part of a long prompt
-            return self._send(trunk[: start + limit], start, kept, ())
-        space = 1 if self._known.pace.is_paused else limit - (len(trunk) - start)
-        nodes = self._choose(self._root, space)
-        return None if nodes is None else self._send(trunk, start, kept, nodes)
+        if fed - start >= limit:  # a part of a long prompt
+            return self._send(text[start : start + limit], start, kept, ())
+        space = 1 if self._known.pace.is_paused else limit - (fed - start)
+        nodes = self._choose(self._frontier.places, self._frontier.reaches, space)
+        return None if nodes is None else self._send(text[start:fed], start, kept, nodes)
 
     def _step_ahead(self) -> StepInput | None:
         """Return a step below the likeliest place that no step has reached, if that pays."""
@@ -227,32 +240,37 @@ class SpeculativeDecoder:
         is_idle = (len(self._in_flight) + 1) * gap_s <= round_s  # the nodes, for long enough
         if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
             return None
-        awaited = () if self._pending is None else self._pending.awaited
-        typical = () if self._pending is None else self._pending.typical
-        place = self._frontier.find_unsent(awaited, typical)
-        if place is None:
+        # the chance to save a round trip, against the time that the step takes the nodes
+        taken = 0.0 if known.gap_s is None else gap_s / round_s
+        least = max(_LEAST_AHEAD, _LEAST_PER_TAKEN * taken)
+        if not (unsent := self._frontier.list_ahead(least)):
             return None
-        trunk = self._text + (place.list_path(self._root) or [])
-        start, kept = self._cache.find(trunk)
-        limit = min(self._request.chunk, self._request.context - start) - (len(trunk) - start)
-        nodes = self._choose(place, limit, _LEAST_GAIN)
-        return None if nodes is None else self._send(trunk, start, kept, nodes)
+        place = unsent[0][2].parent
+        assert place is not None
+        text, path = self._text, place.list_path(self._root) or []
+        start, kept = self._cache.find(text, len(text), path)
+        fed = len(text) + len(path) - start
+        limit = min(self._request.chunk, self._request.context - start) - fed
+        among = {place, *(node for _, _, node in unsent)}
+        nodes = self._choose(unsent, among, limit) if limit > 0 else None
+        return None if nodes is None else self._send([*text, *path][start:], start, kept, nodes)
 
-    def _choose(self, place: Node, limit: int, least: float = 0.0) -> list[Node] | None:
-        """Return the nodes of a step below ``place``.
+    def _choose(
+        self, unsent: Sequence[Place], among: Container[Node], limit: int
+    ) -> list[Node] | None:
+        """Return which ``unsent`` nodes a step takes, None if drafts are worth waiting for.
 
-        None if drafts are worth waiting for, or the step promises less than the ``least`` tokens.
+        These come behind nodes ``among`` those given.
         """
-        seconds, frontier = self._known.steps.list_s(limit), self._frontier
-        unsent = frontier.list_unsent(place)
-        now = choose_rows([-negative for negative, _, _ in unsent], seconds)
-        if now.tokens < least:
-            return None
-        if self._pending is not None and self._known.steps.is_known:
+        steps = self._known.steps
+        now = choose_rows(unsent, limit, *steps.line)
+        if self._pending is not None and steps.is_known:
             awaited, wait_s = self._expect_drafts()
-            reaches = frontier.expect(place, unsent, awaited, self._pending.typical)
-            later = choose_rows(reaches, seconds, wait_s=wait_s)
-            if later.tokens_per_s > now.tokens_per_s:
+            price = max(now.tokens_per_s * steps.line[1], LEAST_REACH)
+            if now.rows == limit:  # a row more takes the place of the last
+                price = max(price, -unsent[limit - 1][0])
+            later = self._frontier.expect(awaited, among, self._pending.typical, price)
+            if later > now.tokens_per_s * wait_s:
                 return None
         return [node for _, _, node in unsent[: now.rows]]
 
@@ -262,10 +280,9 @@ class SpeculativeDecoder:
         return Frontier(self._root, last)
 
     def _send(
-        self, trunk: list[int], start: int, kept: list[int], nodes: Sequence[Node]
+        self, tokens: list[int], start: int, kept: list[int], nodes: Sequence[Node]
     ) -> StepInput:
-        """Return a step that feeds what the cache lacks of ``trunk``, and behind it ``nodes``."""
-        tokens = trunk[start:]
+        """Return a step that feeds the ``tokens`` that the cache lacks, and behind it ``nodes``."""
         parents, behind = list(range(-1, len(tokens) - 1)), len(tokens) - 1
         rows: dict[Node | None, int] = {}
         for node in nodes:
@@ -306,39 +323,25 @@ class SpeculativeDecoder:
         if source is None or asked is None or begun_s is None:
             return
         if answer is None:
-            self._sources.remove(source)
+            self._models.remove(source)
             return
         self._known.drafts.learn(asked.rows, self._clock() - begun_s)
         source.finish(self._root, answer)
-        self._has_grown = True
 
     def _extend_tree(self) -> None:
         """Let every source draft behind the likeliest nodes that it has not seen."""
-        if self._pending is not None or not self._has_grown or self._known.pace.is_paused:
-            return
-        self._has_grown = False
-        unseen: dict[DraftSource, list[Node]] = {}
-        undrafted = self._frontier.undrafted
-        place = 0
-        while place < len(undrafted) and -undrafted[place][0] >= _LEAST_DRAFTED:
-            node = undrafted[place][2]
-            sources = [source for source in self._sources if source not in node.seen_by]
-            if not sources:
-                del undrafted[place]
-                continue
-            place += 1
-            for source in sources:
-                if source.is_instant:  # what it adds comes behind this place
-                    source.begin(self._text, self._root, [node])
-                    self._frontier.take_drafts()
-                else:
-                    unseen.setdefault(source, []).append(node)
-            if any(len(nodes) == _DRAFTED_AT_ONCE for nodes in unseen.values()):
-                break
-        for source, nodes in unseen.items():
-            if self._pending is None:
+        is_paused = self._known.pace.is_paused
+        while new := self._frontier.take_drafts():
+            for source in () if is_paused else self._instant:
+                source.begin(self._text, self._root, list(_find_unseen(sorted(new), source)))
+        for source in () if is_paused else self._models:
+            if self._pending is None and (nodes := self._list_next(source)):
                 self._draft = source.begin(self._text, self._root, nodes)
                 self._pending = None if self._draft is None else source
+
+    def _list_next(self, source: DraftSource) -> list[Node]:
+        """Return the nodes behind which the source should draft next."""
+        return list(itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE))
 
     def _expect_drafts(self) -> tuple[Collection[Node], float]:
         """Return the nodes whose drafts come next, and in how many seconds.
@@ -349,9 +352,8 @@ class SpeculativeDecoder:
         source, wait_s = self._pending, self._compute_wait_s()
         assert source is not None
         if any(node in self._frontier.reaches for node in source.awaited):
-            return set(source.awaited), wait_s
-        found = (node for _, _, node in self._frontier.undrafted if source not in node.seen_by)
-        nodes = set(itertools.islice(found, _DRAFTED_AT_ONCE))
+            return source.awaited, wait_s
+        nodes = self._list_next(source)
         return nodes, wait_s + self._known.drafts.compute_s(len(nodes))
 
     def _compute_wait_s(self) -> float:
@@ -362,3 +364,12 @@ class SpeculativeDecoder:
             return whole_s
         passed_s = self._clock() - self._draft_begun_s
         return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
+
+
+def _find_unseen(places: Sequence[Place], source: DraftSource) -> Iterator[Node]:
+    """Yield the nodes, likely ones, that the source has not seen; ``places`` are sorted."""
+    for negative, _, node in places:
+        if -negative < _LEAST_DRAFTED:
+            return
+        if source not in node.seen_by:
+            yield node

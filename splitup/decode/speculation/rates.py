@@ -43,42 +43,37 @@ class StepTimes:
     """Seconds of a step as a line over its rows, by weighted least squares."""
 
     def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
-        self._line = 1.0, 0.0  # seconds of no row, and of each
-        self._seconds_by_rows: list[float] = []  # of one row, two, …, until more is learnt
+        # weighted sums: of ones, rows, seconds, rows squared, rows times seconds
+        self._sums = 0.0, 0.0, 0.0, 0.0, 0.0
+        self.line = 1.0, 0.0  # seconds of no row, and of each; a constant until a step is measured
 
     @property
     def is_known(self) -> bool:
         """Return whether a step was measured."""
-        return self._weight > 0
+        return self._sums[0] > 0
 
     def learn(self, rows: int, seconds: float) -> None:
         """Note a step that nothing else delayed."""
-        if self.is_known:
-            seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
-        self._weight = _STEP_MEMORY * self._weight + 1
-        self._rows = _STEP_MEMORY * self._rows + rows
-        self._seconds = _STEP_MEMORY * self._seconds + seconds
-        self._squares = _STEP_MEMORY * self._squares + rows * rows
-        self._products = _STEP_MEMORY * self._products + rows * seconds
-        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
-        spread = self._squares - self._weight * mean_rows**2
-        common = self._products - self._weight * mean_rows * mean_s
+        weight, sum_rows, sum_s, squares, products = self._sums
+        if weight:
+            seconds = min(seconds, _OUTLIER * sum_s / weight)
+        weight = _STEP_MEMORY * weight + 1
+        sum_rows = _STEP_MEMORY * sum_rows + rows
+        sum_s = _STEP_MEMORY * sum_s + seconds
+        squares = _STEP_MEMORY * squares + rows * rows
+        products = _STEP_MEMORY * products + rows * seconds
+        self._sums = weight, sum_rows, sum_s, squares, products
+        mean_rows, mean_s = sum_rows / weight, sum_s / weight
+        spread = squares - mean_rows * sum_rows
+        common = products - mean_rows * sum_s
         slope = (common + _SLOPE_WEIGHT * mean_s * _PRIOR_SLOPE) / (spread + _SLOPE_WEIGHT)
         slope = min(max(slope, 0.0), mean_s / (mean_rows + 1))
-        self._line = mean_s - slope * mean_rows, slope
-        self._seconds_by_rows = []
+        self.line = max(mean_s - slope * mean_rows, _LEAST_S), slope
 
     def compute_s(self, rows: int) -> float:
-        """Return the seconds to expect, a constant before any step was measured."""
-        constant_s, slope = self._line
-        return max(constant_s + slope * rows, _LEAST_S)
-
-    def list_s(self, limit: int) -> Sequence[float]:
-        """Return the seconds to expect of one row, of two, and so on up to ``limit``."""
-        known = self._seconds_by_rows
-        known += [self.compute_s(rows) for rows in range(len(known) + 1, limit + 1)]
-        return known[: max(limit, 0)]
+        """Return the seconds to expect."""
+        constant_s, row_s = self.line
+        return constant_s + row_s * rows
 
 
 class Pace:

@@ -10,10 +10,9 @@ arXiv 2402.12374).
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,13 +37,13 @@ class Node:
     seen_by: list[object] = field(default_factory=list)  # the sources that have drafted here
     is_sent: bool = False  # it is in a step whose logits are here or will come
     logits: npt.NDArray[np.float32] | None = None  # the target's
-    extended: set[Node] | None = None  # nodes of its tree with new drafts, for a Frontier
+    extended: list[Node] | None = None  # nodes of its tree with new drafts, for a Frontier
 
     def add_drafts(self, rate: Rate, tokens: Sequence[int], ends: frozenset[int]) -> None:
         """Add the children that one source proposes, likeliest first; none for tokens that end."""
         self.drafts.append((rate, tuple(tokens)))
         if self.extended is not None:
-            self.extended.add(self)
+            self.extended.append(self)
         for token, chance in zip(tokens, rate.chances, strict=False):
             if token in ends:
                 continue  # nothing follows it, so its logits are of no use
@@ -88,116 +87,92 @@ def walk(place: Node, last_position: int) -> Iterator[tuple[float, Node, Node]]:
 
 
 class Frontier:
-    """The nodes below a root that a step may take, sorted by reach, parents before children.
-
-    They are sorted once for each root; nodes of new drafts are put into their places.
-    """
+    """The nodes below a root that a step may take, sorted by reach, parents before children."""
 
     def __init__(self, root: Node, last_position: int) -> None:
-        """Take the root, whose tree notes what is ``extended``, and where texts end."""
+        """Take the root, whose tree notes what is ``extended``, and the last node's position."""
         self.root = root
-        self._last_position = last_position
-        self._sort()
-
-    def _sort(self) -> None:
         self.places: list[Place] = []
         self.reaches: dict[Node, float] = {}
-        for reach, node, _ in walk(self.root, self._last_position):
-            self.places.append((-reach, len(self.places), node))
-            self.reaches[node] = reach
-        self.undrafted = list(self.places)
-        self._is_sorted = True
-        if self.root.extended is not None:
-            self.root.extended.clear()
+        self._extended = [] if root.extended is None else root.extended
+        self._last_position = last_position
 
-    def sort(self) -> None:
-        """Take new drafts, and sort anew where another source is surer of a node than before."""
-        self.take_drafts()
-        if not self._is_sorted:
-            self._sort()
+    def _begin(self) -> None:
+        self.places[:] = [(-1.0, 0, self.root)]
+        self.reaches.clear()
+        self.reaches[self.root] = 1.0
+        self._extended[:] = [self.root]
 
-    def take_drafts(self) -> None:
-        """Put the nodes of new drafts into their places, which are behind their parents'."""
-        extended = self.root.extended or set()
-        waiting = [node for node in extended if node in self.reaches]
-        extended.clear()
-        while waiting:
-            node = waiting.pop()
-            if node.position >= self._last_position:
+    def take_drafts(self) -> list[Place]:
+        """Put nodes of new drafts, and at first the root, into their places; return those.
+
+        Where another source is surer of a node than before, all begins anew.
+        """
+        places, reaches, extended = self.places, self.reaches, self._extended
+        if not (before := len(places)):
+            self._begin()
+        while extended:
+            node = extended.pop()
+            above = reaches.get(node)
+            if above is None or node.position >= self._last_position:
                 continue
-            above = self.reaches[node]
+            least = LEAST_REACH / above
             for child in node.children.values():
+                if child.chance < least:
+                    continue
                 reach = above * child.chance
-                if reach < LEAST_REACH:
-                    continue
-                if (known := self.reaches.get(child)) is not None:
-                    self._is_sorted = self._is_sorted and known == reach
-                    continue
-                self.reaches[child] = reach
-                place = (-reach, len(self.places), child)
-                bisect.insort(self.places, place)
-                bisect.insort(self.undrafted, place)
-                if child.children:
-                    waiting.append(child)
+                if (known := reaches.get(child)) is None:
+                    places.append((-reach, len(places), child))
+                    reaches[child] = reach
+                    if child.children:
+                        extended.append(child)
+                elif known != reach:
+                    before = 0
+                    self._begin()
+                    break
+        new = places[before:]
+        if new:
+            places.sort()
+        return new
 
-    def list_unsent(self, place: Node) -> Sequence[Place]:
-        """Return the nodes that no step has taken, as far as they hang together with ``place``."""
-        if not place.is_sent:  # the root; what is below a node that is not sent is not sent either
-            return self.places
-        together: set[Node | None] = {place}
-        found = []
-        for each in self.places:
-            node = each[2]
-            if not node.is_sent and node.parent in together:
-                together.add(node)
+    def list_ahead(self, least: float) -> list[Place]:
+        """Return the unsent nodes below the likeliest place that steps have reached.
+
+        Nothing unless the first of them has at ``least`` this reach.
+        """
+        unsent = (each for each in self.places if not each[2].is_sent)
+        first = next(unsent, None)
+        if first is None or -first[0] < least:
+            return []
+        found, together = [first], {first[2].parent, first[2]}
+        for each in unsent:
+            if each[2].parent in together:
+                together.add(each[2])
                 found.append(each)
         return found
 
     def expect(
         self,
-        place: Node,
-        unsent: Sequence[Place],
-        awaited: Collection[Node],
+        awaited: Iterable[Node],
+        among: Container[Node],
         chances: Sequence[float],
-    ) -> list[float]:
-        """Return the reaches of those ``unsent`` below ``place`` when drafts have come.
+        price: float,
+    ) -> float:
+        """Return the tokens that drafts to come add to a step, less what their rows are worth.
 
-        Greatest first. The drafts of the ``awaited`` nodes are guessed: they have these
-        ``chances``, and take the place of what is below these nodes now.
+        They are guessed to have these ``chances`` behind each ``awaited`` node that is ``among``
+        the step's; the children that it has are the first of them. A row costs the ``price``.
         """
-        if any(node.children for node in awaited):
-            hidden: set[Node | None] = set(awaited)
-            shown = []
-            for found in unsent:
-                if found[2] is not place and found[2].parent in hidden:
-                    hidden.add(found[2])
-                else:
-                    shown.append(found)
-            unsent = shown
-        reaches = [-negative for negative, _, _ in unsent]
-        nodes = {node for _, _, node in unsent}
+        tokens = 0.0
         for node in awaited:
-            if (node is place or node in nodes) and node.position < self._last_position:
-                reach = self.reaches[node]
-                least = LEAST_REACH / reach
-                reaches += [reach * chance for chance in chances if chance >= least]
-        reaches.sort(reverse=True)
-        return reaches
-
-    def find_unsent(self, awaited: Collection[Node], chances: Sequence[float]) -> Node | None:
-        """Return the likeliest node that is sent and has a child that is not, or awaits one."""
-        best, place = 0.0, None
-        for negative, _, node in self.places:
-            parent = node.parent
-            if not node.is_sent and parent is not None and parent.is_sent:
-                if parent not in awaited:
-                    best, place = -negative, parent
+            if node not in among or node.position >= self._last_position:
+                continue
+            reach = self.reaches[node]
+            for chance in chances[len(node.children) :]:
+                if reach * chance <= price:
                     break
-        for node in awaited:
-            reach = self.reaches.get(node, 0.0) * max(chances, default=0.0)
-            if node.is_sent and node.position < self._last_position and reach >= LEAST_REACH:
-                best, place = (reach, node) if reach > best else (best, place)
-        return place
+                tokens += reach * chance - price
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +184,14 @@ class Choice:
     tokens_per_s: float
 
 
-def choose_rows(
-    reaches: Iterable[float], seconds: Sequence[float], *, wait_s: float = 0.0
-) -> Choice:
-    """Return how many nodes, of these reaches, give the most tokens per second.
+def choose_rows(places: Sequence[Place], limit: int, constant_s: float, row_s: float) -> Choice:
+    """Return how many of these nodes give the most tokens per second, ``limit`` at most.
 
-    ``reaches`` decrease. ``seconds`` are the times of steps of one row, two, …, as many as are
-    allowed; the step begins ``wait_s`` seconds from now.
+    They are sorted by reach; a step takes ``constant_s`` seconds and ``row_s`` for each row.
     """
-    rows, tokens, best = 0, 0.0, 0.0
-    for reach, step_s in zip(reaches, seconds, strict=False):
-        rate = (tokens + reach) / (wait_s + step_s)
-        if rate <= best:
+    rows, tokens, step_s = 0, 0.0, constant_s
+    for negative, _, _ in places:
+        if rows >= limit or -negative * step_s <= tokens * row_s:
             break
-        rows, tokens, best = rows + 1, tokens + reach, rate
-    return Choice(rows, tokens, best)
+        rows, tokens, step_s = rows + 1, tokens - negative, step_s + row_s
+    return Choice(rows, tokens, tokens / step_s)

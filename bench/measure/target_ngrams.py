@@ -1,0 +1,168 @@
+"""What n-grams of the target add to drafts: ``python -m bench.measure.target_ngrams [--quick]``.
+
+The example pair on a clock that assumes a slow link, with and without the pool that rows of wrong
+drafts fill (``splitup/decode/speculation/target_ngrams.py``). Writes a table of
+docs/speculation.md; takes about two minutes. ``--quick`` takes one prompt of each kind and writes
+no file. Every text is compared with the sequential decoder's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from bench.economics.report import fill, make_table
+from bench.measure.block_model import (
+    DRAFTED_AT,
+    PAGES,
+    PROMPTS,
+    ROUND_TRIP_S,
+    STEP_S,
+    Example,
+    draft_text,
+    make_request,
+    write,
+)
+from bench.modes.slowlink import CHUNK, CODE
+from bench.modes.speculation import PROSE
+from bench.report import ROOT, say
+from bench.testbed.models import DRAFT, load_draft
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.sources import DraftSource
+from splitup.decode.speculation.target_ngrams import TargetNgrams
+from splitup.demo.run import MODEL
+
+PAGE: Final = PAGES[1]
+TOKENS: Final = 64
+TEXTS: Final = {"prose": (*PROSE, *PROMPTS[:8]), "code": CODE}
+DRAFT_STEP_S: Final = (0.003, 5e-5)
+
+
+class Counting(SpeculativeDecoder):
+    """Counts whose drafts the target's tokens are; has a pool if it ``has_pool``."""
+
+    has_pool = False
+
+    def __init__(
+        self,
+        request: TextRequest,
+        sources: Sequence[DraftSource],
+        experience: Experience,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool_rates = list(experience.target_ngrams.by_length.values())
+        if self.has_pool:
+            sources = [*sources, TargetNgrams(request, experience.target_ngrams)]
+        super().__init__(request, sources, experience, clock=clock)
+        # tokens; of them: the pool drafted something, that token, and no other source did
+        self.counts = np.zeros(4, int)
+
+    def _accept(self, token: int) -> list[int]:
+        own, others = list[bool](), list[bool]()
+        for rate, drafts in self._root.drafts:
+            found = own if any(rate is each for each in self._pool_rates) else others
+            found.append(token in drafts)
+        self.counts += (1, bool(own), any(own), any(own) and not any(others))
+        return super()._accept(token)
+
+
+class Pooling(Counting):
+    """With a pool."""
+
+    has_pool = True
+
+
+async def measure(target: Example, draft: Example, texts: dict[str, list[list[int]]]) -> str:
+    """Return the table. Raises ValueError for a text that differs from the sequential one."""
+    table = []
+    for kind, prompts in texts.items():
+        for temperature in DRAFTED_AT:
+            requests = [
+                replace(make_request(target, prompt, temperature, seed), max_tokens=TOKENS)
+                for seed, prompt in enumerate(prompts)
+            ]
+            plain = [(await write(SequentialDecoder(each), target.start()))[0] for each in requests]
+            for model in (None, draft):
+                cells = []
+                for decoder_type in (Counting, Pooling):
+                    name = decoder_type.__name__
+                    say(f"{kind}, T = {temperature}, {model and model.name}, {name}")
+                    total, rounds, seconds, counts = await measure_texts(
+                        target, model, decoder_type, requests, plain
+                    )
+                    plain_s = total * (ROUND_TRIP_S + sum(STEP_S))
+                    cells += [f"{total / rounds:.2f}, {plain_s / seconds:.2f} ×"]
+                shares = [f"{count / counts[0]:.0%}" for count in counts[1:]]
+                name = "n-grams" if model is None else "n-grams and model"
+                what = f"T = {temperature}" if temperature else "greedy"
+                table.append([f"{kind}, {what}", name, *cells, *shares])
+    head = ["", "other drafts of", "tokens a round, gain", "the same with the pool"]
+    return make_table([*head, "the pool drafts", "rightly", "alone"], table)
+
+
+async def measure_texts(
+    target: Example,
+    model: Example | None,
+    decoder_type: type[Counting],
+    requests: Sequence[TextRequest],
+    plain: Sequence[list[int]],
+) -> tuple[int, int, float, npt.NDArray[np.int_]]:
+    """Return the tokens, rounds, seconds and ``counts`` of all texts together."""
+    experience, made = Experience(), list[Counting]()
+
+    def make_decoder(
+        request: TextRequest,
+        sources: Sequence[DraftSource],
+        experience: Experience,
+        *,
+        clock: Callable[[], float],
+    ) -> Counting:
+        made.append(decoder_type(request, sources, experience, clock=clock))
+        return made[-1]
+
+    total, rounds, seconds = 0, 0, 0.0
+    for request, text in zip(requests, plain, strict=True):
+        tokens, took_s, needed = await draft_text(
+            target, model, request, experience, make_decoder, DRAFT_STEP_S
+        )
+        if tokens != text:
+            raise ValueError("a speculative text differs from the sequential one")
+        total, rounds, seconds = total + len(tokens), rounds + needed, seconds + took_s
+    return total, rounds, seconds, np.sum([each.counts for each in made], 0)
+
+
+async def run(*, is_quick: bool) -> None:
+    """Measure, and write the page unless it is quick."""
+    with tempfile.TemporaryDirectory(prefix="splitup-bench-") as folder:
+        models = []
+        try:
+            for name in (MODEL, DRAFT):
+                models.append(Example(name, *await load_draft(Path(folder) / name, CHUNK, name)))
+            tokenizer = Tokenizer.from_file(str(ROOT / "examples" / MODEL / "tokenizer.json"))
+            texts = {
+                kind: [tokenizer.encode(text).ids for text in some[: 1 if is_quick else None]]
+                for kind, some in TEXTS.items()
+            }
+            table = await measure(models[0], models[1], texts)
+        finally:
+            for model in models:
+                model.programs.close()
+    print(table)
+    if not is_quick:
+        PAGE.write_text(fill(PAGE.read_text(), {"pool": table}))
+
+
+if __name__ == "__main__":
+    asyncio.run(run(is_quick="--quick" in sys.argv))

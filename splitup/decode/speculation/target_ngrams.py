@@ -1,0 +1,97 @@
+"""Drafts from the target's own guesses: what it says behind rows that turn out wrong.
+
+A step pays for rows whose tokens are not accepted, and their logits come back too. The target's
+token behind such a row is a guess of the target itself, by one Jacobi iteration, as those of the
+window of lookahead decoding are (arXiv 2402.02057), but without a row of its own. Often the text
+goes on like that behind another token: these n-grams are kept in a pool and drafted at once, while
+a draft model is still computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from splitup.decode.prompt import TextRequest
+from splitup.decode.speculation.rates import Rate
+from splitup.decode.speculation.tree import Node
+
+_LENGTHS: Final = (3, 2, 1)  # tokens that have to agree, the longest first
+_PRIOR: Final = (0.2,)
+_MOST_ROWS: Final = 32  # of a step, the likeliest: each is ranked
+_MOST_LOGITS: Final = 2**17  # that are ranked for a step: about a millisecond
+_MOST_NGRAMS: Final = 4_096  # of a length; the oldest make room
+
+
+class TargetNgramRates:
+    """How often the pool's drafts come true, by how many tokens agree."""
+
+    def __init__(self) -> None:
+        self.by_length = {length: Rate(_PRIOR) for length in _LENGTHS}
+
+
+class TargetNgrams:
+    """The pool of one text."""
+
+    def __init__(self, request: TextRequest, rates: TargetNgramRates) -> None:
+        self._request = request
+        self._rates = rates.by_length
+        self._known: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
+
+    @property
+    def is_instant(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def awaited(self) -> Collection[Node]:
+        """Return nothing: it has no step of its own."""
+        return ()
+
+    @property
+    def typical(self) -> Sequence[float]:
+        """Return nothing: nobody waits for it."""
+        return ()
+
+    def learn(
+        self, text: Sequence[int], nodes: Sequence[Node], logits: npt.NDArray[np.float32]
+    ) -> None:
+        """Take a step's logits, float32 [R, vocab], behind ``nodes``, the likeliest first."""
+        most_rows = min(_MOST_ROWS, _MOST_LOGITS // self._request.vocab)
+        for node, row in zip(nodes[:most_rows], logits, strict=False):
+            if np.isnan(row).any():
+                continue
+            path, top = [node.token], node
+            while top.parent is not None:
+                top = top.parent
+                path.append(top.token)
+            path.reverse()
+            sampler, vocab = self._request.sampler, self._request.vocab
+            ranked = sampler.rank(row[:vocab], node.position, 1, path[1:])
+            if not ranked:  # a target worker keeps its logits
+                continue
+            before = (*text[max(top.position - max(_LENGTHS), 0) : top.position], *path)
+            for length, known in self._known.items():
+                if len(before) >= length:
+                    known.pop(before[-length:], None)
+                    known[before[-length:]] = ranked[0][0]
+                    if len(known) > _MOST_NGRAMS:
+                        del known[next(iter(known))]
+
+    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> None:
+        """Draft at once."""
+        for node in nodes:
+            node.seen_by.append(self)
+            path = node.list_path(root) or []
+            last = (*text[-max(_LENGTHS) :], *path)
+            for length, known in self._known.items():
+                token = known.get(last[-length:]) if len(last) >= length else None
+                if token is not None:
+                    node.add_drafts(self._rates[length], (token,), self._request.eos_ids)
+                    break
+
+    def finish(self, root: Node, answer: object) -> None:
+        """Never called: it asks nothing."""
