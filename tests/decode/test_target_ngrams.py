@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
@@ -86,3 +87,11 @@ def test_of_a_wide_step_the_likeliest_rows_are_read() -> None:
     pool.learn([1, 2], make_path([1, 2], drafts), say(*(9 for _ in range(most + 1))))
     assert find_drafts(pool, [1, drafts[-2]]) == [(SHORT, (9,))]
     assert find_drafts(pool, [1, drafts[-1]]) == []
+
+
+def test_ranking_is_bounded_where_the_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_ngrams, "_MOST_LOGITS", 2 * VOCAB + 1)
+    pool = make_pool()
+    pool.learn([1, 2], make_path([1, 2], [5, 6]), say(4, 7, 8))
+    assert find_drafts(pool, [9, 5]) == [(SHORT, (7,))]
+    assert find_drafts(pool, [9, 6]) == []

@@ -22,6 +22,7 @@ from splitup.decode.speculation.tree import Node
 _LENGTHS: Final = (3, 2, 1)  # tokens that have to agree, the longest first
 _PRIOR: Final = (0.2,)
 _MOST_ROWS: Final = 32  # of a step, the likeliest: each is ranked
+_MOST_LOGITS: Final = 2**17  # that are ranked for a step: about a millisecond
 _MOST_NGRAMS: Final = 4_096  # of a length; the oldest make room
 
 
@@ -59,7 +60,8 @@ class TargetNgrams:
         self, text: Sequence[int], nodes: Sequence[Node], logits: npt.NDArray[np.float32]
     ) -> None:
         """Take a step's logits, float32 [R, vocab], behind ``nodes``, the likeliest first."""
-        for node, row in zip(nodes[:_MOST_ROWS], logits, strict=False):
+        most_rows = min(_MOST_ROWS, _MOST_LOGITS // self._request.vocab)
+        for node, row in zip(nodes[:most_rows], logits, strict=False):
             if np.isnan(row).any():
                 continue
             path, top = [node.token], node
