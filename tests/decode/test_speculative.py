@@ -21,6 +21,7 @@ from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRa
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.speculation.tree import Frontier, Node, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
+from splitup.workers.remote import _split
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 ROUND_TRIP_S, DRAFT_S = 0.08, 0.003
@@ -129,6 +130,7 @@ class Run:
                 delay_s = ROUND_TRIP_S if self._random is None else self._random.random()
                 waiting.append((self.now_s + delay_s, len(self.steps), self.target.run(step)))
                 self.steps.append(step)
+                assert step.kept or _split(step)[0], "target workers need a row before the drafts"
             if draft is None and self.draft is not None:
                 wanted = self.decoder.next_draft()
                 if wanted is not None:

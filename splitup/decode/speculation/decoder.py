@@ -249,6 +249,8 @@ class SpeculativeDecoder:
         assert place is not None
         text, path = self._text, place.list_path(self._root) or []
         start, kept = self._cache.find(text, len(text), path)
+        if start == len(text) + len(path) and not kept:
+            start -= 1  # a target worker needs the row before the drafts to judge them
         fed = len(text) + len(path) - start
         limit = min(self._request.chunk, self._request.context - start) - fed
         among = {place, *(node for _, _, node in unsent)}
