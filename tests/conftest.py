@@ -30,6 +30,7 @@ TOGETHER: Final = {
     "tests/e2e/test_failover.py": "faults",
     "tests/e2e/test_gateways.py": "faults",
     "tests/e2e/test_embeddings.py": "faults",
+    "tests/e2e/test_images.py": "faults",
     "tests/e2e/test_diffusion.py": "faults",
     "tests/e2e/test_encrypted_adapter.py": "faults",
     "tests/e2e/test_workers.py": "faults",

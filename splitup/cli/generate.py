@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
     from splitup.client.execution.session import Session
     from splitup.client.generation import Token
+    from splitup.client.outcome import Result
     from splitup.decode.block_diffusion import DiffusionOptions
     from splitup.decode.lookahead import LookaheadOptions
 
@@ -296,6 +297,7 @@ class Generated:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     execution_id: str = ""
+    image_execution_id: str = ""  # of the tower for images
     locked_micro_usdc: int = 0  # the most it can cost
     opened_s: float = 0.0
     first_s: float = 0.0
@@ -327,11 +329,15 @@ class Generated:
             "first_token_s": round(self.first_s, 3),
             "tokens_per_s": round(self.tokens_per_s, 1),
             "interrupted": self.is_interrupted,
-        } | ({"adapter": self.adapter} if self.adapter else {})
+            **({"image_execution_id": self.image_execution_id} if self.image_execution_id else {}),
+            **({"adapter": self.adapter} if self.adapter else {}),
+        }
 
     def describe(self) -> str:
         """Return how many tokens came, and how fast."""
         if self.is_interrupted and not self.execution_id:
+            if images := self.image_execution_id:
+                return f"interrupted before the text began; its images were paid: {images}"
             return "interrupted before the execution began; nothing was paid"
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"
@@ -361,6 +367,9 @@ async def generate(
     def write(text: str) -> None:
         if not output.as_json:
             output.write_text(text)
+
+    def on_images(result: Result) -> None:
+        done.image_execution_id = result.execution_id
 
     def on_session(session: Session) -> None:
         done.execution_id = session.execution_id
@@ -396,7 +405,9 @@ async def generate(
                     f"at most {most}: as without drafts; a step costs the same, whatever its rows"
                 )
             output.hint("requesting a plan")
-            tokens = net.generate(model, prompt, **arguments, on_session=on_session)
+            tokens = net.generate(
+                *(model, prompt), **arguments, on_images=on_images, on_session=on_session
+            )
             while (token := await _next(tokens, interrupted)) is not None:
                 done.note(token, time.monotonic())
                 write(token.text)
@@ -427,6 +438,8 @@ async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
     done.cost = await wait_for_cost(
         output, net, done.execution_id, done.locked_micro_usdc, patience_s=patience_s
     )
+    if images := done.image_execution_id:
+        done.cost += f"\nwhat its images cost: splitup receipt {images}"
 
 
 async def _next(tokens: AsyncGenerator[Token, None], interrupted: asyncio.Event) -> Token | None:

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, get_args
 
 from splitup.client.drafting import Drafting, Speculation, make_blocks
 from splitup.client.grammar import Grammars
-from splitup.client.images import find_images, place_rows
+from splitup.client.images import PromptImages, find_images, place_rows
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
@@ -197,7 +197,7 @@ async def generate_tokens(
     contents: CacheContents | None = None,
     on_step: OnStep | None = None,
     drafting: Drafting | None = None,
-    images: Array | None = None,
+    images: PromptImages | None = None,
 ) -> AsyncGenerator[Token, None]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
@@ -205,7 +205,7 @@ async def generate_tokens(
     prompt steps overlap in the pipeline of nodes. The text ends where ``ends`` says. ``contents``
     are those of the session's cache: give the same ones to every generation on one session.
     ``on_step`` sees every step's inputs and logits. ``drafting`` is closed at the end.
-    ``images`` are the rows of the request's images, float32 [rows, width].
+    ``images`` are those of the request's prompt.
     """
     ends = ends or StopFilter(())
     if contents is None:
@@ -236,7 +236,7 @@ async def _decode(
     contents: CacheContents,
     on_step: OnStep | None,
     drafting: Drafting | None,
-    images: Array | None,
+    images: PromptImages | None,
 ) -> AsyncGenerator[tuple[list[int], bool], None]:
     """Yield the tokens that each step makes certain, and whether none follow."""
     sampler = decoder.request.sampler
@@ -246,11 +246,10 @@ async def _decode(
     while not decoder.finished:
         position = None
         while (step := decoder.next_step()) is not None:
-            contents.feed(step)
+            contents.feed(step if images is None else images.mark(step))
             arrays = make_arrays(step, chunk)
             if text is not None and text.images is not None:
-                places = decoder.request.images
-                arrays["images"] = place_rows(step, places, images, text.images)
+                arrays["images"] = place_rows(step, images, text.images)
             in_flight.append((arrays, session.submit(arrays)))
             position = step.positions[step.outputs[0]]
         if vocabulary and position is not None:

@@ -1,19 +1,18 @@
-"""Images in prompts: the pixels that a model's tower takes, and their places among the tokens.
+"""Images in prompts: their places among the tokens, and the rows that stand there.
 
-The way from a file to pixels, and from a text to tokens, is that of Hugging Face's processor of
-Gemma 3: turned as its EXIF data says, RGB, resized with a bilinear filter, from -1 to 1.
+The way from a text to tokens is that of Hugging Face's processor of Gemma 3.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Self
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
@@ -23,9 +22,6 @@ from splitup.decode.step import StepInput
 from splitup.graph.manifest import ImageInfo, Manifest, Port
 
 ImageFile = bytes | str | Path  # the bytes of a file, or its path
-_FORMATS: Final = ("JPEG", "PNG", "WEBP")
-# of a byte: scaled to 0 … 1, then with mean and deviation 0.5, each rounded to float32
-_LEVELS: Final = ((np.arange(256) / 255).astype(np.float32) - np.float32(0.5)) / np.float32(0.5)
 
 
 def find_pixels(tower: Manifest, info: ImageInfo) -> Port:
@@ -42,38 +38,17 @@ def find_pixels(tower: Manifest, info: ImageInfo) -> Port:
     raise InvalidModel(f"model {tower.model_id} is no tower for the text model's images")
 
 
-def read_pixels(image: ImageFile, height: int, width: int) -> Array:
-    """Return an image as float32 [3, height, width]. Blocks.
+def load_image(image: ImageFile) -> tuple[str, bytes]:
+    """Return what errors call an image, and the bytes of its file. Blocks.
 
-    Raises InvalidInput for a file that is too large, has too many pixels, or is no image.
+    Raises InvalidInput for a file that cannot be read.
     """
-    name = "an image" if isinstance(image, bytes) else f"image '{image}'"
-    data = image if isinstance(image, bytes) else _read_file(Path(image), name)
-    if len(data) > tuning.MAX_IMAGE_BYTES:
-        raise InvalidInput(
-            f"{name} has more than {tuning.MAX_IMAGE_BYTES >> 20} MiB; give a smaller one"
-        )
+    if isinstance(image, bytes):
+        return "an image", image
+    name = f"image '{image}'"
     try:
-        with Image.open(BytesIO(data), formats=_FORMATS) as opened:
-            if (pixels := opened.width * opened.height) > tuning.MAX_IMAGE_PIXELS:
-                raise InvalidInput(
-                    f"{name} has {pixels} pixels; give one of at most {tuning.MAX_IMAGE_PIXELS}"
-                )
-            plain = ImageOps.exif_transpose(opened).convert("RGB")
-    except InvalidInput:
-        raise
-    except Exception as error:  # the library raises many kinds for a damaged file
-        raise InvalidInput(
-            f"{name} cannot be read: {error!s:.80}; give a whole {', '.join(_FORMATS)} file"
-        ) from None
-    resized = np.asarray(plain.resize((width, height), Image.Resampling.BILINEAR))
-    return np.ascontiguousarray(_LEVELS[resized.transpose(2, 0, 1)])
-
-
-def _read_file(path: Path, name: str) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(tuning.MAX_IMAGE_BYTES + 1)
+        with Path(image).open("rb") as file:
+            return name, file.read(tuning.MAX_IMAGE_BYTES + 1)
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read: {error.strerror}") from None
 
@@ -119,17 +94,47 @@ def find_images(prompt: Sequence[int], info: ImageInfo | None, count: int) -> tu
     return tuple(found)
 
 
-def place_rows(
-    step: StepInput, images: Sequence[range], rows: Array | None, info: ImageInfo
-) -> Array:
-    """Return a step's input "images", float32 [T, width]: zeros for tokens that are no image.
+def mark_images(
+    prompt: Sequence[int], places: Sequence[range], files: Sequence[bytes]
+) -> tuple[int, ...]:
+    """Return a prompt's tokens with a negative number for those of each image, told by its file.
 
-    ``rows`` are those of all ``images``, one after the other.
+    Two prompts whose marked tokens are equal fill a cache with the same rows.
     """
+    marked = list(prompt)
+    for place, file in zip(places, files, strict=True):
+        mark = -1 - int.from_bytes(hashlib.sha256(file).digest())
+        marked[place.start : place.stop] = [mark] * len(place)
+    return tuple(marked)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImages:
+    """The images of a prompt, by positions.
+
+    ``rows`` are float32 [width] each, and may lack those that are cached. ``marks`` are what
+    ``mark_images`` has in their places, if the cache serves other prompts.
+    """
+
+    rows: Mapping[int, Array]
+    marks: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def place(cls, places: Sequence[range], rows: Array) -> Self:
+        """Place the rows of all images [rows, width], one image after the other."""
+        return cls(dict(zip(itertools.chain(*places), rows, strict=True)))
+
+    def mark(self, step: StepInput) -> StepInput:
+        """Return a step with the marks of its images instead of their tokens."""
+        rows = zip(step.positions, step.tokens, strict=True)
+        return replace(step, tokens=tuple(self.marks.get(place, token) for place, token in rows))
+
+
+def place_rows(step: StepInput, images: PromptImages | None, info: ImageInfo) -> Array:
+    """Return a step's input "images", float32 [T, width]: zeros for tokens that are no image."""
     placed = np.zeros((step.rows, info.width), np.float32)
-    if rows is not None:
-        order = {position: row for row, position in enumerate(itertools.chain(*images))}
+    if images is not None:
         for number, position in enumerate(step.positions):
-            if position in order:
-                placed[number] = rows[order[position]]
+            if (row := images.rows.get(position)) is not None:
+                placed[number] = row
     return placed

@@ -19,7 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,14 @@ from splitup.client.generation import (
     get_text_info,
     make_decoder,
 )
-from splitup.client.images import ImageFile, expand_prompt, find_pixels, read_pixels
+from splitup.client.image_reader import ImageReader
+from splitup.client.images import (
+    ImageFile,
+    PromptImages,
+    expand_prompt,
+    find_pixels,
+    load_image,
+)
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.payments import Quote, fetch_quote
@@ -72,7 +79,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
-from splitup.graph.manifest import Port
+from splitup.graph.manifest import Manifest, Port
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
@@ -220,8 +227,8 @@ class Network:
         )
         quote = await self.quote(model, steps=machine.max_steps, verify=verify)
         if images:
-            tower, _ = await self._find_tower(model)
-            quote += await self.quote(tower, steps=images, verify=verify)
+            tower, _ = await self.fetch_tower(model)
+            quote += await self.quote(tower.model_id, steps=images, verify=verify)
         return quote
 
     # ---- running -------------------------------------------------------------------------------
@@ -335,6 +342,7 @@ class Network:
         verify: float | str | None = None,
         adapter: AdapterOptions | None = None,
         images: Sequence[ImageFile] = (),
+        on_images: Callable[[Result], None] | None = None,
         on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
@@ -352,8 +360,9 @@ class Network:
         come before the prompt. They are an execution of their own, of the model's tower for images,
         whose price ``max_price_usdc`` includes. Raises InvalidInput, before any payment, for
         options without room in the model's steps and for more tokens than the model has positions,
-        and otherwise like ``execute``. ``on_session`` is called with the session before the first
-        token. Close the iterator (or exhaust it) to end and pay the execution.
+        and otherwise like ``execute``. ``on_images`` is called with the result of the images'
+        execution, ``on_session`` with the session before the first token. Close the iterator (or
+        exhaust it) to end and pay the execution.
         """
         check_decoder(decoder, lookahead, draft, diffusion)
         ends = StopFilter(stop)
@@ -371,11 +380,15 @@ class Network:
             diffusion=diffusion,
             images=len(images),
         )
-        rows = None
+        placed = None
         if images:
-            rows, max_price_usdc = await self._see(
+            seen, max_price_usdc = await self._see(
                 model, images, machine.max_steps, max_price_usdc, deadline_s, verify
             )
+            if on_images is not None:
+                on_images(seen)
+            (rows,) = seen.outputs.values()
+            placed = PromptImages.place(machine.request.images, rows.reshape(-1, rows.shape[-1]))
         drafting = None if speculation is None else speculation.start(machine)
         async with self.session(
             model,
@@ -388,7 +401,7 @@ class Network:
             if on_session is not None:
                 on_session(session)
             async for token in generate_tokens(
-                session, machine, tokenizer, ends=ends, drafting=drafting, images=rows
+                session, machine, tokenizer, ends=ends, drafting=drafting, images=placed
             ):
                 yield token
 
@@ -400,14 +413,19 @@ class Network:
         max_price_usdc: Usdc | None,
         deadline_s: float,
         verify: float | str | None,
-    ) -> tuple[Array, Usdc | None]:
-        """Return the rows that a model's tower makes of images, and what is left of the price.
+    ) -> tuple[Result, Usdc | None]:
+        """Return what a model's tower makes of images, and what is left of the price.
 
         ``steps`` are those of the text, whose price has to be left.
         """
-        tower, port = await self._find_tower(model)
-        read = [partial(read_pixels, image, *port.shape[1:]) for image in images]
-        pixels = np.stack([await asyncio.to_thread(each) for each in read])
+        found, port = await self.fetch_tower(model)
+        tower = found.model_id
+        _, height, width = port.shape
+        pixels = []
+        with closing(ImageReader()) as reader:
+            for image in images:
+                name, file = await asyncio.to_thread(load_image, image)
+                pixels.append(await reader.read(file, height, width, name=name))
         price = left = None
         if max_price_usdc is not None:
             limit = parse_usdc(max_price_usdc, name="the maximum price")
@@ -422,20 +440,23 @@ class Network:
             price, left = Decimal(own) / MICRO, Decimal(limit - own) / MICRO
         result = await self.execute(
             tower,
-            {port.name: pixels},
+            {port.name: np.stack(pixels)},
             max_price_usdc=price,
             deadline_s=deadline_s,
             verify=verify,
         )
-        (rows,) = result.outputs.values()
-        return rows.reshape(-1, rows.shape[-1]), left
+        return result, left
 
-    async def _find_tower(self, model: str) -> tuple[str, Port]:
-        """Return the id of the model that makes rows of a text model's images, and its input."""
+    async def fetch_tower(self, model: str) -> tuple[Manifest, Port]:
+        """Return the model that makes rows of a text model's images, and its input of pixels.
+
+        Raises InvalidInput for a model that takes no images, InvalidModel for what is no tower.
+        """
         info = get_text_info((await self.fetch_model(model)).manifest, model).images
         if info is None:
             raise InvalidInput(f"model {model} takes no images; it was registered without --images")
-        return info.tower, find_pixels((await self.fetch_model(info.tower)).manifest, info)
+        tower = (await self.fetch_model(info.tower)).manifest
+        return tower, find_pixels(tower, info)
 
     async def embed(
         self,

@@ -16,7 +16,7 @@ from splitup.net.http import read_in_time
 from splitup.serve.api_keys import ApiKey, ApiKeys
 from splitup.serve.errors import ApiError
 
-MOST_BODIES: Final = 64  # that are read at once; further requests wait
+MOST_BODIES: Final = 32  # that are read at once; further requests wait
 
 
 @dataclass(slots=True)

@@ -269,18 +269,22 @@ def make_usage(reports: Sequence[Report]) -> dict[str, Any]:
 def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
     """Return what texts cost, by which executions, and where their receipts will be."""
     executions = list_executions(reports)
+    image_steps = sum(report.image_steps for report in reports)
     return {
         "executions": executions,
         "receipts": [f"{RECEIPTS}/{execution}" for execution in executions],
         "steps": sum(report.steps for report in reports),
         "first_step": reports[0].first_step,  # in the first of the executions
-        "cost_micro_usdc": sum(report.cost_micro_usdc for report in reports),
+        **({"image_steps": image_steps} if image_steps else {}),
+        "cost_micro_usdc": sum(report.total_micro_usdc for report in reports),
     }
 
 
 def list_executions(reports: Sequence[Report]) -> list[str]:
-    """Return the executions that computed texts, each once."""
-    return list(dict.fromkeys(report.execution_id for report in reports if report.execution_id))
+    """Return the executions that computed texts, each once, then those of their images."""
+    found = [report.execution_id for report in reports]
+    found += [report.image_execution_id for report in reports]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:

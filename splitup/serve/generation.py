@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from splitup.client.drafting import Speculation
 from splitup.client.generation import TextModel, Token, generate_tokens, make_decoder
 from splitup.client.grammar import Grammar
+from splitup.client.images import PromptImages
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
@@ -39,6 +40,13 @@ class TextOptions:
     sampler: Sampler
     adjustments: Adjustments
     grammar: Grammar | None = None
+    images: tuple[bytes, ...] = ()  # files
+    marked: tuple[int, ...] = ()  # the prompt as ``mark_images`` gives it, if it has images
+
+    @property
+    def cache_key(self) -> tuple[int, ...]:
+        """The prompt as a cache knows it: equal ones fill it with the same rows."""
+        return self.marked or self.prompt
 
 
 @dataclass(slots=True)
@@ -53,6 +61,15 @@ class Report:
     first_step: int = 0  # of the execution
     steps: int = 0
     cost_micro_usdc: int = 0
+    # of the tower for images, an execution of its own
+    image_execution_id: str = ""
+    image_steps: int = 0
+    image_cost_micro_usdc: int = 0
+
+    @property
+    def total_micro_usdc(self) -> int:
+        """The cost of the text and of its images."""
+        return self.cost_micro_usdc + self.image_cost_micro_usdc
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,10 @@ class Piece:
 def count_steps(model: TextModel, options: TextOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
     request = model.make_request(
-        options.prompt, max_tokens=options.max_tokens, sampler=options.sampler
+        options.prompt,
+        max_tokens=options.max_tokens,
+        sampler=options.sampler,
+        images=len(options.images),
     )
     return make_decoder(None, request).max_steps
 
@@ -91,24 +111,36 @@ def check_room(
     return max_tokens if max_tokens is not None else min(default, room)
 
 
+class PlacesImages(Protocol):
+    """The images of a request."""
+
+    async def place(
+        self, options: TextOptions, places: Sequence[range], cached: int, report: Report
+    ) -> PromptImages:
+        """Return the images at their ``places``, as far as they are not ``cached``."""
+        ...
+
+
 async def generate_text(
     pool: LeasePool,
     model: TextModel,
     options: TextOptions,
     report: Report,
     speculate: Speculate | None = None,
+    images: PlacesImages | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Yield the tokens of a text, and fill in ``report``.
 
-    With ``speculate`` they are the same tokens in fewer steps. A lease that fails before the first
+    With ``speculate`` they are the same tokens in fewer steps; ``images`` are those of its request,
+    which are read one token at a time. A lease that fails before the first
     token is replaced once. Raises InvalidInput, Throttled, ExecutionFailed and what opening a
     lease raises.
     """
     began = time.monotonic()
     try:
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow(options.prompt, count_steps(model, options)) as lease:
-                found = _generate(lease, model, options, report, speculate)
+            async with pool.borrow(options.cache_key, count_steps(model, options)) as lease:
+                found = _generate(lease, model, options, report, speculate, images)
                 try:
                     async with contextlib.aclosing(found):
                         async for piece in found:
@@ -138,6 +170,7 @@ async def _generate(
     options: TextOptions,
     report: Report,
     speculate: Speculate | None,
+    images: PlacesImages | None,
 ) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
@@ -147,16 +180,23 @@ async def _generate(
             options.sampler, options.adjustments, model.info.vocab, allowed, options.prompt
         )
         sampler, choices = adjusted, adjusted.choices
-    cached = lease.contents.count_common(options.prompt)
+    cached = lease.contents.count_common(options.cache_key)
     request = model.make_request(
-        options.prompt, max_tokens=options.max_tokens, sampler=sampler, cached=cached
+        options.prompt,
+        max_tokens=options.max_tokens,
+        sampler=sampler,
+        cached=cached,
+        images=len(options.images),
     )
+    placed = None
+    if images is not None and options.images:
+        placed = await images.place(options, request.images, cached, report)
     ends = StopFilter(options.stop)
     report.cached_tokens, report.execution_id = cached, lease.session.execution_id
     before = report.first_step = lease.session.steps
     last = options.prompt[-1]
     decoder, drafting = make_decoder(None, request), None
-    if speculate is not None and allowed is None:  # a grammar allows one token at a time
+    if speculate is not None and allowed is None and placed is None:  # these go token by token
         try:
             speculation = await speculate()
         except SplitUpError as error:
@@ -171,6 +211,7 @@ async def _generate(
         ends=ends,
         contents=lease.contents,
         drafting=drafting,
+        images=placed,
     )
     try:
         async with contextlib.aclosing(tokens):

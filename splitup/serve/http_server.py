@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -14,6 +14,7 @@ from aiohttp import web
 
 from splitup.client.encoding import EncoderModel
 from splitup.client.generation import TextModel
+from splitup.client.image_reader import ImageReader
 from splitup.client.network import Network
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
@@ -31,6 +32,7 @@ from splitup.serve.encoding import (
 )
 from splitup.serve.errors import ApiError, translate
 from splitup.serve.generation import Report, Speculate
+from splitup.serve.image_towers import TOWER_STEPS, ImageTower, RequestImages
 from splitup.serve.leases import LeaseOptions, LeasePool
 from splitup.serve.metrics import list_readings
 from splitup.serve.ollama import (
@@ -43,7 +45,7 @@ from splitup.serve.ollama import (
     describe_model,
     show_model,
 )
-from splitup.serve.preparing import prepare
+from splitup.serve.preparing import Prepared, prepare
 from splitup.serve.quotes import Quotes
 from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
 from splitup.serve.response_requests import ResponseRequest
@@ -56,18 +58,30 @@ from splitup.serve.tools import CallParser
 
 _log = logging.getLogger("splitup.serve")
 
-MAX_BODY_BYTES: Final = 4 * 2**20
+MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class ServedModel:
-    """A model that reads texts, its leases, and what its texts draft with if they are to."""
+    """A model that reads texts, its leases, and what its texts draft with if they are to.
+
+    ``tower`` makes rows of images.
+    """
 
     model: TextModel | EncoderModel
     pool: LeasePool
     speculate: Speculate | None = None
+    tower: ImageTower | None = None
+
+    def compute_price(self, prepared: Prepared) -> int:
+        """Return the most that texts may cost, in micro-USDC."""
+        model = self.get_text_model()
+        price = model.manifest.price_micro_usdc(prepared.count_steps(model))
+        if prepared.images and self.tower is not None:
+            price += self.tower.manifest.price_micro_usdc(prepared.images)
+        return price
 
     def get_text_model(self) -> TextModel:
         """Return the model; raise ApiError for one that writes no text."""
@@ -107,6 +121,8 @@ class ApiServer:
         self._access = access
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
+        self._towers: dict[str, ImageTower] = {}  # by id
+        self._reader = ImageReader()
         self._split: SplitServer | None = None
         if sessions is not None:
             self._split = SplitServer(net, options, sessions, access, timelines, self._quotes)
@@ -127,7 +143,20 @@ class ApiServer:
             await speculate()  # which loads the draft model
         pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
-        self._models[name] = ServedModel(model, pool, speculate)
+        tower = await self._add_tower(model) if isinstance(model, TextModel) else None
+        self._models[name] = ServedModel(model, pool, speculate, tower)
+
+    async def _add_tower(self, model: TextModel) -> ImageTower | None:
+        """Return what makes rows of a model's images, None for a model that takes none."""
+        if (info := model.info.images) is None:
+            return None
+        if info.tower not in self._towers:
+            manifest, port = await self._net.fetch_tower(model.name)
+            options = replace(self._options, warm=0, steps=TOWER_STEPS)
+            pool = LeasePool(self._net, info.tower, options, self._timelines.keep)
+            pool.open()
+            self._towers[info.tower] = ImageTower(manifest, port, pool, self._reader)
+        return self._towers[info.tower]
 
     async def _fetch(self, name: str) -> TextModel | EncoderModel:
         found = await self._net.fetch_model(name)
@@ -137,7 +166,10 @@ class ApiServer:
 
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
-        await asyncio.gather(*(served.pool.close() for served in self._models.values()))
+        pools = [each.pool for each in self._models.values()]
+        pools += [each.pool for each in self._towers.values()]
+        await asyncio.gather(*(pool.close() for pool in pools))
+        self._reader.close()
         if self._split is not None:
             await self._split.close()
 
@@ -153,6 +185,7 @@ class ApiServer:
     @property
     def _pools(self) -> dict[str, LeasePool]:
         pools = {name: served.pool for name, served in self._models.items()}
+        pools |= {name: tower.pool for name, tower in self._towers.items()}
         return pools if self._split is None else pools | self._split.pools
 
     def make_app(self) -> web.Application:
@@ -322,21 +355,22 @@ class ApiServer:
             encoder = (await self._find(wanted.model, key)).get_encoder()
             inputs = await prepare_texts(encoder, wanted)
             tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
+            most = encoder.manifest.price_micro_usdc(steps)
         else:
             kind: type[Sampling] = ChatRequest if "messages" in fields else CompletionRequest
             asked = parse_request(ResponseRequest if "input" in fields else kind, body)
-            model = (await self._find(asked.model, key)).get_text_model()
+            served = await self._find(asked.model, key)
+            model = served.get_text_model()
             prepared = await prepare(model, asked)
             tokens = sum(map(len, {text.prompt for text in prepared.texts}))
             most_tokens = sum(text.max_tokens for text in prepared.texts)
-            steps = prepared.count_steps(model)
-        served = self._models[fields["model"]].model
-        most = served.manifest.price_micro_usdc(steps)
-        quote, until = self._quotes.make(served.name, most)
+            steps, most = prepared.count_steps(model), served.compute_price(prepared)
+        name = self._models[fields["model"]].model.name
+        quote, until = self._quotes.make(name, most)
         answer = {
             "id": quote,
             "object": "quote",
-            "model": served.name,
+            "model": name,
             "prompt_tokens": tokens,
             "max_tokens": most_tokens,
             "max_steps": steps,
@@ -381,10 +415,13 @@ class ApiServer:
             )
             for index, text in enumerate(prepared.texts)
         ]
-        most = model.manifest.price_micro_usdc(prepared.count_steps(model))
+        most = served.compute_price(prepared)
+        images = None if served.tower is None else RequestImages(served.tower)
         self._quotes.check(request.headers, model.name, most)
         async with self._access.charge(key, most) as charge:
-            pieces = generate_all(served.pool, served.speculate, model, prepared.texts, choices)
+            pieces = generate_all(
+                *(served.pool, served.speculate, model, prepared.texts, choices), images
+            )
             try:
                 async with contextlib.aclosing(pieces):
                     if asked.stream:
@@ -395,7 +432,7 @@ class ApiServer:
                         else:
                             choice.append(piece)
             finally:
-                charge.used = sum(choice.report.cost_micro_usdc for choice in choices)
+                charge.used = sum(choice.report.total_micro_usdc for choice in choices)
         headers = make_headers([choice.report for choice in choices])
         headers |= {"x-splitup-cost": str(charge.used)}
         return web.json_response(form.make_answer(choices), headers=headers)

@@ -69,7 +69,7 @@ class OllamaMessage(Fields):
     name: str | None = None
     tool_call_id: str | None = None
     thinking: None = None
-    images: Annotated[list[str], Field(max_length=0)] | None = None
+    images: list[str] | None = None  # in base64
 
 
 class _OllamaRequest(Fields):
@@ -106,16 +106,20 @@ class GenerateRequest(_OllamaRequest):
     system: str | None = None
     raw: bool | None = None
     suffix: Literal[""] | None = None
-    images: Annotated[list[str], Field(max_length=0)] | None = None
+    images: list[str] | None = None  # in base64
 
     def convert(self, *, has_template: bool) -> CompletionRequest | ChatRequest:
         """Return the same request of the OpenAI API; a model without a template continues."""
         fields = self.make_fields()
         if self.raw or not has_template:
+            if self.images:
+                raise ApiError("images are for models with a chat template, without 'raw'")
             fields["max_tokens"] = fields.get("max_tokens") or 128
             return parse_request(CompletionRequest, {**fields, "prompt": self.prompt})
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        messages.append({"role": "user", "content": self.prompt})
+        messages: list[dict[str, Any]] = []
+        if self.system:
+            messages.append({"role": "system", "content": self.system})
+        messages.append({"role": "user", "content": _make_content(self.prompt, self.images)})
         return parse_request(ChatRequest, {**fields, "messages": messages})
 
 
@@ -130,7 +134,8 @@ class OllamaChatRequest(_OllamaRequest):
         messages: list[dict[str, Any]] = []
         waiting: list[str] = []  # calls whose result is still to come; Ollama's have no id
         for place, message in enumerate(self.messages):
-            known: dict[str, Any] = {"role": message.role, "content": message.content}
+            known: dict[str, Any] = {"role": message.role}
+            known["content"] = _make_content(message.content, message.images)
             if message.tool_calls:
                 calls = [
                     {
@@ -152,6 +157,15 @@ class OllamaChatRequest(_OllamaRequest):
         if self.tools:
             fields["tools"] = [tool.model_dump() for tool in self.tools]
         return parse_request(ChatRequest, fields)
+
+
+def _make_content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """Return what a message says in OpenAI's form; images come before the text."""
+    if not images:
+        return text
+    urls = [{"url": f"data:image/*;base64,{each}"} for each in images]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 class ShowRequest(Fields):
@@ -260,7 +274,11 @@ def show_model(model: TextModel) -> Event:
             "splitup.context_length": model.info.context,
             "splitup.vocab_size": model.info.vocab,
         },
-        "capabilities": ["completion", *(["tools"] if has_tools else [])],
+        "capabilities": [
+            "completion",
+            *(["tools"] if has_tools else []),
+            *(["vision"] if model.info.images is not None else []),
+        ],
         "modified_at": "1970-01-01T00:00:00Z",
     }
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from splitup.client.generation import TextModel, encode_prompt
 from splitup.client.grammar import Grammar
+from splitup.client.images import expand_prompt, find_images, mark_images
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.graph.manifest import ChatInfo
@@ -39,6 +40,11 @@ class Prepared:
     texts: tuple[TextOptions, ...]
     toolbox: Toolbox | None = None
 
+    @property
+    def images(self) -> int:
+        """How many images the texts have; they have the same ones."""
+        return len(self.texts[0].images)
+
     def count_steps(self, model: TextModel) -> int:
         """Return the most steps that all of it may take."""
         return sum(count_steps(model, text) for text in self.texts)
@@ -50,10 +56,10 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
         case CompletionRequest():
             return await _prepare_completion(model, asked)
         case ChatRequest():
-            messages = [message.to_template() for message in asked.messages]
+            messages, images = [each.to_template() for each in asked.messages], asked.list_images()
             field, limit = "response_format", asked.limit
         case ResponseRequest():
-            messages = asked.list_messages()
+            messages, images = asked.list_messages(), asked.list_images()
             field, limit = "text.format", asked.max_output_tokens
         case _:
             raise TypeError(f"a {type(asked).__name__} asks for no text")
@@ -62,18 +68,25 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
         raise ApiError(
             f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
         )
+    if images and model.info.images is None:
+        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
     toolbox = asked.make_toolbox(chat.template)
     grammar = asked.grammar
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
     await _check_grammar(model, grammar, field)
-    tokens = await _encode_chat(model, chat, messages, toolbox)
+    tokens = await _encode_chat(model, chat, messages, toolbox, len(images))
+    try:
+        places = find_images(tokens, model.info.images, len(images))
+    except InvalidInput as error:
+        raise ApiError(str(error), param="messages") from None
+    marked = mark_images(tokens, places, images) if images else ()
     count = _check_room(model, tokens, limit, DEFAULT_CHAT_TOKENS)
     adjustments = asked.make_adjustments(asked.recorded_logprobs)
     _check_order(model, adjustments)
     stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
     texts = tuple(
-        TextOptions(tokens, count, stop, sampler, adjustments, grammar)
+        TextOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
         for sampler in asked.make_samplers()
     )
     return Prepared(texts, toolbox)
@@ -140,11 +153,19 @@ async def _encode_chat(
     chat: ChatInfo,
     messages: Sequence[Mapping[str, Any]],
     toolbox: Toolbox | None,
+    images: int,
 ) -> tuple[int, ...]:
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
     text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, tools))
     _check_chars(model, text)
+    if images and (info := model.info.images) is not None:
+        try:
+            text = await tokenizer.run(partial(expand_prompt, text, tokenizer, info, images))
+        except InvalidModel:
+            raise
+        except InvalidInput as error:
+            raise ApiError(str(error), param="messages") from None
     found = await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False))
     if not found:
         raise ApiError("the messages have no token; say something", param="messages")

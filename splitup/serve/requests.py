@@ -18,6 +18,7 @@ from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
 from splitup.serve.errors import ApiError
 from splitup.serve.formats import AnswerFormat, Fields
+from splitup.serve.image_parts import ImagePart, TextPart, join_content, list_images
 from splitup.serve.tools import MAX_TOOLS, Tool, Toolbox, ToolChoice, make_toolbox
 
 MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of prompts
@@ -31,13 +32,6 @@ IGNORED: Final = frozenset(
         "prompt_cache_retention",
     }
 )
-
-
-class TextPart(Fields):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
 
 
 class CalledFunction(Fields):
@@ -59,7 +53,7 @@ class Message(Fields):
     """A message of a conversation: what was said, called, or returned by a tool."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
@@ -77,6 +71,9 @@ class Message(Fields):
             raise ValueError(f"only the assistant calls tools, not role '{self.role}'")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("a message of role 'tool', and no other, has a tool_call_id")
+        parts = () if isinstance(self.content, str) else self.content or ()
+        if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
+            raise ValueError(f"only the user sends images, not role '{self.role}'")
         return self
 
     def to_template(self) -> dict[str, Any]:
@@ -84,11 +81,8 @@ class Message(Fields):
 
         Raises ApiError for arguments of a call that are no JSON object.
         """
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        found: dict[str, Any] = {"role": role, "content": content}
+        found: dict[str, Any] = {"role": role, "content": join_content(self.content or "")}
         if self.tool_calls:
             calls = [(call.id, call.function) for call in self.tool_calls]
             found["tool_calls"] = [
@@ -221,6 +215,10 @@ class ChatRequest(_Generation):
             is_parallel=self.parallel_tool_calls is not False,
             template=template,
         )
+
+    def list_images(self) -> tuple[bytes, ...]:
+        """Return the files of its images in their order; raise ApiError for no data URL."""
+        return list_images([message.content for message in self.messages])
 
     @property
     def limit(self) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from splitup.client.grammar import Grammar
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS
 from splitup.serve.formats import Fields, FlatAnswerFormat, TextFormat
+from splitup.serve.image_parts import ResponseImage, join_content, list_images
 from splitup.serve.requests import MAX_MESSAGES, Sampling, StreamOptions, make_template_call
 from splitup.serve.tools import (
     MAX_TOOLS,
@@ -40,9 +41,16 @@ class MessageItem(Fields):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ResponsePart]
+    content: str | list[ResponsePart | ResponseImage]
     id: str | None = None
     status: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = () if isinstance(self.content, str) else self.content
+        if self.role != "user" and any(isinstance(part, ResponseImage) for part in parts):
+            raise ValueError(f"only the user sends images, not role '{self.role}'")
+        return self
 
 
 class CallItem(Fields):
@@ -137,13 +145,14 @@ class ResponseRequest(Sampling):
                     messages.append({"role": "assistant", "content": ""})
                 messages[-1].setdefault("tool_calls", []).append(call)
             elif isinstance(item, CallOutputItem):
-                output = _join(item.output)
+                output = join_content(item.output)
                 messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
             else:
                 role = "system" if item.role == "developer" else item.role
-                messages.append({"role": role, "content": _join(item.content)})
+                messages.append({"role": role, "content": join_content(item.content)})
         return messages
 
-
-def _join(content: str | list[ResponsePart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    def list_images(self) -> tuple[bytes, ...]:
+        """Return the files of its images in their order; raise ApiError for no data URL."""
+        items = () if isinstance(self.input, str) else self.input
+        return list_images([item.content for item in items if isinstance(item, MessageItem)])

@@ -16,6 +16,7 @@ from splitup.serve.errors import translate
 from splitup.serve.generation import (
     Ended,
     Piece,
+    PlacesImages,
     Report,
     Speculate,
     TextOptions,
@@ -34,6 +35,7 @@ async def generate_all(
     model: TextModel,
     texts: Sequence[TextOptions],
     choices: Sequence[Choice],
+    images: PlacesImages | None = None,
 ) -> AsyncGenerator[tuple[Choice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
 
@@ -41,7 +43,7 @@ async def generate_all(
     """
     for text, choice in zip(texts, choices, strict=True):
         queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
-        pieces = generate_text(pool, model, text, choice.report, speculate)
+        pieces = generate_text(pool, model, text, choice.report, speculate, images)
         filling = asyncio.create_task(fill_queue(pieces, queue))
         try:
             while not isinstance(item := await queue.get(), Ended):

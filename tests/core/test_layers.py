@@ -56,7 +56,7 @@ OWNERS = {
     "llguidance": {"splitup/client/grammar.py"},
     "grpc": {"splitup/workers"},
     "google": {"splitup/workers"},
-    "PIL": {"splitup/client/images.py"},
+    "PIL": {"splitup/client/image_reader.py"},
     "tenseal": {"splitup/adapters/ckks.py"},
     "torch": {"examples", "deploy/splitup_deploy/edge"},
     "torchao": {"deploy/splitup_deploy/edge"},

@@ -1,14 +1,17 @@
-"""An image in, text out, on a real network: the tower's execution, then the text's."""
+"""An image in, text out, on a real network: by the SDK, the CLI and the OpenAI API."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from splitup.client.connection import SplitUp
@@ -17,12 +20,23 @@ from splitup.devnet.processes import find_program
 from tests.deploy.checkpoints import GOLDEN
 from tests.deploy.towers import NEW, PHOTO_PROMPT, make_photos, save_images
 from tests.e2e.conftest import MODEL, Network
+from tests.e2e.test_serve import run_server
 
 EYES, GEMMA = "gemma-eyes", "gemma"
+TEMPLATE = """
+{%- for message in messages -%}
+    {%- if message.content is string -%}{{ message.content }}{%- else -%}
+        {%- for part in message.content -%}
+            {{ '<start_of_image>' if part.type == 'image' else part.text }}
+        {%- endfor -%}
+    {%- endif -%}{{ ' ' }}
+{%- endfor -%}
+"""
 
 
 async def test_images_become_text(network: Network, tmp_path: Path) -> None:
     source = Path(save_images(tmp_path / "model", NEW))
+    (source / "chat_template.jinja").write_text(TEMPLATE)
     wanted = np.load(GOLDEN / "image_logits.npz")["tokens"].tolist()
     photos = [tmp_path / "a.png", tmp_path / "b.webp"]
     for path, data in zip(photos, make_photos(), strict=True):
@@ -40,7 +54,9 @@ async def test_images_become_text(network: Network, tmp_path: Path) -> None:
     run = partial(subprocess.run, command, capture_output=True, text=True, check=False)
     done = await asyncio.to_thread(run)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] == wanted
+    said = json.loads(done.stdout)
+    assert said["tokens"] == wanted
+    assert said["image_execution_id"] != said["execution_id"]
     assert ", with an execution for the images" in done.stderr
     async with SplitUp.connect(network.config) as net:
         images = [path.read_bytes() for path in photos]
@@ -57,3 +73,52 @@ async def test_images_become_text(network: Network, tmp_path: Path) -> None:
         assert found == wanted[:2]
         with pytest.raises(InvalidInput, match="takes no images"):
             await anext(net.generate(MODEL, "a", images=images))
+    with run_server(network, "--lease-steps", "200", model=GEMMA) as url:
+        await asyncio.to_thread(check_server, url, images, len(wanted), said["text"])
+
+
+def check_server(url: str, images: list[bytes], count: int, wanted: str) -> None:
+    """Chat about two photos: the first turn, the next one, and one about other photos."""
+    begin, middle, end = PHOTO_PROMPT.split("<start_of_image>")
+
+    def ask(
+        files: list[bytes], *more: dict[str, str], most: int = count
+    ) -> tuple[str, dict[str, Any], int]:
+        first, second = ({"type": "image_url", "image_url": {"url": encode(f)}} for f in files)
+        texts = [{"type": "text", "text": text} for text in (begin, middle, end)]
+        content = [texts[0], first, texts[1], second, texts[2]]
+        messages: Any = [{"role": "user", "content": content}, *more]
+        answer = client.chat.completions.create(
+            model=GEMMA, messages=messages, max_tokens=most, temperature=0
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        cost = answer.usage.model_extra["splitup"]  # type: ignore[index]
+        text = answer.choices[0].message.content
+        return text or "", cost, answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        text, cost, cached = ask(images)
+        assert text == wanted and cost["image_steps"] == 2 and cached == 0
+        assert len(cost["executions"]) == len(cost["receipts"]) == 2
+        said = {"role": "assistant", "content": text.split()[0]}  # the context is short
+        _, cost, held = ask(images, said, {"role": "user", "content": "w3"}, most=1)
+        assert held > 8 and "image_steps" not in cost, "what was seen is in the cache"
+        other, cost, cached = ask(images[::-1])
+        assert cost["image_steps"] == 2 and cached < 8 and other != text
+        with pytest.raises(openai.BadRequestError, match="image 2 cannot be read") as caught:
+            ask([images[0], images[1][:60]])
+        assert caught.value.param == "image_url"
+        with pytest.raises(openai.BadRequestError, match="no data URL"):
+            client.responses.create(model=GEMMA, input=make_item("http://127.0.0.1/a.png"))
+        answer = client.responses.create(
+            model=GEMMA, input=make_item(encode(images[0])), max_output_tokens=2
+        )
+        assert answer.output_text
+
+
+def encode(file: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def make_item(url: str) -> Any:
+    return [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]

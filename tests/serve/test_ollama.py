@@ -50,6 +50,19 @@ def test_options_formats_and_calls_are_translated() -> None:
     assert said[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
 
 
+def test_images_come_before_the_text() -> None:
+    said = {"role": "user", "content": "hello", "images": ["eA==", "eQ=="]}
+    template = [{"type": "image"}] * 2 + [{"type": "text", "text": "hello"}]
+    chat = parse_request(OllamaChatRequest, {**CHAT, "messages": [said]}).convert()
+    text = parse_request(GenerateRequest, {**TEXT, "images": said["images"]})
+    for asked in (chat, text.convert(has_template=True)):
+        assert isinstance(asked, ChatRequest)
+        assert asked.list_images() == (b"x", b"y")
+        assert asked.messages[0].to_template()["content"] == template
+    with pytest.raises(ApiError, match="with a chat template"):
+        text.convert(has_template=False)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -60,7 +73,7 @@ def test_options_formats_and_calls_are_translated() -> None:
         {"format": "xml"},
         {"think": True},
         {"messages": []},
-        {"messages": [{"role": "user", "content": "x", "images": ["x"]}]},
+        {"messages": [{"role": "assistant", "content": "x", "images": ["eA=="]}]},
         {"unknown": 1},
     ],
 )

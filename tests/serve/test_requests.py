@@ -12,6 +12,8 @@ from splitup.serve.response_requests import ResponseRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
+PNG = "data:image/png;base64,eA=="
+IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
 BODIES = {ChatRequest: CHAT, CompletionRequest: TEXT, ResponseRequest: {"model": "m", "input": "x"}}
 
 
@@ -49,6 +51,49 @@ def test_parts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ChatRequest, {**CHAT, "messages": [{"role": "developer", "content": parts}]}
     )
     assert asked.messages[0].to_template() == {"role": "system", "content": "ab"}
+
+
+def test_images_keep_their_places_in_a_message() -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": PNG, "detail": "high"}},
+        {"type": "text", "text": "b"},
+    ]
+    chat = parse_request(ChatRequest, {**CHAT, "messages": [{"role": "user", "content": parts}]})
+    items = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PNG}]
+    items.append({"type": "input_text", "text": "b"})
+    asked = [{"role": "user", "content": items}]
+    response = parse_request(ResponseRequest, {"model": "m", "input": asked})
+    template = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    for messages in ([chat.messages[0].to_template()], response.list_messages()):
+        assert messages == [{"role": "user", "content": template}]
+    assert chat.list_images() == response.list_images() == (b"x",)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.org/cat.png", "is no data URL, and this server fetches nothing"),
+        ("file:///etc/passwd", "is no data URL"),
+        ("data:image/png,eA==", "is no data URL"),
+        ("data:image/png;base64", "is no data URL"),
+        ("data:image/png;base64,e", "is not base64"),
+        ("data:image/png;base64,eA==\n", "is not base64"),
+    ],
+)
+def test_only_images_that_are_sent_are_read(url: str, message: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = parse_request(ChatRequest, {**CHAT, "messages": [{"role": "user", "content": [part]}]})
+    with pytest.raises(ApiError, match=message) as caught:
+        asked.list_images()
+    assert caught.value.param == "image_url"
+
+
+def test_too_many_images_are_refused_before_they_are_read() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "no URL"}}] * 17
+    asked = parse_request(ChatRequest, {**CHAT, "messages": [{"role": "user", "content": parts}]})
+    with pytest.raises(ApiError, match="at most 16 images"):
+        asked.list_images()
 
 
 def test_fields_that_change_nothing_are_taken() -> None:
@@ -89,6 +134,24 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (ResponseRequest, {"input": [{"type": ["x"]}]}, "input.0"),
         (ChatRequest, {"messages": [{"role": "tool", "content": ""}]}, "messages.0"),
         (ChatRequest, {"messages": [{"role": "user"}]}, "messages.0"),
+        (ChatRequest, {"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages.0"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": PNG}]}]},
+            "messages.0.content.0.image_url",
+        ),
+        (
+            ResponseRequest,
+            {
+                "input": [
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "input_image", "image_url": PNG}],
+                    }
+                ]
+            },
+            "input.0",
+        ),
         (ChatRequest, {"tools": [{"type": "function"}]}, "tools.0.function"),
         (ChatRequest, {"tool_choice": "any"}, "tool_choice"),
         (CompletionRequest, {"top_p": 0}, "top_p"),

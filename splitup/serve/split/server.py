@@ -145,6 +145,8 @@ class SplitServer:
         """Answer one request over HTTP, in the form that it came in."""
         key = await self._authorise(request)
         body = await self._access.read_body(request)
+        if len(body) > split.MAX_MESSAGE_BYTES:
+            raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
         is_binary = request.content_type == _BINARY
         asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
         if isinstance(asked, split.Forward):

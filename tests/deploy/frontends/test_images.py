@@ -20,13 +20,22 @@ from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.client.generation import TextModel, generate_tokens, make_decoder
-from splitup.client.images import expand_prompt, find_pixels, read_pixels
+from splitup.client.image_reader import ImageReader, read_pixels
+from splitup.client.images import (
+    PromptImages,
+    expand_prompt,
+    find_pixels,
+    load_image,
+    mark_images,
+)
 from splitup.client.outcome import Array
 from splitup.client.tokenizer import ModelTokenizer
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes
+from splitup.decode.cache_contents import CacheContents
 from splitup.decode.sampler import Sampler
+from splitup.decode.step import make_causal_step
 from splitup.graph.manifest import Manifest, check_manifest
 from tests.deploy.checkpoints import GOLDEN, TOKENS
 from tests.deploy.execution import CutModel
@@ -104,7 +113,7 @@ def test_a_prompt_with_images_is_as_hugging_face_reads_it(
     expanded = expand_prompt(PHOTO_PROMPT, text.tokenizer, info, 2)
     prompt = text.tokenizer.encode(expanded)
     assert prompt == golden["ids"].tolist()
-    pixels = np.stack([read_pixels(file, 56, 56) for file in make_photos()])
+    pixels = np.stack([read_pixels(file, 56, 56, name="a photo") for file in make_photos()])
     assert pixels.tobytes() == golden["pixels"].tobytes()
     rows = np.concatenate([see(tower, one) for one in pixels])
     request = text.make_request(prompt, max_tokens=8, sampler=Sampler(), images=2)
@@ -115,7 +124,7 @@ def test_a_prompt_with_images_is_as_hugging_face_reads_it(
             session,
             make_decoder(None, request),
             text.tokenizer,
-            images=rows,
+            images=PromptImages.place(request.images, rows),
             on_step=lambda _, given: logits.append(given),
         )
         return [token.id async for token in found]
@@ -249,20 +258,54 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     Image.new("1", (8, 8)).save(gif, "GIF")
     Image.new("L", (1, 900)).save(lines, "PNG")
     for data, message in (
-        (b"", "cannot be read"),
+        (b"", "is no JPEG, PNG, WEBP file"),
         (png[:-900], "cannot be read"),
         (webp[:60], "cannot be read"),
-        (gif.getvalue(), "JPEG, PNG, WEBP"),
+        (gif.getvalue(), "is no JPEG, PNG, WEBP file"),
         (large.getvalue(), "64000000 pixels"),
-        (bytes(tuning.MAX_IMAGE_BYTES + 1), "more than 32 MiB"),
     ):
-        with pytest.raises(InvalidInput, match=message):
-            read_pixels(data, 56, 56)
+        with pytest.raises(InvalidInput, match=f"image 3 .*{message}"):
+            read_pixels(data, 56, 56, name="image 3")
     with pytest.raises(InvalidInput, match=r"photo\.png' cannot be read: No such file"):
-        read_pixels(tmp_path / "photo.png", 56, 56)
+        load_image(tmp_path / "photo.png")
     (tmp_path / "photo.png").write_bytes(png)
-    assert (
-        read_pixels(str(tmp_path / "photo.png"), 56, 56).tobytes()
-        == read_pixels(png, 56, 56).tobytes()
-    )
-    assert read_pixels(lines.getvalue(), 28, 56).shape == (3, 28, 56)
+    path = str(tmp_path / "photo.png")
+    assert load_image(path) == (f"image '{path}'", png) and load_image(png) == ("an image", png)
+    assert read_pixels(lines.getvalue(), 28, 56, name="a line").shape == (3, 28, 56)
+
+
+async def test_images_are_read_in_a_process_that_a_file_may_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    png, webp = make_photos()
+    large = BytesIO()
+    Image.new("RGB", (7000, 7000)).save(large, "PNG")
+    with closing(ImageReader()) as reader:
+        found = await reader.read(png, 56, 48, name="a")
+        assert found.tobytes() == read_pixels(png, 56, 48, name="a").tobytes()
+        with pytest.raises(InvalidInput, match=r"^image 1 cannot be read: .* whole JPEG"):
+            await reader.read(png[:-900], 56, 56, name="image 1")
+        with pytest.raises(InvalidInput, match="image 2 has more than 32 MiB"):
+            await reader.read(bytes(tuning.MAX_IMAGE_BYTES + 1), 56, 56, name="image 2")
+        monkeypatch.setattr(tuning, "IMAGE_READ_S", 0.0)
+        with pytest.raises(InvalidInput, match="image 3 ended the process that read it: no answer"):
+            await reader.read(large.getvalue(), 56, 56, name="image 3")
+        monkeypatch.undo()
+        again = reader.read(webp, 56, 56, name="image 4")
+        found, _ = await asyncio.gather(again, reader.read(large.getvalue(), 8, 8, name="5"))
+        assert found.tobytes() == read_pixels(webp, 56, 56, name="b").tobytes()
+
+
+def test_other_images_are_other_beginnings_of_a_prompt() -> None:
+    """A cache knows a prompt by its tokens, which are equal whatever an image shows."""
+    prompt, places = [5, 9, 9, 6, 9, 9, 7], [range(1, 3), range(4, 6)]
+    first = mark_images(prompt, places, [b"a", b"b"])
+    assert first == mark_images(tuple(prompt), places, [b"a", b"b"])
+    assert (first[0], first[3], first[6]) == (5, 6, 7) and first[1] == first[2] != first[4]
+    second = mark_images(prompt, places, [b"a", b"c"])
+    contents = CacheContents()
+    images = PromptImages({}, dict(enumerate(first)))
+    for start, stop in ((0, 1), (1, 3), (3, 6), (6, 7)):
+        contents.feed(images.mark(make_causal_step(prompt[start:stop], start, images=places)))
+    assert contents.count_common([*first, 8, 8]) == 7
+    assert contents.count_common(second) == 4 and contents.count_common(prompt) == 1
