@@ -56,14 +56,14 @@ def test_every_party_is_measured_and_dashboard_and_alerts_ask_for_what_there_is(
         return live == network.nodes
 
     wait_for(is_complete, network.describe)  # on a busy machine a heartbeat may be late
-    parties = {
-        name: scrape(find_url(network, name)) for name in ("node-0", "member-0", "gateway-0")
-    }
-    node, member, gateway = parties.values()
+    names = ("node-0", "member-0", "gateway-0", "gateway-1")
+    parties = {name: scrape(find_url(network, name)) for name in names}
+    node, member, *gateways = parties.values()
     assert node["splitup_node_tasks_loaded"]["{}"] > 0
     assert 0 < node["splitup_node_memory_used_bytes"]["{}"]
     assert member["splitup_member_has_group_key"]["{}"] == 1
-    assert any("/v1/model" in labels for labels in gateway["splitup_http_requests_total"])
+    requests = [gateway.get("splitup_http_requests_total", {}) for gateway in gateways]
+    assert any("/v1/model" in labels for each in requests for labels in each)
 
     [port] = find_free_ports(1)
     url = f"http://127.0.0.1:{port}/metrics"
