@@ -41,6 +41,7 @@ PHOTO_PROMPT = "w0 w8 <start_of_image> w15\n\n<start_of_image> w15 w11 w4"
 # The text model that a tower is alone, as ``saved.save_case`` names it.
 CASES = {
     "Gemma3ForConditionalGeneration": "gemma3-new",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "KimiK25ForConditionalGeneration": "deepseek-v3",
     "Kimi_K25ForConditionalGeneration": "deepseek-v3",
     "Llama4ForConditionalGeneration": "llama4",
@@ -56,6 +57,12 @@ _OUTER: dict[str, dict[str, Any]] = {
         "vision_config": {**_SQUARES, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
         "image_token_index": 1000,
+    },
+    "Gemma4ForConditionalGeneration": {
+        "model_type": "gemma4",
+        "vision_config": {**_SQUARES, "model_type": "gemma4_vision"},
+        "audio_config": None,
+        "image_token_id": 1000,
     },
     "KimiK25ForConditionalGeneration": {"model_type": "kimi_k25", **_KIMI},
     "Kimi_K25ForConditionalGeneration": {"model_type": "kimi_k25", **_KIMI},

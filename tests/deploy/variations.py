@@ -57,6 +57,16 @@ _MAMBA = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": True,
 }
+_GEMMA4 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "sliding_window": 6,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": 40,
+}
 _NEMOTRON = {
     "head_dim": 16,
     "mamba_num_heads": 4,
@@ -251,6 +261,40 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
             "attn_temperature_tuning": True,
             "use_qk_norm": True,
             "rope_theta": 1000.0,
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": "vision",
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "per_layer_config": {layer: {"head_dim": 24} for layer in "02"},
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 500.0,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         },
     ),
     "deepseek-v3.2": (

@@ -142,7 +142,7 @@ def test_defaults_and_ties_are_those_of_the_class(tmp_path: Path) -> None:
         ({"model_type": "llama"}, {}, "text_config.*an object of the type mistral, ministral3"),
         ({}, {"text_config": None}, "text_config"),
         ({}, {"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({}, {"audio_config": {}}, "'audio_config', which means nothing"),
+        ({}, {"video_config": {}}, "'video_config', which means nothing"),
         ({"num_experts": 2}, {}, "'num_experts', which means nothing"),
         ({}, {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ],

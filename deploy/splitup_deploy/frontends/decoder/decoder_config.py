@@ -23,6 +23,18 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Global:
+    """Attention of the layers without a window, where its heads are others than those with one.
+
+    ``values_are_keys``: there is no projection of values; they are the keys before norm and rope.
+    """
+
+    kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrent:
     """The layers with a gated delta rule instead of attention, and its sizes.
 
@@ -126,6 +138,7 @@ class DecoderConfig:
     rope: Rope
     tied: bool
     local: Local | None = None
+    wide: Global | None = None  # ``kv_heads`` and ``head_dim`` are then those of local layers
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
@@ -134,6 +147,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # query and key heads are normalised before rope
+    value_norm: bool = False  # value heads are normalised, without a weight
     wide_qk_norm: bool = False  # the same, all query heads as one row and all key heads as one
     fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
     output_gate: bool = False  # after every query head comes a gate for that head's output
@@ -158,3 +172,11 @@ class DecoderConfig:
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
+    layer_scales: bool = False  # what a layer gives is multiplied by a number of its own
+
+    def get_heads(self, layer: int) -> Global:
+        """Return the key-value heads of a layer's attention."""
+        is_local = self.local is not None and layer in self.local.layers
+        if self.wide is None or is_local:
+            return Global(self.kv_heads, self.head_dim)
+        return self.wide

@@ -47,6 +47,8 @@ class Router:
     With several ``groups`` of neighbouring experts, only experts in the ``groups_taken`` best
     groups can be chosen; a group is ranked by the sum of its ``group_best`` best experts.
     ``name`` is its layer; ``linear_bias``: that has a bias, which changes the gates as well.
+    ``scaled``: rows are normalised and multiplied by "scale" [hidden] / sqrt(hidden) before, gates
+    by "per_expert_scale" [experts] at the end; both weights stand beside the layer.
     ``jitter`` is that of a sparse mixer (arXiv 2409.12136, without sampling): the experts are
     chosen one after the other, and a gate is the softmax over those that are left and differ from
     the best one by at most 2 jitter, relatively.
@@ -55,6 +57,7 @@ class Router:
     scoring: Literal["softmax", "sigmoid", "mixer"] = "softmax"
     name: str = "gate"
     linear_bias: bool = False
+    scaled: bool = False
     jitter: float = 0.0
     renormalised: bool = False
     scale: float = 1.0
@@ -84,6 +87,8 @@ class Experts:
     projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
     ``gated_input``: a gate multiplies what its expert reads, not what it gives. ``latent``: experts
     read and write rows of this width; projections lead there and back (fc1 and fc2_latent_proj).
+    ``beside_dense``: every row passes the dense MLP as well. Then router and experts read the rows
+    before the MLP's norm, by norms of their own, and what both give is normalised and added.
     """
 
     count: int
@@ -97,6 +102,7 @@ class Experts:
     biased: bool = False
     gated_input: bool = False
     latent: int | None = None
+    beside_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +118,33 @@ def choose_feed_forward(config: DecoderConfig) -> FeedForward | None:
         return None
     experts = config.experts
 
-    def compute(step: Step, h: Tensor, layer: int) -> Tensor:
+    def compute(step: Step, h: Tensor, x: Tensor, layer: int) -> Tensor:
         if layer in experts.dense_layers:
-            return compute_dense_mlp(step, h, layer)
-        return compute_experts(step, h, layer, experts)
+            return compute_dense_mlp(step, h, x, layer)
+        if experts.beside_dense:
+            return _add_experts(step, h, x, layer, experts)
+        return compute_experts(step, h, h, layer, experts)
 
     return compute
 
 
-def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tensor:
-    """Return the gated sum of the chosen experts' MLPs of h [rows, hidden]."""
+def _add_experts(step: Step, h: Tensor, x: Tensor, layer: int, experts: Experts) -> Tensor:
+    """Return the dense MLP of h [rows, hidden] plus the experts of x, before the norm of h."""
+    label, prefix = f"block {layer} experts", f"model.layers.{layer}"
+    dense = step.tracer.mark(compute_dense_mlp(step, h, x, layer), f"block {layer} MLP: dense")
+    name = f"{prefix}.post_feedforward_layernorm_1.weight"
+    dense = step.norm(dense, name, f"block {layer} MLP: dense, norm")
+    source = step.norm(x, f"{prefix}.pre_feedforward_layernorm_2.weight", f"{label}: norm")
+    chosen = step.tracer.mark(compute_experts(step, source, x, layer, experts), f"{label}: sum")
+    name = f"{prefix}.post_feedforward_layernorm_2.weight"
+    return dense + step.norm(chosen, name, f"{label}: sum, norm")
+
+
+def compute_experts(step: Step, h: Tensor, x: Tensor, layer: int, experts: Experts) -> Tensor:
+    """Return the gated sum of the chosen experts' MLPs of h [rows, hidden]; the router reads x."""
     c, rows, slots = step.config, step.rows, experts.active
     mark, label = step.tracer.mark, f"block {layer} experts"
-    chosen, gates = route(step, h, layer, experts)
+    chosen, gates = route(step, x, layer, experts)
     prefix = f"model.layers.{layer}.{experts.prefix}.experts"
     *ups, down = experts.names
     inner, width = experts.intermediate, experts.latent or c.hidden
@@ -185,6 +205,10 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
     mark, label, router = step.tracer.mark, f"block {layer} router", experts.router
     count, rows, slots = experts.count, step.rows, experts.active
     name = f"model.layers.{layer}.{experts.prefix}.{router.name}"
+    beside, hidden = name.rpartition(".")[0], step.config.hidden
+    if router.scaled:
+        scale = step.tensor(step.weights.get(f"{beside}.scale", hidden)) * hidden**-0.5
+        h = mark(step.normalise(h, scale), f"{label}: norm")
     logits = step.project(h, name, [(name, count)], step.config.hidden, router.linear_bias)
     logits = mark(logits, f"{label}: logits")
     if router.scoring == "mixer":
@@ -208,6 +232,10 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
     if router.renormalised:
         total = gates.sum(1, keepdim=True)
         gates = gates / (total.maximum(MIN_SCORES) if router.scoring == "sigmoid" else total)
+    if router.scaled:
+        scale = step.tensor(step.weights.get(f"{beside}.per_expert_scale", count))
+        factors = taken.where(scale.reshape(1, 1, count), 0.0).sum(2)
+        gates = gates * mark(factors, f"{label}: factors")
     return chosen, mark(gates * router.scale, f"{label}: gates")
 
 

@@ -39,8 +39,9 @@ from splitup_deploy.frontends.weight_sources import WeightSource
 CHUNK = 64  # default of the largest number of rows of one step
 
 
-# Computes a block's MLP from the step, the normalised rows [rows, hidden] and the layer.
-FeedForward = Callable[["Step", Tensor, int], Tensor]
+# Computes a block's MLP from the step, the normalised rows [rows, hidden], the rows before their
+# norm, and the layer.
+FeedForward = Callable[["Step", Tensor, Tensor, int], Tensor]
 # Computes a block's attention, or what replaces it, from the step, x [rows, hidden] and the layer;
 # returns x plus the result, and the new values of the layer's states by name.
 Mixer = Callable[["Step", Tensor, int], tuple[Tensor, dict[str, Tensor]]]
@@ -182,11 +183,12 @@ class Step(RowOperations):
                 weight = self.norm_weight(f"{prefix}.{name}_norm.weight", count * c.head_dim)
                 wide.append(self.normalise(part, weight).reshape(self.rows, count, c.head_dim))
             return self.tracer.mark(Tensor.cat(*wide, dim=1), f"{label}: q, k norm")
+        heads = c.get_heads(layer)
         query, key = (
-            self.norm_weight(f"{prefix}.{name}_norm.weight", c.head_dim)
-            .reshape(1, c.head_dim)
-            .expand(count, c.head_dim)
-            for name, count in (("q", c.heads), ("k", c.kv_heads))
+            self.norm_weight(f"{prefix}.{name}_norm.weight", heads.head_dim)
+            .reshape(1, heads.head_dim)
+            .expand(count, heads.head_dim)
+            for name, count in (("q", c.heads), ("k", heads.kv_heads))
         )
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
@@ -236,23 +238,27 @@ class Step(RowOperations):
         """Return x plus the attention of one layer, and the layer's new KV cache."""
         c, rows, mark = self.config, self.rows, self.tracer.mark
         label, prefix = f"block {layer} attention", f"model.layers.{layer}"
-        groups, width = c.heads // c.kv_heads, c.heads * c.head_dim
+        own = c.get_heads(layer)
+        kv_heads, size = own.kv_heads, own.head_dim
+        groups, width = c.heads // kv_heads, c.heads * size
         h = self.norm_input(x, f"{prefix}.input_layernorm.weight", f"{label}: norm")
-        heads, turned = c.heads + 2 * c.kv_heads, c.heads + c.kv_heads
+        turned = c.heads + kv_heads
+        heads = turned if own.values_are_keys else turned + kv_heads
         name = f"{prefix}.self_attn.qkv_proj"
         parts = [
-            (f"{prefix}.self_attn.{part}_proj", count * c.head_dim)
-            for part, count in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads))
+            (f"{prefix}.self_attn.{part}_proj", count * size)
+            for part, count in (("q", c.heads), ("k", kv_heads), ("v", heads - turned))
+            if count
         ]
         if c.fused:
-            parts = [(name, heads * c.head_dim)]
+            parts = [(name, heads * size)]
         gates = c.heads if c.output_gate else 0
         if gates:
-            parts[0] = (parts[0][0], 2 * gates * c.head_dim)
+            parts[0] = (parts[0][0], 2 * gates * size)
         qkv = mark(self.project(h, name, parts, c.hidden, c.qkv_bias), f"{label}: q, k, v")
-        qkv = qkv.reshape(rows, heads + gates, c.head_dim)
+        qkv = qkv.reshape(rows, heads + gates, size)
         if gates:
-            pairs = qkv[:, : 2 * gates].reshape(rows, gates, 2, c.head_dim)
+            pairs = qkv[:, : 2 * gates].reshape(rows, gates, 2, size)
             gate, qkv = pairs[:, :, 1], pairs[:, :, 0].cat(qkv[:, 2 * gates :], dim=1)
         is_normed = c.qk_norm or c.wide_qk_norm
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
@@ -260,12 +266,15 @@ class Step(RowOperations):
         qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
         if c.late_qk_norm and is_turned:
             qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
-        fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
+        values = qkv[:, heads - kv_heads :]
+        if c.value_norm:
+            values = mark(self.normalise(values, Tensor(1.0)), f"{label}: v norm")
+        fresh = Tensor.stack(qk[:, c.heads :], values, dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = open_cache(self, layer)
         held = cache.write(fresh)
         query = self.grow(qk[:, : c.heads], layer, label)
-        query = query.reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+        query = query.reshape(rows, kv_heads, groups, 1, size)
         mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1])
         if gates:
             mixed = mark(
@@ -302,8 +311,12 @@ class Step(RowOperations):
         if self.config.parallel or self.config.mlp_layers is not None:
             name, source = "input", before
         h = self.norm_input(source, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
-        branch = feed_forward(self, h, layer)
-        return self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
+        branch = feed_forward(self, h, source, layer)
+        x = self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
+        if self.config.layer_scales:
+            scale = self.tensor(self.weights.get(f"{prefix}.layer_scalar", 1))
+            x = self.tracer.mark(x * scale, f"{label}: scaled")
+        return x
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the activation of ``gate``, times ``up``."""
@@ -320,7 +333,7 @@ class Step(RowOperations):
         return gate * (1.0 + (-inner).exp()).reciprocal() * up
 
 
-def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
+def compute_dense_mlp(step: Step, h: Tensor, _: Tensor, layer: int) -> Tensor:
     """Return the gated MLP of h [rows, hidden]."""
     prefix = f"model.layers.{layer}.mlp"
     return compute_gated_mlp(step, h, prefix, step.config.intermediate, f"block {layer} MLP")

@@ -16,6 +16,7 @@ from splitup_deploy.frontends.decoder.step_function import choose_chunk, trace_d
 from splitup_deploy.frontends.families import (
     block_diffusion,
     dense,
+    gemma4,
     gpt_oss,
     granite,
     hybrid,
@@ -30,6 +31,7 @@ from splitup_deploy.frontends.tracing import TracedModel
 ARCHITECTURES: Final[dict[str, Read]] = {
     **dense.ARCHITECTURES,
     **mixture_of_experts.ARCHITECTURES,
+    **gemma4.ARCHITECTURES,
     **gpt_oss.ARCHITECTURES,
     **granite.ARCHITECTURES,
     **llama4.ARCHITECTURES,
@@ -40,6 +42,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 # Parts of names in a checkpoint -> what they are called here, where a family has its own.
 _OWN_NAMES: Final[dict[str, dict[str, str]]] = {
     **mixture_of_experts.OWN_NAMES,
+    **dict.fromkeys(gemma4.ARCHITECTURES, gemma4.OWN_NAMES),
     **dict.fromkeys(granite.ARCHITECTURES, granite.OWN_NAMES),
     **dict.fromkeys(llama4.ARCHITECTURES, llama4.OWN_NAMES),
     **dict.fromkeys(nemotron_h.ARCHITECTURES, nemotron_h.OWN_NAMES),

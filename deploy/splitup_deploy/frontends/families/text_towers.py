@@ -25,11 +25,19 @@ OTHER_MODULES: Final = tuple(
     for prefix in ("", "model.")
     for module in (
         *("vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "visual"),
+        *("embed_vision", "audio_tower", "embed_audio"),
     )
 )
 # Fields beside the text tower's: of the other towers, and which tokens stand for pictures.
 _OTHER_FIELDS: Final = (
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "boi_token_id",
     "boi_token_index",
+    "eoa_token_id",
+    "eoa_token_index",
+    "eoi_token_id",
     "eoi_token_index",
     "image_token_id",
     "image_token_index",
@@ -86,6 +94,7 @@ TOWERS: Final[dict[str, Tower]] = {
         },
         {"final_logit_softcapping": None},
     ),
+    "Gemma4ForConditionalGeneration": Tower("Gemma4ForCausalLM", "gemma4_text"),
     "KimiK25ForConditionalGeneration": _KIMI,
     "Kimi_K25ForConditionalGeneration": _KIMI,
     "Llama4ForConditionalGeneration": Tower("Llama4ForCausalLM", "llama4_text", _LLAMA4),

@@ -1,0 +1,134 @@
+"""Gemma 4: local layers with a rope and heads of their own, and experts beside the dense MLP.
+
+Layers that see all positions have wider heads, of which a quarter is rotated, and may have no
+projection of values. Values are normalised, scores are not scaled, and every layer's result is
+multiplied by a number. In the models with experts every row passes the dense MLP as well. Field
+names, defaults and their meaning are those of the Hugging Face model.
+
+Models with embeddings per layer, or whose upper layers read the caches of lower ones (E2B and E4B),
+are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Final
+
+from splitup.core import tuning
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Global
+from splitup_deploy.frontends.decoder.expert_layers import Experts, Router
+from splitup_deploy.frontends.decoder.rotary import Rope, make_rope
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.dense import add_window, read_local_layers, read_shape
+from splitup_deploy.frontends.families.mixture_of_experts import add_experts
+
+_PERIOD: Final = 6  # every sixth layer sees all positions
+OWN_NAMES: Final = {".experts.": ".mlp.experts.", ".router.": ".mlp.router."}
+
+
+def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Gemma4ForCausalLM configuration."""
+    for name in ("hidden_act", "vocab_size_per_layer_input", "use_double_wide_mlp"):
+        fields.get(name)  # without effect
+    if fields.get("hidden_size_per_layer_input", 256) != 0:
+        raise fields.refuse("hidden_size_per_layer_input", "0, as in the 31B and 26B-A4B models")
+    if fields.get("num_kv_shared_layers", 0) != 0:
+        raise fields.refuse("num_kv_shared_layers", "0, as in the 31B and 26B-A4B models")
+    if fields.get("use_bidirectional_attention") not in (None, False, "vision"):  # text is causal
+        raise fields.refuse("use_bidirectional_attention", "'vision', null")
+    bias = fields.get_flag("attention_bias", False)
+    config = read_shape(fields, context, split=False, tied=True, activation="hidden_activation")
+    local = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % _PERIOD != 0)
+    if config.layers - 1 in local:
+        raise fields.refuse("layer_types", "full_attention for the last layer")
+    wide = _read_wide(fields, config, local)
+    ropes = fields.get_fields("rope_parameters") or Fields({})
+    near = _read_rope(ropes, "sliding_attention", config.head_dim, 10_000.0)
+    config = replace(
+        config,
+        rope=_read_rope(ropes, "full_attention", wide.head_dim, 1_000_000.0, is_proportional=True),
+        wide=wide,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        value_norm=True,
+        post_norms=True,
+        layer_scales=True,
+        attention_scale=1.0,
+        logit_cap=fields.get_cap("final_logit_softcapping"),
+        embedding_scale=math.sqrt(config.hidden),
+    )
+    ropes.check_all_read()
+    config = add_window(fields, config, local, near)
+    counts = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    if not fields.get_flag("enable_moe_block", False):
+        for name in counts:
+            fields.get(name)  # without effect then
+        return config
+    experts = Experts(
+        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
+        active=fields.get_integer("top_k_experts"),
+        intermediate=fields.get_integer("moe_intermediate_size"),
+        prefix="mlp",
+        names=("gate_proj", "up_proj", "down_proj"),
+        router=Router(renormalised=True, name="router.proj", scaled=True),
+        beside_dense=True,
+    )
+    return add_experts(fields, config, experts)
+
+
+def _read_wide(fields: Fields, config: DecoderConfig, local: frozenset[int]) -> Global:
+    """Read the heads of layers without a window, by the old fields or by those of each layer."""
+    is_shared = fields.get_flag("attention_k_eq_v", False)
+    kv_heads = fields.get_integer("num_global_key_value_heads", config.kv_heads)
+    wide = Global(
+        kv_heads if is_shared else config.kv_heads,
+        fields.get_integer("global_head_dim", 512),
+        is_shared,
+    )
+    table: Any = fields.get("per_layer_config")  # by layer, since transformers 5.23
+    if table is not None:
+        others = {str(layer) for layer in range(config.layers) if layer not in local}
+        rows = list(table.values()) if isinstance(table, dict) else []
+        if not rows or table.keys() != others or any(row != rows[0] for row in rows):
+            raise fields.refuse("per_layer_config", "one row for all layers of full_attention")
+        row = Fields(rows[0], "config.json's per_layer_config")
+        heads = row.get_integer("num_key_value_heads", config.kv_heads)
+        wide = Global(heads, row.get_integer("head_dim", config.head_dim), is_shared)
+        row.check_all_read()
+    if config.heads % wide.kv_heads or wide.head_dim % 2:
+        raise InvalidModel(
+            f"config.json asks for {config.heads} heads of {wide.head_dim} on {wide.kv_heads} "
+            "key-value heads in layers of full_attention, which do not divide"
+        )
+    return wide
+
+
+def _read_rope(
+    ropes: Fields, kind: str, size: int, theta: float, *, is_proportional: bool = False
+) -> Rope:
+    """Read the rope of one kind of layers.
+
+    A proportional one pairs all elements of a head of ``size``, and rotates a part of the pairs, by
+    the frequencies that they have in a whole head.
+    """
+    wanted = "proportional" if is_proportional else "default"
+    parameters = ropes.get_fields(kind)
+    if parameters is None:
+        parameters = Fields({"partial_rotary_factor": 0.25} if is_proportional else {})
+    if parameters.get("rope_type", wanted) != wanted:
+        raise parameters.refuse("rope_type", wanted)
+    rope = make_rope(parameters.get_number("rope_theta", theta), size)
+    share = parameters.get_number("partial_rotary_factor", 1.0)
+    if share > 1 or (share != 1 and not is_proportional):
+        raise parameters.refuse("partial_rotary_factor", "at most 1, and 1 with a window")
+    parameters.check_all_read()
+    turned = int(share * size // 2)
+    still = (Decimal(0),) * (rope.pairs - turned)
+    return Rope(rope.frequencies[:turned] + still, rope.scale)
+
+
+ARCHITECTURES: Final = {"Gemma4ForCausalLM": read_gemma4}
