@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_roles, is_pick
 from splitup.graph.memory import find_temporaries, measure_buffer
+from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import Region
 from splitup_deploy.cutting.slices import Box, Indivisible, find_operands, join_boxes, make_full_box
@@ -49,6 +50,7 @@ class Scope:
         self.roles = compute_roles(model.graph)
         self.temporaries = find_temporaries(self.graph)
         self.updates = {update.node for update in model.graph.updates}
+        self._plans: dict[tuple[Any, ...], PiecePlan | None] = {}  # by what a region looks like
 
     def find_cluster(self, bank: Bank) -> frozenset[int]:
         """Return all nodes between a bank's inputs and its root, the root included."""
@@ -118,6 +120,25 @@ class Scope:
 
     def plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
         """Return how to divide one value in memory; None when it fits or cannot be divided."""
+        key = (*self._describe(region), target_bytes)
+        if key not in self._plans:  # layers are much alike
+            self._plans[key] = self._plan_region(region, target_bytes)
+        plan = self._plans[key]
+        return None if plan is None else replace(plan, root=region.root)
+
+    def _describe(self, region: Region) -> tuple[Any, ...]:
+        """Return what a plan depends on: two regions that are described alike are divided alike."""
+        order = sorted(region.nodes | region.reads)
+        place = {index: number for number, index in enumerate(order)}
+        parts: list[Any] = [region.root in self.updates]
+        for index in order:
+            node, value = self.graph.nodes[index], self.values[index]
+            srcs = tuple(place[src] for src in node.srcs) if index in region.nodes else ()
+            arg = None if node.op in PARAMS else node.arg
+            parts.append((node.op, srcs, arg, value.dtype, value.dims, index in self.temporaries))
+        return tuple(parts)
+
+    def _plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
         if region.root in self.updates or any(
             self.graph.nodes[index].op == "STATE" for index in region.nodes
         ):
