@@ -120,22 +120,31 @@ class Scope:
 
     def plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
         """Return how to divide one value in memory; None when it fits or cannot be divided."""
-        key = (*self._describe(region), target_bytes)
-        if key not in self._plans:  # layers are much alike
-            self._plans[key] = self._plan_region(region, target_bytes)
-        plan = self._plans[key]
-        return None if plan is None else replace(plan, root=region.root)
+        key = self._describe(region.root, region.nodes, region.reads, target_bytes)
+        return self._reuse(key, lambda: self._plan_region(region, target_bytes), region.root)
 
-    def _describe(self, region: Region) -> tuple[Any, ...]:
-        """Return what a plan depends on: two regions that are described alike are divided alike."""
-        order = sorted(region.nodes | region.reads)
+    def _reuse(
+        self, key: tuple[Any, ...], make: Callable[[], PiecePlan | None], root: int
+    ) -> PiecePlan | None:
+        """Return the plan of what is described by ``key``; layers are much alike."""
+        if key not in self._plans:
+            self._plans[key] = make()
+        plan = self._plans[key]
+        return None if plan is None else replace(plan, root=root)
+
+    def _describe(
+        self, root: int, nodes: Collection[int], reads: Collection[int], *others: int
+    ) -> tuple[Any, ...]:
+        """Return what the plan for ``root`` depends on: that of equals is equal."""
+        order = sorted({*nodes, *reads})
         place = {index: number for number, index in enumerate(order)}
-        parts: list[Any] = [region.root in self.updates]
+        parts: list[Any] = [root in self.updates, *others]
         for index in order:
             node, value = self.graph.nodes[index], self.values[index]
-            srcs = tuple(place[src] for src in node.srcs) if index in region.nodes else ()
+            srcs = tuple(place[src] for src in node.srcs) if index in nodes else ()
             arg = None if node.op in PARAMS else node.arg
-            parts.append((node.op, srcs, arg, value.dtype, value.dims, index in self.temporaries))
+            known = self.roles[index], index in self.temporaries
+            parts.append((node.op, srcs, arg, value.dtype, value.dims, *known))
         return tuple(parts)
 
     def _plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
@@ -164,6 +173,14 @@ class Scope:
 
     def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> PiecePlan | None:
         """Return how to divide a bank; None when it fits, or when not even one expert does."""
+        stops = {bank.chosen, bank.gates, *bank.inputs}
+        key = self._describe(bank.root, cluster, stops, target_bytes, bank.experts)
+        plan = self._reuse(key, lambda: self._plan_bank(bank, cluster, target_bytes), bank.root)
+        return None if plan is None else replace(plan, bank=bank)
+
+    def _plan_bank(
+        self, bank: Bank, cluster: frozenset[int], target_bytes: int
+    ) -> PiecePlan | None:
         box = make_full_box(self.values[bank.root].shape)
 
         def measure(span: tuple[int, int]) -> int:
