@@ -7,7 +7,7 @@ has "weak" Python numbers, while here every value has the dtype that it is used 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,14 +51,34 @@ class Placeholder:
     operands: tuple[UOp, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Repetition:
+    """A part of the traced function that is read once more, with other operands.
+
+    Where the part reads ``source``, the repetition reads ``operand``. ``placeholders`` say what
+    operations of the part stand for in the repetition, where that differs. ``rename`` takes a label
+    of the part and returns the repetition's.
+    """
+
+    source: UOp
+    operand: UOp
+    placeholders: Mapping[UOp, Placeholder]
+    rename: Callable[[str], str]
+
+
+# An operation, the dtype that its value is to have, and the repetition in which it is read.
+_Key = tuple[UOp, str, Repetition | None]
+
+
 @dataclass(slots=True)
 class _Reader:
     placeholders: Mapping[UOp, Placeholder]
     labels: Mapping[UOp, str]
+    repeated: Mapping[UOp, tuple[UOp, Repetition]]
     nodes: list[Node] = field(default_factory=list)
     index: dict[Node, int] = field(default_factory=dict)
     shapes: list[Dims] = field(default_factory=list)
-    done: dict[tuple[UOp, str], int] = field(default_factory=dict)
+    done: dict[_Key, int] = field(default_factory=dict)
     node_labels: dict[int, str] = field(default_factory=dict)
 
     def add(self, node: Node, shape: Dims, is_separate: bool = False) -> int:
@@ -83,14 +103,16 @@ def read_tensors(
     outputs: Sequence[tuple[str, UOp]],
     updates: Sequence[UOp],
     symbols: Sequence[Symbol] = (),
+    repeated: Mapping[UOp, tuple[UOp, Repetition]] | None = None,
 ) -> tuple[Graph, dict[int, str]]:
     """Return the graph that computes ``outputs`` and ``updates``, and its nodes' labels.
 
     ``placeholders`` says what tinygrad operations stand for; ``updates`` has one value per
-    state. Equal values in memory are one node, unless they have a label. Raises InvalidModel
-    for an operation that a graph cannot hold.
+    state. An operation in ``repeated`` stands for another one, read in a repetition. Equal values
+    in memory are one node, unless they have a label. Raises InvalidModel for an operation that a
+    graph cannot hold.
     """
-    reader = _Reader(placeholders, labels)
+    reader = _Reader(placeholders, labels, repeated or {})
     results = [_read(reader, uop) for _, uop in outputs]
     new_states = [_read(reader, uop) for uop in updates]
     graph = Graph(
@@ -107,14 +129,14 @@ def read_tensors(
 
 def _read(reader: _Reader, root: UOp) -> int:
     """Read everything below ``root``, operands first, without recursion."""
-    top = (root, get_dtype_name(root.dtype))
-    pending: list[tuple[UOp, str]] = [top]
+    top = _find_key(reader, root, get_dtype_name(root.dtype), None)
+    pending = [top]
     while pending:
         key = pending[-1]
         if key in reader.done:
             pending.pop()
             continue
-        operands = _list_operands(reader, *key)
+        operands = [_find_key(reader, *item, key[2]) for item in _list_operands(reader, *key)]
         missing = [operand for operand in operands if operand not in reader.done]
         if missing:
             pending.extend(reversed(missing))
@@ -124,9 +146,22 @@ def _read(reader: _Reader, root: UOp) -> int:
     return reader.done[top]
 
 
-def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str]]:
+def _find_key(reader: _Reader, uop: UOp, dtype: str, within: Repetition | None) -> _Key:
+    """Return what is read for an operation: itself, or what it stands for in a repetition."""
+    while True:
+        if within is not None and uop is within.source:
+            uop, within = within.operand, None
+        elif within is None and uop in reader.repeated:
+            uop, within = reader.repeated[uop]
+        else:
+            return uop, dtype, within
+
+
+def _list_operands(
+    reader: _Reader, uop: UOp, dtype: str, within: Repetition | None
+) -> list[tuple[UOp, str]]:
     """Return the operands to read first, each with the dtype that it is to have."""
-    if (known := _find_placeholder(reader, uop)) is not None:
+    if (known := _find_placeholder(reader, uop, within)) is not None:
         return list(zip(known.operands, (known.dtype, "int32"), strict=False))
     if uop.op is Ops.CONST:
         return []
@@ -152,19 +187,24 @@ def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str
     raise InvalidModel(f"the traced graph uses {uop.op.name}, which tasks do not support")
 
 
-def _find_placeholder(reader: _Reader, uop: UOp) -> Placeholder | None:
+def _find_placeholder(reader: _Reader, uop: UOp, within: Repetition | None) -> Placeholder | None:
     """Return what an operation stands for, perhaps as the shape of a buffer that has none."""
-    known = reader.placeholders.get(uop)
-    is_shape = known is None and uop.op is Ops.RESHAPE
-    return reader.placeholders.get(uop.src[0]) if is_shape else known
+    for one in (uop, uop.src[0]) if uop.op is Ops.RESHAPE else (uop,):
+        if within is not None and one in within.placeholders:
+            return within.placeholders[one]
+        if one in reader.placeholders:
+            return reader.placeholders[one]
+    return None
 
 
 def _is_weak_const(uop: UOp) -> bool:
     return uop.op is Ops.CONST and uop.dtype in WEAK_DTYPES
 
 
-def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int:
-    if (known := _find_placeholder(reader, uop)) is not None:
+def _read_one(
+    reader: _Reader, uop: UOp, dtype: str, within: Repetition | None, operands: list[int]
+) -> int:
+    if (known := _find_placeholder(reader, uop, within)) is not None:
         arg: Arg = None if known.operands else known.index
         position = reader.add(Node(known.op, known.dtype, tuple(operands), arg), known.dims)
         return _reshape(reader, position, _get_shape(uop))
@@ -198,8 +238,8 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
     node = Node(uop.op.name, result, tuple(operands), arg)
     is_separate = uop.op is Ops.CONTIGUOUS and uop in reader.labels
     position = reader.add(node, shape, is_separate)
-    if uop in reader.labels:
-        reader.node_labels[position] = reader.labels[uop]
+    if (label := reader.labels.get(uop)) is not None:
+        reader.node_labels[position] = label if within is None else within.rename(label)
     return position
 
 

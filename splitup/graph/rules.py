@@ -33,6 +33,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
@@ -133,9 +134,10 @@ def infer_values(graph: Graph) -> tuple[Value, ...]:
     scope = Scope(graph, {symbol.name: symbol.maximum for symbol in graph.symbols})
     values: list[Value] = []
     depths: list[int] = []
+    found = _Inferred()
     for index, node in enumerate(graph.nodes):
         try:
-            values.append(_check_node(scope, node, values))
+            values.append(found.check_node(scope, node, values))
         except RuleViolation as error:
             name = node.op if node.op in OPERATIONS else repr(node.op[:40])
             raise InvalidModel(
@@ -175,12 +177,35 @@ def _measure_kernels(graph: Graph, values: Sequence[Value]) -> tuple[KernelCost,
 # ---- nodes -------------------------------------------------------------------------------------
 
 
-def _check_node(scope: Scope, node: Node, values: Sequence[Value]) -> Value:
-    """Return what a node gives; ``values`` are those of the earlier nodes."""
-    spec = OPERATIONS.get(node.op)
-    require(spec is not None, "op", "it is not on the list of allowed operations")
-    assert spec is not None  # for the type checker
-    _check_operands(spec, node, len(values))
+@dataclass(slots=True)
+class _Inferred:
+    """What nodes of one graph give: nodes that differ only in which operands they read, the same.
+
+    ``kinds`` numbers what may be read of an operand: its dtype and dimensions, of a constant the
+    number as well; ``kind_of`` is that of each node so far.
+    """
+
+    values: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    kinds: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    kind_of: list[int] = field(default_factory=list)
+
+    def check_node(self, scope: Scope, node: Node, values: Sequence[Value]) -> Value:
+        """Return what a node gives; ``values`` are those of the earlier nodes."""
+        spec = OPERATIONS.get(node.op)
+        require(spec is not None, "op", "it is not on the list of allowed operations")
+        assert spec is not None  # for the type checker
+        _check_operands(spec, node, len(values))
+        argument = repr(node.arg)  # 1, True and "1" differ
+        key = (node.op, node.dtype, argument, *[self.kind_of[src] for src in node.srcs])
+        value = self.values.get(key)
+        if value is None:
+            value = self.values[key] = _infer_value(spec, scope, node, values)
+        kind = (value.dtype, value.dims, argument if node.op == "CONST" else None)
+        self.kind_of.append(self.kinds.setdefault(kind, len(self.kinds)))
+        return value
+
+
+def _infer_value(spec: OpSpec, scope: Scope, node: Node, values: Sequence[Value]) -> Value:
     operands = [values[src] for src in node.srcs]
     for operand in operands:
         require(operand.dtype in spec.dtypes, "dtype", f"it is not defined for {operand.dtype}")

@@ -293,6 +293,30 @@ def test_integer_division_and_shifts_cannot_trap(op: str) -> None:
             check_graph(divide(by))
 
 
+def test_a_legal_node_does_not_excuse_one_that_looks_like_it() -> None:
+    """Operations of one name on operands of one shape differ by argument, constant and source."""
+    b = Builder()
+    x, y = b.input("x", "int32"), b.input("y", "int32")
+    seven, zero = b.const("int32", "7"), b.const("int32", "0")
+    legal = b.add("FLOORDIV", "int32", x, seven)
+    legal = b.add("FLOORDIV", "int32", legal, seven)
+    wide = b.add("EXPAND", "int32", legal, arg=(2,))
+    legal = b.add("REDUCE", "int32", wide, arg=("ADD", 1))
+    check_graph(b.graph({"z": b.store("int32", legal)}))
+    for op, srcs, arg, rule in (
+        ("FLOORDIV", (x, zero), None, "division"),
+        ("FLOORDIV", (x, y), None, "division"),
+        ("FLOORDIV", (x, -1), None, "arity"),
+        ("FLOORDIV", (x, seven), 1, "argument"),
+        ("REDUCE", (wide,), ("ADD", True), "argument"),
+        ("EXPAND", (x,), ("2",), "size"),
+    ):
+        graph = b.graph({"z": b.store("int32", legal)})
+        bad = replace(graph, nodes=(*graph.nodes, Node(op, "int32", srcs, arg)))
+        with pytest.raises(InvalidModel, match=rf"node {len(graph.nodes)} .*'{rule}'"):
+            check_graph(bad)
+
+
 @given(st.floats(width=64), st.sampled_from(["float16", "bfloat16", "float32", "float64"]))
 def test_rounding_is_idempotent_and_near(value: float, dtype: str) -> None:
     rounded = round_float(value, dtype)

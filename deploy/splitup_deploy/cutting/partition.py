@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -57,7 +57,7 @@ from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.compile_cost import compute_total_us
 from splitup.graph.ir import Graph
-from splitup.graph.memory import Arena, find_live_ranges, measure_buffer
+from splitup.graph.memory import Arena, LiveRange, find_live_ranges, measure_buffer
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import CheckedGraph
 from splitup_deploy.cutting.timing import Clock, predict_transfer_ps
@@ -129,8 +129,9 @@ def partition(
     """
     targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
     regions = find_regions(graph, labels)
-    atoms = _form_atoms(graph, regions)
-    search = _Search(graph, atoms, regions, targets, borders)
+    ranges = find_live_ranges(graph)
+    atoms = _form_atoms(graph, regions, ranges)
+    search = _Search(graph, atoms, regions, ranges, targets, borders)
     search.check_atoms([regions[atom.start].label for atom in atoms])
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
     is_free = balance == "throughput" and max_tasks is not None  # may use more tasks than needed
@@ -162,11 +163,12 @@ def _find_roots(graph: Graph) -> frozenset[int]:
     return frozenset(index for index in seen if graph.nodes[index].op == "CONTIGUOUS")
 
 
-def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
+def _form_atoms(
+    graph: CheckedGraph, regions: Sequence[Region], ranges: Mapping[int, LiveRange]
+) -> list[_Atom]:
     glued = _find_glued(graph, regions)
     edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
     clock = Clock(graph)
-    ranges = find_live_ranges(graph)
     roots = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
     numbers: dict[Any, int] = {}
     kernels = {
@@ -251,13 +253,14 @@ class _Search:
         graph: CheckedGraph,
         atoms: Sequence[_Atom],
         regions: Sequence[Region],
+        ranges: Mapping[int, LiveRange],
         targets_bytes: Sequence[int],
         borders: Collection[int],
     ) -> None:
         self.atoms, self.cards, self.target_bytes = atoms, tuple(targets_bytes), targets_bytes[-1]
         self._nbytes = {region.root: graph.values[region.root].nbytes for region in regions}
         self._spaces = {r.root: measure_buffer(graph.values[r.root]) for r in regions}
-        self._ranges = find_live_ranges(graph)
+        self._ranges = ranges
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
         for position, atom in enumerate(atoms):
@@ -303,9 +306,9 @@ class _Search:
                     apart += self._spaces[root]
                     moved += self._nbytes[root]
             for time, nodes in enumerate(atom.buffers, atom.start):
-                fresh = [node for node in nodes if node not in inside]
-                inside.update(fresh)
-                arena.place([replace(self._ranges[node], first=time) for node in fresh])
+                fresh = [self._ranges[node] for node in nodes if node not in inside]
+                inside.update(nodes)
+                arena.place([LiveRange(time, one.last, one.nbytes) for one in fresh])
             memory = apart + arena.size
             yield position + 1, memory, moved, time_ps
             if memory > self.target_bytes:

@@ -7,7 +7,7 @@ it do not decide that again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -57,26 +57,44 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
 
     A large kernel ends with the operation that makes it so.
     """
+    model = _insert(model, lambda index, nodes, origins: chosen[index])
+    found = infer_values(model.graph)
+    if suspects := _find_in_large_kernels(model.graph, found):
+        values: list[Value] = []
+        sizes: list[int] = []
+
+        def is_large(index: int, nodes: Sequence[Node], origins: Sequence[int]) -> bool:
+            for place in range(len(sizes), len(nodes)):
+                values.append(found[origins[place]])
+                sizes.append(measure_size(nodes[place], sizes))
+            return index in suspects and _is_large(nodes, values, sizes, len(nodes) - 1)
+
+        model = _insert(model, is_large)
+    return replace(model, graph=check_graph(model.graph))
+
+
+def _insert(
+    model: TracedModel, choose: Callable[[int, Sequence[Node], Sequence[int]], bool]
+) -> TracedModel:
+    """Insert CONTIGUOUS after nodes that are chosen, unless it is there already.
+
+    ``choose`` gets a node's index, the new nodes up to it, and which node each of them comes from.
+    """
     graph = model.graph
-    found = infer_values(graph)
-    consumers: dict[int, list[int]] = {}
-    for index, node in enumerate(graph.nodes):
+    consumers: list[list[str]] = [[] for _ in graph.nodes]
+    for node in graph.nodes:
         for src in node.srcs:
-            consumers.setdefault(src, []).append(index)
+            consumers[src].append(node.op)
     nodes: list[Node] = []
-    values: list[Value] = []
-    sizes: list[int] = []
+    origins: list[int] = []
     moved: list[int] = []
     for index, node in enumerate(graph.nodes):
         nodes.append(Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), node.arg))
-        values.append(found[index])
-        sizes.append(measure_size(nodes[-1], sizes))
-        users = [graph.nodes[user].op for user in consumers.get(index, [])]
-        is_stored = node.op in (*PARAMS, "CONTIGUOUS") or users == ["CONTIGUOUS"]
-        if not is_stored and (chosen[index] or _is_large(nodes, values, sizes)):
+        origins.append(index)
+        is_stored = node.op in (*PARAMS, "CONTIGUOUS") or consumers[index] == ["CONTIGUOUS"]
+        if not is_stored and choose(index, nodes, origins):
             nodes.append(Node("CONTIGUOUS", node.dtype, (len(nodes) - 1,)))
-            values.append(found[index])
-            sizes.append(measure_size(nodes[-1], sizes))
+            origins.append(index)
         moved.append(len(nodes) - 1)
     result = Graph(
         graph.inputs,
@@ -98,10 +116,29 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         )
         for bank in model.banks
     )
-    return replace(model, graph=check_graph(result), labels=labels, banks=banks)
+    return replace(model, graph=result, labels=labels, banks=banks)
 
 
-def _is_large(nodes: Sequence[Node], values: Sequence[Value], sizes: Sequence[int]) -> bool:
-    """Return whether the kernel that writes the last node to memory takes long to compile."""
-    cost = measure_kernel(nodes, values, sizes, len(nodes) - 1, LARGE_KERNEL_US)
+def _find_in_large_kernels(graph: Graph, values: Sequence[Value]) -> frozenset[int]:
+    """Return the nodes of kernels that are large; the others take no longer than their kernel."""
+    sizes: list[int] = []
+    for node in graph.nodes:
+        sizes.append(measure_size(node, sizes))
+    found: set[int] = set()
+    for root, node in enumerate(graph.nodes):
+        if node.op == "CONTIGUOUS" and _is_large(graph.nodes, values, sizes, root):
+            pending = [*node.srcs]
+            while pending:
+                index = pending.pop()
+                if index not in found and graph.nodes[index].op != "CONTIGUOUS":
+                    found.add(index)
+                    pending.extend(graph.nodes[index].srcs)
+    return frozenset(found)
+
+
+def _is_large(
+    nodes: Sequence[Node], values: Sequence[Value], sizes: Sequence[int], root: int
+) -> bool:
+    """Return whether the kernel that writes a node to memory takes long to compile."""
+    cost = measure_kernel(nodes, values, sizes, root, LARGE_KERNEL_US)
     return cost.cost_us > LARGE_KERNEL_US

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_roles, is_pick
 from splitup.graph.memory import find_temporaries, measure_buffer
+from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import Region
 from splitup_deploy.cutting.slices import Box, Indivisible, find_operands, join_boxes, make_full_box
@@ -49,6 +50,7 @@ class Scope:
         self.roles = compute_roles(model.graph)
         self.temporaries = find_temporaries(self.graph)
         self.updates = {update.node for update in model.graph.updates}
+        self._plans: dict[tuple[Any, ...], PiecePlan | None] = {}  # by what a region looks like
 
     def find_cluster(self, bank: Bank) -> frozenset[int]:
         """Return all nodes between a bank's inputs and its root, the root included."""
@@ -118,6 +120,34 @@ class Scope:
 
     def plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
         """Return how to divide one value in memory; None when it fits or cannot be divided."""
+        key = self._describe(region.root, region.nodes, region.reads, target_bytes)
+        return self._reuse(key, lambda: self._plan_region(region, target_bytes), region.root)
+
+    def _reuse(
+        self, key: tuple[Any, ...], make: Callable[[], PiecePlan | None], root: int
+    ) -> PiecePlan | None:
+        """Return the plan of what is described by ``key``; layers are much alike."""
+        if key not in self._plans:
+            self._plans[key] = make()
+        plan = self._plans[key]
+        return None if plan is None else replace(plan, root=root)
+
+    def _describe(
+        self, root: int, nodes: Collection[int], reads: Collection[int], *others: int
+    ) -> tuple[Any, ...]:
+        """Return what the plan for ``root`` depends on: that of equals is equal."""
+        order = sorted({*nodes, *reads})
+        place = {index: number for number, index in enumerate(order)}
+        parts: list[Any] = [root in self.updates, *others]
+        for index in order:
+            node, value = self.graph.nodes[index], self.values[index]
+            srcs = tuple(place[src] for src in node.srcs) if index in nodes else ()
+            arg = None if node.op in PARAMS else node.arg
+            known = self.roles[index], index in self.temporaries
+            parts.append((node.op, srcs, arg, value.dtype, value.dims, *known))
+        return tuple(parts)
+
+    def _plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
         if region.root in self.updates or any(
             self.graph.nodes[index].op == "STATE" for index in region.nodes
         ):
@@ -143,6 +173,14 @@ class Scope:
 
     def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> PiecePlan | None:
         """Return how to divide a bank; None when it fits, or when not even one expert does."""
+        stops = {bank.chosen, bank.gates, *bank.inputs}
+        key = self._describe(bank.root, cluster, stops, target_bytes, bank.experts)
+        plan = self._reuse(key, lambda: self._plan_bank(bank, cluster, target_bytes), bank.root)
+        return None if plan is None else replace(plan, bank=bank)
+
+    def _plan_bank(
+        self, bank: Bank, cluster: frozenset[int], target_bytes: int
+    ) -> PiecePlan | None:
         box = make_full_box(self.values[bank.root].shape)
 
         def measure(span: tuple[int, int]) -> int:

@@ -8,16 +8,17 @@ function, so the graph's bytes are the same on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from tinygrad.helpers import Context
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype, make_variable
-from splitup.backend.trace_reading import Placeholder, read_tensors
+from splitup.backend.trace_reading import Placeholder, Repetition, read_tensors
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
 from splitup_deploy.frontends.weight_sources import (
@@ -64,6 +65,24 @@ class TracedModel:
         return not any(source.is_absent for source in self.weights.values())
 
 
+@dataclass(frozen=True, slots=True)
+class TracedPart:
+    """A part of a function: what it takes, what it returns, and what it declared.
+
+    ``updates`` are new states by name; ``weights`` and ``states`` are by their placeholders;
+    ``banks`` are labels of each, with the number of experts. It ``is_closed`` if it is computed
+    from nothing but the model's inputs, its own weights and states, and ``source``.
+    """
+
+    source: UOp
+    value: Tensor
+    updates: Mapping[str, Tensor]
+    weights: Mapping[UOp, WeightSource]
+    states: Mapping[UOp, TensorSpec]
+    banks: tuple[tuple[tuple[str, ...], int], ...]
+    is_closed: bool
+
+
 @contextmanager
 def tracing() -> Iterator[None]:
     """Make tinygrad record without choosing a device, and with fixed default dtypes."""
@@ -81,10 +100,11 @@ class Tracer:
         self._placeholders: dict[UOp, Placeholder] = {}
         self._labels: dict[UOp, str] = {}
         self._iotas: dict[int, Tensor] = {}
-        self._banks: list[tuple[list[UOp], int]] = []
+        self._banks: list[tuple[tuple[str, ...], int]] = []  # labels, and the number of experts
         self._weight_tensors: dict[str, Tensor] = {}
         self._symbols: dict[str, Symbol] = {}
         self._variables: dict[str, UOp] = {}
+        self._repeated: dict[UOp, tuple[UOp, Repetition]] = {}
 
     def symbol(self, name: str, maximum: int) -> UOp:
         """Declare a dimension whose size every step sets; an input's spec names it as its rows."""
@@ -162,7 +182,56 @@ class Tracer:
         self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
     ) -> None:
         """Declare a ``Bank``; its tensors must be marked already."""
-        self._banks.append(([t.uop for t in (root, chosen, gates, *inputs)], experts))
+        labels = tuple(self._labels[t.uop] for t in (root, chosen, gates, *inputs))
+        self._banks.append((labels, experts))
+
+    def trace_part(
+        self, x: Tensor, compute: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]
+    ) -> TracedPart:
+        """Trace a part that takes ``x`` and returns a value and new states, all marked."""
+        counts = [len(one) for one in (self._placeholders, self._labels, self._banks)]
+        value, updates = compute(x)
+        sources = list(self._weights.values())
+        weights: dict[UOp, WeightSource] = {}
+        states: dict[UOp, TensorSpec] = {}
+        for uop, known in islice(self._placeholders.items(), counts[0], None):
+            if known.op == "WEIGHT":
+                weights[uop] = sources[known.index]
+            elif known.op == "STATE":
+                states[uop] = self._states[known.index]
+        labelled = frozenset(islice(self._labels, counts[1], None))
+        roots = [tensor.uop for tensor in (value, *updates.values())]
+        is_closed = self._is_closed(x.uop, roots, labelled | weights.keys() | states.keys())
+        banks = tuple(self._banks[counts[2] :])
+        return TracedPart(x.uop, value, updates, weights, states, banks, is_closed)
+
+    def repeat(
+        self,
+        part: TracedPart,
+        x: Tensor,
+        weights: Sequence[WeightSource],
+        rename: Callable[[str], str],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what a closed part returns for another ``x`` and other weights, in its order.
+
+        ``rename`` gives the names of states and the labels. Nothing is traced: ``finish`` reads the
+        part's record once more.
+        """
+        tensors = [self.weight(source) for source in weights]
+        tensors += [self.state(replace(s, name=rename(s.name))) for s in part.states.values()]
+        own = (self._placeholders[tensor.uop.base] for tensor in tensors)
+        placeholders = dict(zip((*part.weights, *part.states), own, strict=True))
+        repetition = Repetition(part.source, x.uop, placeholders, rename)
+        for labels, experts in part.banks:
+            self._banks.append((tuple(map(rename, labels)), experts))
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            uop = tensor.uop.replace(tag=-1 - len(self._repeated))
+            self._repeated[uop] = (tensor.uop, repetition)
+            return Tensor(uop)
+
+        updates = {rename(name): stand_in(state) for name, state in part.updates.items()}
+        return stand_in(part.value), updates
 
     def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
         """Return the traced model, which a pass still has to make legal.
@@ -188,13 +257,30 @@ class Tracer:
             outputs=[(name, tensor.contiguous().uop) for name, tensor in outputs.items()],
             updates=[updates[spec.name].contiguous().uop for spec in self._states],
             symbols=list(self._symbols.values()),
+            repeated=self._repeated,
         )
         place = {label: node for node, label in labels.items()}
         banks = []
-        for uops, experts in self._banks:
-            root, chosen, gates, *inputs = (place[self._labels[uop]] for uop in uops)
+        for names, experts in self._banks:
+            root, chosen, gates, *inputs = (place[name] for name in names)
             banks.append(Bank(root, chosen, gates, tuple(inputs), experts))
         return TracedModel(graph, labels, dict(self._weights), tuple(banks), notes)
+
+    def _is_closed(self, source: UOp, roots: Sequence[UOp], own: frozenset[UOp]) -> bool:
+        """Say whether marked roots depend on no marks, weights and states but ``own`` ones."""
+        pending, seen = list(roots), {source}
+        while pending:
+            uop = pending.pop()
+            if uop in seen:
+                continue
+            seen.add(uop)
+            known = self._placeholders.get(uop)
+            is_declared = uop in self._labels or uop in self._repeated
+            if is_declared or (known is not None and known.op in ("WEIGHT", "STATE")):
+                if uop not in own:
+                    return False
+            pending.extend(uop.src if known is None else known.operands)
+        return all(root in self._labels for root in roots)
 
     def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
         dims: Dims = (spec.rows, *spec.shape[1:]) if spec.rows else spec.shape

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from rich.console import Console
 from rich.progress import (
@@ -23,9 +23,11 @@ from rich.progress import (
 from splitup.cli.console import Output
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import InvalidInput
-from splitup_deploy.publishing.registration import Registration
 from splitup_deploy.showing.profile import Profile
 from splitup_deploy.showing.report import describe_model, render_model
+
+if TYPE_CHECKING:  # a dry run needs no chain
+    from splitup_deploy.publishing.registration import Registration
 
 
 def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,9 +13,11 @@ from rich.text import Text
 from splitup.client.inputs import format_usdc
 from splitup.client.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
-from splitup_deploy.publishing.model_usage import ModelUsage
-from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
+
+if TYPE_CHECKING:  # a dry run needs no chain
+    from splitup_deploy.publishing.model_usage import ModelUsage
+    from splitup_deploy.publishing.registered_models import RegisteredModel
 
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")

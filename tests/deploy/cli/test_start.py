@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.deploy.llamas import TINY
 
 HEAVY = ("numpy", "splitup.config", "tinygrad", "eth_account", "tokenizers", "rich.progress")
 LIST_LOADED = f"""
@@ -46,6 +50,14 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
     done = run(LIST_LOADED, *([verb] if verb else []), "--help")
     assert done.returncode == 0, done.stderr
     assert "Usage:" in done.stdout and done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_a_dry_run_loads_no_chain_client(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    done = run(LIST_LOADED, "inspect", str(tmp_path), "--target-vram", "1GB", "--json")
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded:" and "tinygrad" in loaded and "eth_account" not in loaded
 
 
 def test_version_and_completion() -> None:

@@ -124,7 +124,11 @@ class Clamped:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The sizes of a decoder, and its variations; the defaults are Llama's."""
+    """The sizes of a decoder, and its variations; the defaults are Llama's.
+
+    What differs between layers stands in sets of layers, here or in a part of it: layers that no
+    set tells apart are traced once (``splitup_deploy.frontends.decoder.repeated_layers``).
+    """
 
     layers: int
     hidden: int

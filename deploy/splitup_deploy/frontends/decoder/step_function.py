@@ -30,6 +30,7 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
+from splitup_deploy.frontends.decoder.repeated_layers import RepeatedLayers
 from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
@@ -92,7 +93,8 @@ def trace_decoder(
         tokens = tracer.input(TensorSpec("tokens", "int32", (chunk,), names[0]))
         layout = tracer.input(TensorSpec("layout", "int32", (chunk, 2 + 2 * chunk), names[0]))
         outputs = tracer.input(TensorSpec("outputs", "int32", (chunk,), names[1]))
-        step = Step(config, weights, tracer, Layout(tracer, layout, rows, chunk), rows)
+        layers = RepeatedLayers(config, weights, tracer)
+        step = Step(config, layers.weights, tracer, Layout(tracer, layout, rows, chunk), rows)
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
         x = step.select(tokens, config.vocab, step.tensor(table))
         if config.embedding_scale != 1.0:
@@ -104,13 +106,18 @@ def trace_decoder(
             images = images.shrink(((0, rows), (0, config.hidden)))
             x = tracer.mark(is_image.reshape(rows, 1).where(images, x), "images")
         updates: dict[str, Tensor] = {}
-        for layer in range(config.layers):
-            before = x
+
+        def compute_layer(before: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
+            x, states = before, dict[str, Tensor]()
             if config.mlp_layers is None or layer not in config.mlp_layers:
                 x, states = (mixer or Step.attend)(step, x, layer)
-                updates |= states
             if config.mlp_layers is None or layer in config.mlp_layers:
                 x = step.mlp(x, layer, feed_forward or compute_dense_mlp, before)
+            return x, states
+
+        for layer in range(config.layers):
+            x, states = layers.compute(compute_layer, x, layer)
+            updates |= states
         x = step.norm(x, "model.norm.weight", "final norm")
         x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
