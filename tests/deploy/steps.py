@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from splitup.backend.runtime import State, TaskProgram
+from splitup.backend.runtime import TaskProgram
+from splitup.core.tensors import TensorSpec
 from splitup.decode.step import StepInput, make_arrays, make_causal_step
 from splitup.graph.step_groups import StepGroup
+
+S = TypeVar("S")
 
 
 class HasShape(Protocol):
@@ -30,14 +33,25 @@ def step_inputs(ports: Sequence[HasShape], step: StepInput) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in make_arrays(step, chunk).items()}
 
 
-def run_step(program: TaskProgram, state: State, step: StepInput) -> np.ndarray:
+class Program(Protocol[S]):
+    """A whole model, compiled or not (``reference_program``), whose states are of this kind."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    def new_state(self) -> S: ...
+
+    def run(self, state: S, inputs: Sequence[bytes]) -> Sequence[bytes | memoryview]: ...
+
+
+def run_step(program: Program[S], state: S, step: StepInput) -> np.ndarray:
     """Return the logits of an uncut model, float32 [R, vocab]."""
     inputs = step_inputs(program.inputs, step)
     (data,) = program.run(state, [inputs[spec.name] for spec in program.inputs])
     return np.frombuffer(data, np.float32).reshape(len(step.outputs), -1)
 
 
-def feed(program: TaskProgram, tokens: Sequence[int], rows: int = 1) -> np.ndarray:
+def feed(program: Program[S], tokens: Sequence[int], rows: int = 1) -> np.ndarray:
     """Return the logits of every token, fed ``rows`` at a time."""
     state, logits = program.new_state(), []
     for start in range(0, len(tokens), rows):

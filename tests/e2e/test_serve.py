@@ -233,7 +233,7 @@ async def test_bad_input_is_an_error_of_the_api_and_costs_nothing(
     [
         ("/completions", b"{", 400),
         ("/completions", b"[" * 100_000, 400),
-        ("/completions", b" " * 5_000_000, 413),
+        ("/completions", b" " * 9_000_000, 413),
         ("/nothing", b"{}", 404),
     ],
 )

@@ -6,31 +6,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from splitup_deploy.cutting.build import build, prepare
+from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.frontends.tracing import TracedModel
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.backend.runtime import TaskProgram
-from splitup.core.tensors import bytes_to_array
 from splitup.decode.step import StepInput, make_causal_step, make_tree_step
-from splitup.graph.arrays import Array
 from splitup.graph.gates import compute_zero_step
-from splitup.graph.ir import bind_rows, count_rows
-from splitup.graph.reference import compute_nodes
-from splitup.graph.rules import check_graph
 from tests.deploy import checkpoints, hybrids, mixtures, moes
 from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import relative_error
 from tests.deploy.onnxes import save_vision
-from tests.deploy.steps import as_inputs, check_together, step_inputs
+from tests.deploy.reference_program import ReferenceProgram, load_graph
+from tests.deploy.steps import as_inputs, check_together, run_step
 
 CHUNK, BOUND = 4, 1e-4
 TOKENS = checkpoints.TOKENS
@@ -67,50 +62,17 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-class Reference:
-    """The same graph in numpy, with its state."""
-
-    def __init__(self, traced: TracedModel) -> None:
-        self._graph = traced.graph
-        checked = check_graph(traced.graph)
-        self._weights = [
-            bytes_to_array(weight.spec, b"".join(traced.weights[weight.name].read()))
-            for weight in checked.weights
-        ]
-        self._states: Sequence[Array] = [
-            bytes_to_array(spec, bytes(spec.nbytes)) for spec in checked.states
-        ]
-
-    def run(self, inputs: Sequence[bytes]) -> list[Array]:
-        """Return the outputs of a step."""
-        rows = count_rows(self._graph.inputs, inputs)
-        graph = check_graph(bind_rows(self._graph, rows))
-        arrays = [bytes_to_array(s, data) for s, data in zip(graph.inputs, inputs, strict=True)]
-        given = {"INPUT": arrays, "WEIGHT": self._weights, "STATE": self._states}
-        values = {
-            index: given[node.op][int(str(node.arg))]
-            for index, node in enumerate(graph.nodes)
-            if node.op in given
-        }
-        compute_nodes(graph, [i for i in range(len(graph.nodes)) if i not in values], values)
-        new = {update.state: values[update.node] for update in graph.updates}
-        self._states = [new.get(i, state) for i, state in enumerate(self._states)]
-        return [values[output.node] for output in graph.outputs]
-
-
-def load(model: Path, sizes: Sizes | None) -> tuple[TaskProgram, Reference]:
-    return load_reference(str(model), sizes), Reference(prepare(str(model), sizes).traced)
+def load(model: Path, sizes: Sizes | None) -> tuple[TaskProgram, ReferenceProgram]:
+    return load_reference(str(model), sizes), load_graph(str(model), sizes)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_trees_and_kept_rows_agree(name: str, tmp_path: Path) -> None:
     program, reference = load(MODELS[name](tmp_path / "m"), Sizes(chunk=CHUNK))
-    state = program.new_state()
+    state, states = program.new_state(), reference.new_state()
     for step in STEPS:
-        named = step_inputs(program.inputs, step)
-        inputs = [named[spec.name] for spec in program.inputs]
-        [given], [wanted] = program.run(state, inputs), reference.run(inputs)
-        assert relative_error(np.frombuffer(given, np.float32), wanted.ravel()) <= BOUND
+        given, wanted = run_step(program, state, step), run_step(reference, states, step)
+        assert relative_error(given, wanted) <= BOUND
     if name == "bfloat16" and program.device == "CL":
         check_batches(program)
 
@@ -131,8 +93,8 @@ def test_pictures_agree(tmp_path: Path) -> None:
     program, reference = load(Path(source), None)
     picture = np.random.default_rng(1).normal(0, 1, (1, 3, 8, 8)).astype(np.float32)
     [given] = program.run(program.new_state(), [picture.tobytes()])
-    [wanted] = reference.run([picture.tobytes()])
-    assert relative_error(np.frombuffer(given, np.float32), wanted.ravel()) <= BOUND
+    [wanted] = reference.run(reference.new_state(), [picture.tobytes()])
+    assert relative_error(*(np.frombuffer(data, np.float32) for data in (given, wanted))) <= BOUND
 
 
 @pytest.mark.parametrize("private", [None, 0])

@@ -14,6 +14,7 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
 from tests.deploy.llamas import TINY, compute_logits, relative_error, save_llama
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
 
 TOKENS = [5, 0, 39, 7, 7, 12, 1, 30, 22, 3]
@@ -32,7 +33,7 @@ def test_logits_agree_with_numpy(change: dict[str, Any], tmp_path: Path) -> None
     config = {key: value for key, value in {**TINY, **change}.items() if value is not None}
     weights = save_llama(tmp_path, change)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = feed(load_reference(str(tmp_path)), TOKENS)
+    given = feed(load_graph(str(tmp_path)), TOKENS)
     assert relative_error(given, compute_logits(config, weights, TOKENS)) <= 1e-4
 
 
@@ -79,7 +80,7 @@ def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:
     header = data[8 : 8 + length].replace(b'"U16"', b'"BF16"')
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
     wide = {n: (b.astype(np.uint32) << 16).view(np.float32) for n, b in bits.items()}
-    given = feed(load_reference(str(tmp_path)), TOKENS)
+    given = feed(load_graph(str(tmp_path)), TOKENS)
     wanted = compute_logits({**TINY, "num_hidden_layers": 1}, wide, TOKENS)
     assert relative_error(given, wanted) <= 1e-4
 

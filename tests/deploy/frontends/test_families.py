@@ -15,9 +15,7 @@ from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
-from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidModel
-from splitup.graph.rules import check_graph
 from tests.deploy import variations
 from tests.deploy.checkpoints import (
     CASES,
@@ -29,6 +27,7 @@ from tests.deploy.checkpoints import (
 )
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
+from tests.deploy.reference_program import ReferenceProgram, load_graph
 from tests.deploy.steps import as_inputs, feed
 
 BOUND = 1e-5
@@ -45,7 +44,7 @@ def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None
     case = CASES[name]
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
     save_checkpoint(tmp_path, case)
-    given = feed(load_reference(str(tmp_path), Sizes(context=case.context)), TOKENS)
+    given = feed(load_graph(str(tmp_path), Sizes(context=case.context)), TOKENS)
     assert relative_error(given, golden[f"{name}/steps"]) <= BOUND
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
@@ -56,11 +55,7 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
     save_checkpoint(tmp_path, case)
     config = parse_config(case.config, case.context)
     traced = trace_decoder(config, DirectoryWeights(tmp_path), 8)
-
-    def get_bytes(weight: str) -> memoryview:
-        return memoryview(b"".join(traced.weights[weight].read()))
-
-    given = feed(TaskProgram.from_graph(check_graph(traced.graph), get_bytes), TOKENS, rows=8)
+    given = feed(ReferenceProgram(traced), TOKENS, rows=8)
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 

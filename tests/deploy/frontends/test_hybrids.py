@@ -49,6 +49,7 @@ from tests.deploy.frontends import test_step as promises
 from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.hybrids import CASES
 from tests.deploy.llamas import relative_error
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import check_merged, check_together, feed, run_step, step_inputs
 
 BOUND = 1e-5
@@ -92,7 +93,7 @@ def test_directories_agree(name: str, golden: dict[str, Any], tmp_path: Path) ->
     case = CASES[name]
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
     save_checkpoint(tmp_path, case)
-    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), TOKENS)
+    given = feed(load_graph(str(tmp_path), Sizes(chunk=1)), TOKENS)
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
@@ -100,7 +101,7 @@ def test_quantised_files_agree_with_what_they_stand_for(tmp_path: Path) -> None:
     logits = []
     for widened in (False, True):
         save_hybrid(tmp_path / "m.gguf", CASES["qwen3.5"], form="Q8_0", widened=widened)
-        logits.append(feed(load_reference(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS[:6]))
+        logits.append(feed(load_graph(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS[:6]))
     assert relative_error(*logits) <= BOUND
 
 

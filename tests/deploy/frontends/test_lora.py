@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from splitup_deploy.cli.commands import app
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.uncut_model import load_reference
 from typer.testing import CliRunner
 
 from splitup.core.errors import InvalidModel
@@ -20,6 +19,7 @@ from splitup.graph.arrays import encode_array, round_array
 from tests.deploy.checkpoints import Case, make_weights, save_checkpoint
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
 from tests.deploy.quantisations import CASES, save_quantised
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
 
 # As PEFT 0.21 writes it, without most of the fields that are null.
@@ -76,7 +76,7 @@ def test_a_model_computes_with_the_merged_weights(tmp_path: Path) -> None:
         weights[name] = weights[name] + change
     config = json.loads((tmp_path / "base" / "config.json").read_text())
     sizes = Sizes(chunk=1, adapter=tmp_path / "lora")
-    given = feed(load_reference(str(tmp_path / "base"), sizes), [5, 7, 1, 30])
+    given = feed(load_graph(str(tmp_path / "base"), sizes), [5, 7, 1, 30])
     assert relative_error(given, compute_logits(config, weights, [5, 7, 1, 30])) <= 1e-5
     (note,) = load_model(str(tmp_path / "base"), sizes).traced.notes
     assert f"{tmp_path / 'lora'}" in note and f"{DOWN}' and 1 other" in note

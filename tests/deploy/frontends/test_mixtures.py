@@ -32,6 +32,7 @@ from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import MIXTURES, save_mixture, write_gguf
 from tests.deploy.llamas import relative_error
 from tests.deploy.mixtures import BLOCKS, CASES
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed, run_step, step_inputs
 
 BOUND = 1e-5
@@ -67,7 +68,7 @@ def test_golden_logits_are_of_these_checkpoints(golden: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != V3])
 def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CASES[name])
-    given = feed(load_reference(str(tmp_path), CHUNK), TOKENS)
+    given = feed(load_graph(str(tmp_path), CHUNK), TOKENS)
     assert relative_error(given, golden[f"{name}/steps"]) <= BOUND
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
@@ -135,7 +136,7 @@ def test_quantised_experts_and_attention_stay_quantised(tmp_path: Path) -> None:
     whole = sum(array.nbytes for array in weights.values())
     assert sum(task.weights_bytes for task in compiled.manifest.tasks) < 0.35 * whole
     given, wanted = (
-        feed(load_reference(str(tmp_path / name), CHUNK), TOKENS[:8], rows=4)
+        feed(load_graph(str(tmp_path / name), CHUNK), TOKENS[:8], rows=4)
         for name in ("m.gguf", "m")
     )
     assert relative_error(given, wanted) <= BOUND

@@ -35,6 +35,7 @@ from tests.deploy.moes import (
     make_weights,
     save_moe,
 )
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import as_inputs, feed
 
 TARGET = 40_000  # one expert takes 26 kB with its rows, two do not fit
@@ -47,7 +48,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert str(golden[f"{name}/digest"]) == compute_digest(CASES[name])
         wanted = golden[f"{name}/logits"]
     save_moe(tmp_path / "m", CASES[name])
-    given = feed(load_reference(str(tmp_path / "m")), TOKENS)
+    given = feed(load_graph(str(tmp_path / "m")), TOKENS)
     assert relative_error(given, wanted) <= 1e-5
 
 

@@ -20,6 +20,7 @@ from tests.deploy import moes
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import TINY, compute_logits, relative_error
 from tests.deploy.quantisations import CASES, compressed, packed, save_quantised, write_tensors
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed, run_step
 
 PROJECTIONS = 7
@@ -94,7 +95,7 @@ def test_experts_stay_quantised(tmp_path: Path) -> None:
     table["quantization_config"] = CASES["int4"][0]
     (tmp_path / "config.json").write_text(json.dumps(table))
     write_tensors(tmp_path / "model.safetensors", tensors)
-    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), [5, 7, 1])
+    given = feed(load_graph(str(tmp_path), Sizes(chunk=1)), [5, 7, 1])
     wanted = moes.compute_logits(config, weights, [5, 7, 1])
     assert relative_error(given, wanted) <= 1e-5
 

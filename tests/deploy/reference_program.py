@@ -1,0 +1,64 @@
+"""A whole model computed in numpy: what a front end means, whatever kernels make of it.
+
+Compiling a family's kernels takes ten times as long as computing its golden tokens so. Tests of
+kernels compare them with this reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from splitup_deploy.cutting.build import prepare
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.frontends.tracing import TracedModel
+
+from splitup.core.tensors import TensorSpec, bytes_to_array
+from splitup.graph.arrays import Array
+from splitup.graph.ir import bind_rows, count_rows
+from splitup.graph.reference import compute_nodes
+from splitup.graph.rules import CheckedGraph, check_graph
+
+
+class ReferenceProgram:
+    """A traced model; ``run`` has the form of ``TaskProgram.run``."""
+
+    def __init__(self, traced: TracedModel) -> None:
+        checked = check_graph(traced.graph)
+        self._graph = traced.graph
+        self._weights = [
+            bytes_to_array(weight.spec, b"".join(traced.weights[weight.name].read()))
+            for weight in checked.weights
+        ]
+        self._bound: dict[tuple[tuple[str, int], ...], CheckedGraph] = {}
+        self.inputs: Sequence[TensorSpec] = checked.inputs
+
+    def new_state(self) -> list[Array]:
+        """Return the states before the first step."""
+        return [np.zeros(spec.shape, spec.dtype) for spec in self._graph.states]
+
+    def run(self, state: list[Array], inputs: Sequence[bytes]) -> list[bytes]:
+        """Return the outputs of a step; the state changes."""
+        graph = self._bind(count_rows(self._graph.inputs, inputs))
+        arrays = [bytes_to_array(s, data) for s, data in zip(graph.inputs, inputs, strict=True)]
+        given = {"INPUT": arrays, "WEIGHT": self._weights, "STATE": list(state)}
+        values = {
+            index: given[node.op][int(str(node.arg))]
+            for index, node in enumerate(graph.nodes)
+            if node.op in given
+        }
+        compute_nodes(graph, [i for i in range(len(graph.nodes)) if i not in values], values)
+        for update in graph.updates:
+            state[update.state] = values[update.node]
+        return [values[output.node].tobytes() for output in graph.outputs]
+
+    def _bind(self, rows: Mapping[str, int]) -> CheckedGraph:
+        key = tuple(sorted(rows.items()))
+        if key not in self._bound:
+            self._bound[key] = check_graph(bind_rows(self._graph, rows))
+        return self._bound[key]
+
+
+def load_graph(model: str, sizes: Sizes | None = None) -> ReferenceProgram:
+    """Trace a whole model; ``load_reference`` compiles it as well."""
+    return ReferenceProgram(prepare(model, sizes).traced)
