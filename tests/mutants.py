@@ -519,6 +519,14 @@ MUTANTS: Final = (
         "test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished",
     ),
     Mutant(
+        "time of busy members",
+        f"{_SETTLEMENT}/verification_rounds.py",
+        "now - max(check.disputed_at, self._ruled_at) >= patience_s",
+        "now - check.disputed_at >= patience_s",
+        f"{_TESTS}/settlement/test_verdicts.py::"
+        "test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict",
+    ),
+    Mutant(
         "numbers of a validator",
         f"{_SETTLEMENT}/proof_of_sampling.py",
         "(right if found.outputs else wrong).append(result.validator)",

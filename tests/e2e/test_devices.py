@@ -28,7 +28,7 @@ NAME, CHUNK, STEPS = "tiny", 2, 3
 TOLERANT = "tiny-within-a-tolerance"
 RELATIVE_L2_PPB = 20_000  # calibrated: see docs/verification.md
 SPARE_MICRO_USDC = 10**8
-DISPUTE_S = 300.0
+DISPUTE_S = 900.0
 
 
 @pytest.fixture(scope="module")

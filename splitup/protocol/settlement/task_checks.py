@@ -38,7 +38,8 @@ class TaskCheck:
     fixed_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, ValidatorAnswer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
-    disputed_at: float | None = None  # when members began to recompute the task
+    disputed_claims: int = 0  # the most that members were asked to rule on together
+    disputed_at: float | None = None  # since when they are asked that
     is_recomputing: bool = False  # here, at the moment
     recompute_at: float = 0.0  # the earliest time to do it again
 

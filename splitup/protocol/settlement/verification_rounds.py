@@ -8,6 +8,7 @@ mismatch, what each of them got when it recomputed the task itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,6 +52,7 @@ class VerificationRounds:
 
     def __init__(self, context: MemberContext) -> None:
         self._context = context
+        self._ruled_at = -math.inf  # when we last learned a ruling, in whatever execution
 
     def advance(
         self, state: SettlementState, verification: Verification, now: float
@@ -65,6 +67,10 @@ class VerificationRounds:
                 commitment = verification.find_commitment(task)
                 check.advance(verification.attestations, commitment, verification.due_at, now)
             commands += self._attest(execution_id, verification, now)
+        heard = _count_rulings(verification)
+        if heard > verification.heard_rulings:
+            verification.heard_rulings = heard
+            self._ruled_at = now
         for task, check in checks.items():
             commands += self._judge(execution_id, verification, check, now)
             if task not in verification.verdicts:
@@ -239,8 +245,8 @@ class VerificationRounds:
         is_open = any(ruling is None or ruling.missing for ruling in rulings)
         if check.is_recomputing or not is_open or now < check.recompute_at:
             return []
-        if check.disputed_at is None:
-            check.disputed_at = now
+        if len(claims) > check.disputed_claims:
+            check.disputed_claims, check.disputed_at = len(claims), now
         check.is_recomputing = True
         check.recompute_at = now + tuning.RULING_RETRY_S
         order = _make_order(verification, check)
@@ -252,12 +258,36 @@ class VerificationRounds:
         ]
 
     def _is_undecidable(self, verification: Verification, check: TaskCheck, now: float) -> bool:
-        """Return whether too few members can recompute the task, or they took too long."""
+        """Return whether too few members can recompute the task, or they took too long.
+
+        Each recomputes one task at a time, so a liar might keep them busy with others. They have
+        time as long as rulings come, on any task, and the others of the execution can still be
+        paid before it ends.
+        """
         members = len(self._context.view.members)
         if verification.attestations.count_unable(check.task) > members - self._context.view.quorum:
             return True
+        if check.disputed_at is None:
+            return False
+        request = verification.context.plan.request
+        last_s = request.deadline + self._context.grace_s * limits.RULING_GRACE_BPS // 10_000
+        if self._context.timestamp_s >= last_s:
+            return True
         patience_s = _compute_patience_s(verification, check)
-        return check.disputed_at is not None and now - check.disputed_at >= patience_s
+        return now - max(check.disputed_at, self._ruled_at) >= patience_s
+
+
+def _count_rulings(verification: Verification) -> int:
+    """Return how many rulings members stated; each may state one on a claim that it was shown."""
+    checks = verification.checks
+    return len(
+        {
+            (signed.attestation.member, ruling.claim)
+            for signed in verification.attestations.get_all()
+            for ruling in signed.attestation.rulings
+            if ruling.task in checks and ruling.validator in (None, *checks[ruling.task].validators)
+        }
+    )
 
 
 def _compute_patience_s(verification: Verification, check: TaskCheck) -> float:

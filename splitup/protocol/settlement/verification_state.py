@@ -51,6 +51,7 @@ class Verification:
     completions: dict[str, Completion] = field(default_factory=dict)  # checked, by node
     due_at: float | None = None  # since when we know that reveals are due
     rulings: dict[tuple[int, str], Ruling] = field(default_factory=dict)  # our own, by claim
+    heard_rulings: int = 0  # the most that all members had stated together
     attested: SignedAttestation | None = None  # our own, the latest
     attest_at: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task

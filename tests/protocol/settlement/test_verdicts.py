@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from splitup.core import limits
+from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
@@ -18,6 +21,7 @@ from tests.builders import (
     make_tolerant,
 )
 from tests.protocol.simulator import (
+    GRACE_S,
     VERIFY_ALL,
     Network,
     Simulation,
@@ -438,3 +442,44 @@ def test_a22_the_only_holder_is_not_asked_to_verify_itself() -> None:
     assert simulation.orders == []
     settlement = simulation.chain.settlements[execution_id]
     assert [p.to for p in settlement.payments] == [simulation.nodes[0].address]
+
+
+class Busy(Simulation):
+    """Members recompute one task at a time, and take long for each."""
+
+    TASK_S = 0.8 * limits.RULING_S
+
+    def __init__(self, *, nodes: int, tasks: int) -> None:
+        super().__init__(economics=VERIFY_ALL, nodes=nodes, tasks=tasks)
+        self._free_at: dict[str, float] = {}
+
+    def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
+        free_at = max(self.now, self._free_at.get(account, 0.0)) + self.TASK_S
+        self._free_at[account] = free_at
+        self.after(free_at - self.now, partial(super()._recompute, account, command))
+
+
+def test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict() -> None:
+    simulation = Busy(nodes=5, tasks=1)
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for node in simulation.nodes:
+        node.lies = True
+    ids = [simulation.request(number, deadline_s=3_600) for number in (1, 2)]
+    settle(simulation, *ids, within_s=3_600)
+    for execution_id in ids:
+        assert set(simulation.find_outcomes(execution_id).values()) == {"lied"}
+        assert get_slashes(simulation, execution_id)
+
+
+def test_members_that_never_answer_hold_a_settlement_up_for_a_while_only() -> None:
+    simulation = Busy(nodes=5, tasks=1)
+    simulation.TASK_S = math.inf
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for node in simulation.nodes:
+        node.lies = True
+    patient, hurried = simulation.request(1, deadline_s=3_600), simulation.request(2, deadline_s=60)
+    settle(simulation, hurried, within_s=60 + GRACE_S)
+    settle(simulation, patient, within_s=2 * limits.RULING_S)
+    for execution_id in (patient, hurried):
+        assert not get_slashes(simulation, execution_id)
+        assert set(simulation.find_outcomes(execution_id).values()) <= {"outvoted", "unresolved"}
