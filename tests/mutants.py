@@ -148,7 +148,7 @@ MUTANTS: Final = (
     Mutant(
         "steps beyond the last end",
         f"{_EXECUTION}/task_queue.py",
-        "return min(self.max_steps, self.delivered + limits.UNPAID_STEPS)",
+        "return min(self.max_steps, self.delivered + unpaid)",
         "return self.max_steps",
         f"{_TESTS}/execution/test_task_queue.py::test_steps_beyond_what_was_delivered_are_kept_and_wait",
     ),

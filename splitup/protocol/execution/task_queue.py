@@ -10,8 +10,8 @@ execution takes equally long. Among runs due together those on long critical pat
 other executions may be batched with the run that is due first (``take_with``) without delaying it,
 and so may its own next steps (``take_following``), when a task that was taken over catches up.
 
-A task runs at most ``limits.UNPAID_STEPS`` steps beyond the client's latest end: who never says
-that steps were delivered gets no more of them.
+A client that has signed for no step gets at most ``limits.INTERIM_STEPS``, and as many more as it
+has signed for, up to ``limits.UNPAID_STEPS``. So who does not pay gets little.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class _Execution:
         """Return up to which step tasks may run now."""
         if self.end is not None:
             return self.end
-        return min(self.max_steps, self.delivered + limits.UNPAID_STEPS)
+        unpaid = min(limits.UNPAID_STEPS, limits.INTERIM_STEPS + self.delivered)
+        return min(self.max_steps, self.delivered + unpaid)
 
 
 class TaskQueue:
@@ -208,7 +209,7 @@ class TaskQueue:
             self._schedule(execution_id, execution, lane)
 
     def extend(self, execution_id: str, delivered: int) -> None:
-        """Run up to ``limits.UNPAID_STEPS`` steps beyond those that the client has received."""
+        """Run further steps for a client that has signed for ``delivered`` ones."""
         execution = self._get(execution_id)
         execution.delivered = max(execution.delivered, delivered)
         for lane in execution.lanes.values():

@@ -461,15 +461,15 @@ async def test_a_node_stops_for_a_client_that_never_acknowledges(pair: Pair) -> 
     pair.client.acknowledge = lambda *arguments: None  # type: ignore[method-assign]
     execution = pair.nodes[0].engine.start(certificate, MANIFEST)
     await pair.client.connect(certificate)
-    xs = make_inputs(limits.UNPAID_STEPS + 6)
-    results = await pair.run(certificate, xs[: limits.UNPAID_STEPS])
-    assert len(results) == limits.UNPAID_STEPS
-    for step in range(limits.UNPAID_STEPS, len(xs)):
+    xs = make_inputs(limits.INTERIM_STEPS + 6)
+    results = await pair.run(certificate, xs[: limits.INTERIM_STEPS])
+    assert len(results) == limits.INTERIM_STEPS
+    for step in range(limits.INTERIM_STEPS, len(xs)):
         pair.client.send(certificate, step, xs[step], set(certificate.plan.executors()))
     pair.client.probe(certificate)
     async with asyncio.timeout(HANG_S):
         progress = await pair.client.progress.get()
-    assert {task.steps for task in progress.tasks} == {limits.UNPAID_STEPS}
+    assert {task.steps for task in progress.tasks} == {limits.INTERIM_STEPS}
     pair.nodes[0].engine.sweep(execution.deadline_s - 1)
     assert not execution.ended_at_s, "nothing is owed for it"
     pair.nodes[0].engine.fail(execution.id, 0, 0, "the test is over")
