@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Seal
@@ -320,7 +320,7 @@ def test_steps_beyond_what_was_delivered_are_kept_and_wait() -> None:
         queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
     for delivered, done in ((0, 16), (16, 48), (32, 80), (48, 112), (64, 128)):
         queue.extend(FIRST, delivered)
-        queue.extend(FIRST, 1)  # takes nothing back
+        queue.extend(FIRST, 0)  # takes nothing back
         ran += run_all()
         assert ran == done
     queue.end(FIRST, 150)
