@@ -5,11 +5,19 @@ import { arrivalChart } from "./charts";
 import { Part } from "./element";
 import "./execution";
 import { count, ms, usdc } from "./format";
+import { MOST_IMAGES, readImage } from "./images";
 
-type Model = { id: string; kind: string; context_length: number; price_micro_usdc_per_step: number };
+type Model = {
+  id: string;
+  kind: string;
+  context_length: number;
+  price_micro_usdc_per_step: number;
+  takes_images: boolean;
+};
 type Message = {
   role: "user" | "assistant";
   text: string;
+  images: string[]; // data URLs
   usage: Usage | null;
   execution: string;
   arrivals: number[]; // milliseconds after the request, one a token
@@ -28,17 +36,25 @@ type Settings = {
 
 const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: "", seed: "" };
 
+function makeMessage(role: Message["role"], text: string, images: string[]): Message {
+  return { role, text, images, usage: null, execution: "", arrivals: [], finish: null, error: "" };
+}
+
 export class ChatView extends Part {
   static override properties = {
     models: { state: true },
     messages: { state: true },
     settings: { state: true },
+    images: { state: true },
+    imageError: { state: true },
     error: { state: true },
     running: { state: true },
   };
   declare models: Model[] | null;
   declare messages: Message[];
   declare settings: Settings;
+  declare images: string[]; // of the message that is being written
+  declare imageError: string;
   declare error: string;
   declare running: AbortController | null;
 
@@ -47,6 +63,8 @@ export class ChatView extends Part {
     this.models = null;
     this.messages = [];
     this.settings = { ...START };
+    this.images = [];
+    this.imageError = "";
     this.error = "";
     this.running = null;
   }
@@ -73,8 +91,16 @@ export class ChatView extends Part {
     }
   }
 
+  private get model(): Model | undefined {
+    return this.models?.find((model) => model.id === this.settings.model);
+  }
+
   private get price(): number {
-    return this.models?.find((model) => model.id === this.settings.model)?.price_micro_usdc_per_step ?? 0;
+    return this.model?.price_micro_usdc_per_step ?? 0;
+  }
+
+  private get takesImages(): boolean {
+    return this.settings.mode === "chat" && (this.model?.takes_images ?? false);
   }
 
   private get cost(): number {
@@ -99,8 +125,13 @@ export class ChatView extends Part {
     if (mode === "text") {
       return ["/v1/completions", { ...options, prompt: said.at(-1)!.text }];
     }
-    const messages = said.map((message) => ({ role: message.role, content: message.text }));
-    if (system) messages.unshift({ role: "system" as "user", content: system });
+    const messages: object[] = said.map(({ role, text, images }) => ({
+      role,
+      content: images.length
+        ? [...images.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }]
+        : text,
+    }));
+    if (system) messages.unshift({ role: "system", content: system });
     return ["/v1/chat/completions", { ...options, messages }];
   }
 
@@ -108,11 +139,14 @@ export class ChatView extends Part {
     event.preventDefault();
     const field = this.querySelector<HTMLTextAreaElement>("#prompt")!;
     const text = field.value;
-    if (!text.trim() || this.running) return;
+    const images = this.takesImages ? this.images : [];
+    if (!(text.trim() || images.length) || this.running) return;
     field.value = "";
-    const empty = { usage: null, execution: "", arrivals: [], finish: null, error: "" };
-    const answer: Message = { ...empty, role: "assistant", text: "" };
-    this.messages = [...this.messages, { ...empty, role: "user", text }, answer];
+    this.images = [];
+    this.imageError = "";
+    const question = makeMessage("user", text, images);
+    const answer = makeMessage("assistant", "", []);
+    this.messages = [...this.messages, question, answer];
     const running = (this.running = new AbortController());
     const began = performance.now();
     try {
@@ -135,6 +169,30 @@ export class ChatView extends Part {
       this.follow();
       field.focus();
     }
+  }
+
+  /** Add files to the message that is being written: chosen, pasted or dropped ones. */
+  private async addImages(files: Iterable<File>): Promise<void> {
+    this.imageError = "";
+    for (const file of files) {
+      try {
+        const url = await readImage(file);
+        const said = this.messages.reduce((sum, message) => sum + message.images.length, 0);
+        if (said + this.images.length >= MOST_IMAGES) {
+          throw new Error(`A conversation has at most ${MOST_IMAGES} images`);
+        }
+        this.images = [...this.images, url];
+      } catch (error) {
+        this.imageError = (error as Error).message;
+      }
+    }
+  }
+
+  /** Take what was pasted or dropped, if it has files and the model takes images. */
+  private takeFiles(event: Event, data: DataTransfer | null): void {
+    if (!this.takesImages || !data?.files.length) return;
+    event.preventDefault();
+    void this.addImages([...data.files]);
   }
 
   /** Draw the text so far; stay at its end unless the reader scrolled up. */
@@ -222,6 +280,36 @@ export class ChatView extends Part {
     )}`;
   }
 
+  /** The images of the message that is being written, and the button that adds more. */
+  private attachments(): TemplateResult | null {
+    if (!this.takesImages) return null;
+    return html`
+      ${this.imageError ? html`<p class="error" role="alert">${this.imageError}</p>` : null}
+      ${
+        this.images.length
+          ? html`<ul class="images" aria-label="Images of this message">
+              ${this.images.map(
+                (url, place) => html`<li><img src=${url} alt=${`Image ${place + 1}`}>
+                  <button type="button" aria-label=${`Remove image ${place + 1}`}
+                    @click=${() => (this.images = this.images.filter((_, other) => other !== place))}>×</button></li>`,
+              )}
+            </ul>`
+          : null
+      }`;
+  }
+
+  private imageButton(): TemplateResult | null {
+    if (!this.takesImages) return null;
+    return html`<label class="button" title="Add images">
+      <input type="file" accept="image/*" multiple aria-label="Add images"
+        @change=${(event: Event) => {
+          const field = event.target as HTMLInputElement;
+          const files = [...field.files!];
+          field.value = ""; // so that the same file can be chosen again
+          void this.addImages(files);
+        }}><span aria-hidden="true">+ Image</span></label>`;
+  }
+
   override render(): TemplateResult {
     const served = this.models && !this.models.length;
     return html`
@@ -238,12 +326,18 @@ export class ChatView extends Part {
               <p class="quiet">Each answer is computed by several nodes, paid from this server's account, and verified.</p></div>`}
             ${this.messages.map((message) =>
               message.role === "user"
-                ? html`<article class="message user"><div class="text">${message.text}</div></article>`
+                ? html`<article class="message user"><div class="text">${message.images.map(
+                    (url, place) => html`<img src=${url} alt=${`Image ${place + 1}`}>`,
+                  )}${message.text}</div></article>`
                 : this.answer(message),
             )}
           </div>
-          <form @submit=${this.send}>
+          ${this.attachments()}
+          <form @submit=${this.send} @dragover=${(event: DragEvent) => this.takesImages && event.preventDefault()}
+            @drop=${(event: DragEvent) => this.takeFiles(event, event.dataTransfer)}>
+            ${this.imageButton()}
             <textarea id="prompt" rows="2" placeholder="Write a message" aria-label="Message"
+              @paste=${(event: ClipboardEvent) => this.takeFiles(event, event.clipboardData)}
               @keydown=${(event: KeyboardEvent) => {
                 if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void this.send(event);
               }}></textarea>

@@ -235,7 +235,8 @@ class ApiServer:
         return await self._access.authorise(request.headers.get("Authorization"))
 
     def _describe(self, name: str) -> dict[str, object]:
-        model = self._models[name].model
+        served = self._models[name]
+        model = served.model
         return {
             "id": name,
             "object": "model",
@@ -244,6 +245,7 @@ class ApiServer:
             "kind": model.manifest.kind,
             "context_length": model.info.context,
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
+            "takes_images": served.tower is not None,
         }
 
     async def _find(self, name: str, key: ApiKey | None) -> ServedModel:

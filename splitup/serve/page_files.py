@@ -60,6 +60,7 @@ _POLICY: Final = "Content-Security-Policy"
 # its own file, so that only the worker can compile WebAssembly, and the pages cannot.
 _WORKER: Final = "/private/device.js"
 _POLICIES: Final = {
+    "/": HEADERS[_POLICY].replace("img-src 'self'", "img-src 'self' data:"),  # of a message
     "/private": HEADERS[_POLICY].replace("lit-html", "lit-html splitup-scripts")
     + "; worker-src 'self'; manifest-src 'self'",
     _WORKER: "default-src 'none'; script-src 'wasm-unsafe-eval'; connect-src 'self'",

@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 import openai
+import PIL.Image
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
 from splitup.client.connection import SplitUp
 from splitup.core.errors import InvalidInput
 from splitup.devnet.processes import find_program
+from tests.builders import HANG_S
 from tests.deploy.checkpoints import GOLDEN
 from tests.deploy.towers import NEW, PHOTO_PROMPT, make_photos, save_images
 from tests.e2e.conftest import MODEL, Network
 from tests.e2e.test_serve import run_server
+from tests.page_build import find_browser
 
 EYES, GEMMA = "gemma-eyes", "gemma"
 TEMPLATE = """
@@ -75,6 +79,7 @@ async def test_images_become_text(network: Network, tmp_path: Path) -> None:
             await anext(net.generate(MODEL, "a", images=images))
     with run_server(network, "--lease-steps", "200", model=GEMMA) as url:
         await asyncio.to_thread(check_server, url, images, len(wanted), said["text"])
+        await asyncio.to_thread(check_page, url.removesuffix("/v1"), photos, tmp_path)
 
 
 def check_server(url: str, images: list[bytes], count: int, wanted: str) -> None:
@@ -114,6 +119,46 @@ def check_server(url: str, images: list[bytes], count: int, wanted: str) -> None
             model=GEMMA, input=make_item(encode(images[0])), max_output_tokens=2
         )
         assert answer.output_text
+
+
+def check_page(url: str, photos: list[Path], directory: Path) -> None:
+    """Send a photo from the page, after files that it refuses, makes smaller, or takes away."""
+    large, broken = directory / "large.png", directory / "broken.png"
+    pixels = np.random.default_rng(1).integers(0, 256, (400, 1600, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(large)
+    broken.write_bytes(b"no image")
+    with sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page()
+        page.set_default_timeout(HANG_S * 1_000)
+        expect.set_options(timeout=HANG_S * 1_000)
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto(url)
+        page.get_by_label("Add images").set_input_files([broken, large, photos[0]])
+        expect(page.get_by_role("alert")).to_have_text(
+            "broken.png is no image that this browser can read"
+        )
+        written = page.get_by_label("Images of this message")
+        expect(written.get_by_role("img")).to_have_count(2)
+        widths = "images => images.map(image => image.naturalWidth)"
+        assert written.get_by_role("img").evaluate_all(widths)[0] == 1280
+        page.get_by_label("Remove image 1").click()
+        expect(written.get_by_role("img")).to_have_count(1)
+        page.get_by_label("Most tokens").fill("2")
+        page.get_by_label("Message", exact=True).fill("w3")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        expect(page.locator(".user img")).to_have_count(1)
+        expect(page.locator(".assistant .facts")).to_contain_text("2 tokens")
+        cost = page.locator("#cost").inner_text()
+        expect(page.locator(".assistant .facts")).to_contain_text(f"· {cost} ·")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(written).to_have_count(0)
+        assert not complaints
+        browser.close()
 
 
 def encode(file: bytes) -> str:

@@ -20,6 +20,7 @@ PRIVATE = {
     *("device.js", "kernels.wasm", "kernels-relaxed.wasm", "offline.js"),
     *("private.css", "private.html", "private.js", "private.webmanifest"),
 }
+POLICY = "Content-Security-Policy"
 LATER = {"seal.wasm"}  # fetched when an adapter is used
 
 
@@ -56,6 +57,9 @@ async def test_files_are_compressed_cached_and_bound_to_this_origin() -> None:
         async with ClientSession() as http:
             async with http.get(server.url) as reply:
                 assert reply.status == 200 and "<splitup-app>" in await reply.text()
+                policy = reply.headers[POLICY]
+                assert policy.replace("'self' data:;", "'self';", 1) == HEADERS[POLICY]
+            async with http.get(f"{server.url}/app.js") as reply:
                 for name, value in HEADERS.items():
                     assert reply.headers[name] == value
                 etag = reply.headers["ETag"]
