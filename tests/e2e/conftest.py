@@ -113,12 +113,18 @@ class Network:
         assert self.process is not None
         for replacement in self.replacements.values():
             replacement.terminate()
-        for replacement in self.replacements.values():
-            replacement.wait(HANG_S)
-        self.replacements.clear()
-        self.killed.clear()
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(HANG_S)
+        try:
+            for replacement in self.replacements.values():
+                replacement.wait(2 * HANG_S)
+        finally:  # one that does not stop must not leave the others behind
+            for replacement in self.replacements.values():
+                replacement.kill()
+                replacement.wait()
+            self.replacements.clear()
+            self.killed.clear()
+            self.process.send_signal(signal.SIGTERM)
+            ended = self.process.wait(HANG_S)
+        return ended
 
     def replace(self, name: str, *command: str | Path) -> None:
         """Run another program with a party's key and directory, in place of what runs there."""
