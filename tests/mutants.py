@@ -94,8 +94,8 @@ MUTANTS: Final = (
     # ---- steps and what the client received -----------------------------------------------------
     Mutant(
         "signature of the steps",
-        f"{_SETTLEMENT}/settlement_state.py",
-        "        check_end(signed, self.certificate.plan)\n",
+        f"{_SETTLEMENT}/collected_commitments.py",
+        "        check_end(signed, plan)\n",
         "",
         f"{_TESTS}/settlement/test_steps.py::test_s02_without_the_clients_end_nothing_is_drawn",
     ),
@@ -116,6 +116,38 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "ordered steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "steps > self.collected.ordered",
+        "False",
+        f"{_TESTS}/settlement/test_unended.py::test_executors_cannot_count_steps_that_the_client_did_not_order",
+        is_quick=False,
+    ),
+    Mutant(
+        "signature of an order",
+        f"{_EXECUTION}/ends.py",
+        "    verify_raw(plan.request.client_key, seal.signed, seal.signature)\n",
+        "",
+        f"{_TESTS}/settlement/test_unended.py::test_members_take_no_order_but_the_clients_signed_input",
+        is_quick=False,
+    ),
+    Mutant(
+        "outputs of ordered steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "or not all(executors[task] in commitments for task in results)",
+        "",
+        f"{_TESTS}/settlement/test_unended.py::test_nothing_is_owed_for_steps_whose_outputs_were_not_computed",
+        is_quick=False,
+    ),
+    Mutant(
+        "counts beside an end",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "commitments = self.collected.list_for_end(steps)",
+        "commitments = self.collected.list_commitments(steps)",
+        f"{_TESTS}/settlement/test_unended.py::test_a_client_that_ends_below_what_it_ordered_pays_for_what_was_computed",
+        is_quick=False,
+    ),
+    Mutant(
         "commitments passed on",
         f"{_SETTLEMENT}/commitments.py",
         "return [Gossip(None, message) for message in (first, *rest)]",
@@ -125,7 +157,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two commitments count as none",
-        f"{_SETTLEMENT}/settlement_state.py",
+        f"{_SETTLEMENT}/collected_commitments.py",
         'by_steps[steps] = HeldCommitment("", (*known.tokens, token))',
         "pass",
         f"{_TESTS}/settlement/test_unended.py::test_an_executor_that_shows_each_half_of_the_members_another_commitment_is_unpaid",

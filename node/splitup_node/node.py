@@ -23,6 +23,7 @@ from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpE
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
+from splitup.messages.frames import make_order
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import Server, SignedClient, add_routes, read_unsigned
 from splitup.net.tunnel import Tunnel
@@ -342,15 +343,15 @@ class Node:
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
         submission = None
-        if execution.steps:  # without steps nothing is paid
-            completions = execution.make_completions(partial(secrets.token_bytes, 32))
+        if completions := execution.make_completions(partial(secrets.token_bytes, 32)):
+            order = "" if execution.order is None else make_order(execution.order)
             exposure = compute_exposure(
                 execution.parts,
                 execution.manifest,
                 execution.certificate.plan.request.steps,
                 self._economics,
             )
-            submission = self._reporter.submit(completions, execution.deadline_s, exposure)
+            submission = self._reporter.submit(completions, execution.deadline_s, exposure, order)
         self._spawn(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:

@@ -32,6 +32,9 @@ _TAKEOVER: Final = struct.Struct(">HHI64s")
 _DIGEST_BYTES: Final = 32
 _HAS_STATE: Final = 1 << 15
 DeliveryField = Annotated[str, Field(pattern=f"^([0-9a-f]{{{2 * FRAME_HEADER_BYTES}}})?$")]
+OrderField = Annotated[
+    str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * limits.BUNDLE_FRAMES * FRAME_HEADER_BYTES)
+]
 
 
 class TaskCommitment(Message):
@@ -39,7 +42,8 @@ class TaskCommitment(Message):
 
     A port's digest is the SHA-256 over the SHA-256 of its tensors of all steps, in order.
     ``state`` is the SHA-256 of the concatenated state tensors after the last step, and
-    EMPTY_DIGEST for a task without state. With an interim end it is UNSTATED for a task with state.
+    EMPTY_DIGEST for a task without state. With an interim end, or an executor's own count of steps,
+    it is UNSTATED for a task with state.
     """
 
     task: TaskField
@@ -87,18 +91,27 @@ class End(Message):
 
 
 class SignedEnd(Message):
-    """An end with the client's Ed25519 signature; executors pass it on in their completions."""
+    """An end with the client's Ed25519 signature; executors pass it on in their completions.
+
+    Without a signature it is an executor's own count of the steps that it computed, for a client
+    that ordered them and does not end them (ADR 56). It states nothing but the number.
+    """
 
     end: End
-    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+    signature: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{128})?$")]
+
+    @property
+    def is_count(self) -> bool:
+        """Return whether this is an executor's own count."""
+        return not self.signature
 
 
 class Completion(Message):
     """A node's work in one execution; its salted root goes on chain before tasks are drawn.
 
     ``takeovers`` made this node the executor of tasks that the plan gives to another node, or
-    another node the executor of a task of this one. ``end`` is what the client sent it; only the
-    client says how many steps there were. In JSON all but ``end`` is packed, in base64.
+    another node the executor of a task of this one. ``end`` is what the client sent it, or the
+    node's own count. In JSON all but ``end`` is packed, in base64.
     """
 
     execution_id: Bytes32Field
@@ -110,7 +123,7 @@ class Completion(Message):
 
     @property
     def steps(self) -> int:
-        """Return the client's number of steps."""
+        """Return the number of steps that it is about."""
         return self.end.end.steps
 
     @model_validator(mode="before")
@@ -155,12 +168,18 @@ class ExecutorCommitment(Message):
 
     ``end`` tells the members how many steps there were, before the draw. While the executors of an
     execution lack a common end, a node commits to each of the latest ends that it has.
+
+    If ``end`` is the node's own count, ``earlier`` are the roots for one step less, two steps less,
+    and so on; ``order`` shows that the client ordered so many steps (``frames.make_order``), or is
+    "" if the node has no inputs of the client.
     """
 
     execution_id: Bytes32Field
     node: AddressField
     root: Bytes32Field  # of the node's Completion
     end: SignedEnd
+    earlier: tuple[Bytes32Field, ...] = Field(default=(), max_length=limits.UNPAID_STEPS)
+    order: OrderField = ""
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.core.tensors import NO_STEPS, extend_steps, is_zero
+from splitup.messages.base import CLIENT
 
 
 class FrameKind(IntEnum):
@@ -195,6 +196,34 @@ def read_delivery(delivery: str) -> Delivery | None:
     return Delivery(
         "0x" + execution.hex(), task, port, step, total, Seal(_DOMAIN + header, signature)
     )
+
+
+def make_order(seal: Seal) -> str:
+    """Return what a client signed when it sent inputs, without the tensors, in hexadecimal."""
+    return (seal.signed + seal.signature).hex()
+
+
+def read_order(order: str, execution_id: str) -> tuple[int, Seal]:
+    """Return how many steps of an execution the inputs in ``make_order``'s result are for.
+
+    0 if they are no inputs of it. The signature in the seal is not verified yet. Raises PeerFault
+    for what no client signs.
+    """
+    data = bytes.fromhex(order)
+    signed, signature = data[:-_SIGNATURE_BYTES], data[-_SIGNATURE_BYTES:]
+    for domain in (_DOMAIN, _BUNDLE_DOMAIN):
+        headers = signed[len(domain) :]
+        if signed.startswith(domain) and len(headers) % _HEADER.size == 0:
+            break
+    else:
+        raise PeerFault("an order is no signed frame, and no bundle of frames")
+    wanted = FrameKind.TENSOR, bytes.fromhex(execution_id[2:]), CLIENT
+    found = [
+        step + 1
+        for magic, kind, _, execution, task, _, step, *_ in _HEADER.iter_unpack(headers)
+        if magic == _MAGIC and (kind, execution, task) == wanted
+    ]
+    return max(found, default=0), Seal(signed, signature)
 
 
 # ---- bundles: several tensors in one message, under one signature -----------------------------

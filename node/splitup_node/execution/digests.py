@@ -42,6 +42,11 @@ class Digests:
             digest.add_tensor(data)
 
     @property
+    def steps(self) -> int:
+        """Return how many steps were added."""
+        return max((one.steps for one in (*self._inputs, *self._outputs)), default=0)
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Return the input digests so far, 64 hexadecimal digits each."""
         return tuple(digest.hexdigest() for digest in self._inputs)

@@ -21,8 +21,10 @@ from splitup.messages.completions import (
     SignedEnd,
     TaskCommitment,
 )
+from splitup.messages.frames import Seal
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.messages.progress import Span, Trace
+from splitup.protocol.execution.ends import make_count
 from splitup.protocol.execution.routes import Routes, compute_routes
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId, Run
@@ -79,7 +81,10 @@ class Execution:
     # readers that took over a task, and may lack steps that the other readers have
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
-    end: SignedEnd | None = None  # the client's final one; or an interim one, if that never comes
+    # the client's final one; if that never comes, an interim one, or our own count of its orders
+    end: SignedEnd | None = None
+    ordered: int = 0  # steps of which the client sent inputs to this node
+    order: Seal | None = None  # under the last of them
     interim: deque[SignedEnd] = field(default_factory=lambda: deque(maxlen=limits.INTERIM_ENDS))
     publishing_bytes: int = 0  # of large tensors that are being stored
     spans: bytearray = field(default_factory=bytearray)
@@ -97,7 +102,7 @@ class Execution:
 
     @property
     def steps(self) -> int | None:
-        """Return how many steps there are, None before the client has said so."""
+        """Return how many steps there are, None before the end."""
         return None if self.end is None else self.end.end.steps
 
     @property
@@ -216,9 +221,23 @@ class Execution:
         for part in self.parts.values():
             part.digests.forget(self.interim[0].end.steps)
 
-    def find_last_interim(self) -> SignedEnd | None:
-        """Return the latest interim end that this node can commit to, or None."""
-        return next((s for s in reversed(self.interim) if self.make_claims(s.end)), None)
+    def find_substitute(self) -> SignedEnd | None:
+        """Return what stands for an end that did not come, or None: nothing is paid then.
+
+        That is the number of steps that this node computed for the client, if they are more than
+        the client has acknowledged; else the latest interim end that this node can commit to.
+        """
+        ends = [*self._make_counts(0), *reversed(self.interim)]
+        return next((signed for signed in ends if self.make_claims(signed.end)), None)
+
+    def _make_counts(self, steps: int) -> list[SignedEnd]:
+        """Return this node's counts of steps, descending from what it computed.
+
+        They are above ``steps``, and above what the client has acknowledged.
+        """
+        computed = min((part.digests.steps for part in self.parts.values()), default=0)
+        lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
+        return [make_count(self.id, number) for number in range(computed, lowest, -1)]
 
     def make_claims(self, end: End) -> tuple[TaskCommitment, ...]:
         """Return what this node commits to for this end of the client.
@@ -241,14 +260,20 @@ class Execution:
         return () if find_input_faults(self.manifest, by_task, [end]) else tuple(claims)
 
     def make_completions(self, make_salt: Callable[[], bytes]) -> list[Completion]:
-        """Return what this node commits to for the end, and for the interim ends before it.
+        """Return what this node commits to for the end, and for what may count instead.
 
-        ``make_salt`` returns 32 random bytes.
+        Those are the interim ends before it, and our counts of steps that the client ordered beyond
+        its words. ``make_salt`` returns 32 random bytes.
         """
         assert self.end is not None
         takeovers, plan = self.executor_map.takeovers, self.certificate.plan
         told = tuple(takeovers[t] for t in sorted(takeovers) if self.node in plan.tasks[t])
-        earlier = (s for s in reversed(self.interim) if s.end.steps < self.end.end.steps)
+        steps = self.end.end.steps
+        interim = [signed for signed in reversed(self.interim) if signed.end.steps < steps]
+        if self.end.is_count:
+            ends = [*self._make_counts(0), *interim]
+        else:
+            ends = [self.end, *interim, *self._make_counts(steps)]
         return [
             Completion(
                 execution_id=self.id,
@@ -258,8 +283,8 @@ class Execution:
                 salt="0x" + make_salt().hex(),
                 end=signed,
             )
-            for signed in (self.end, *earlier)
-            if (claims := self.make_claims(signed.end))
+            for signed in ends
+            if signed.end.steps and (claims := self.make_claims(signed.end))
         ]
 
     def make_traces(self) -> Iterator[tuple[int, Trace]]:

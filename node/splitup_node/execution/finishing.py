@@ -72,22 +72,22 @@ class Finisher:
         assert execution.end is not None
         if execution.steps and not execution.make_claims(execution.end.end):
             _log.warning("the client of %s ends it with inputs that it did not send", execution.id)
-            execution.end = None  # it is settled by an interim end
+            execution.end = None  # it is settled by an interim end, or by what was computed
             return
         self._start_finishing(execution)
 
     def stop_unended(self, execution: Execution) -> None:
-        """Finish an execution by the client's latest interim end, if there is one.
+        """Finish an execution by what was computed, or by the client's latest interim end.
 
-        Its final end has not come, and will not come in time.
+        The final end has not come, and will not come in time.
         """
         if execution.is_over or execution.ended_at_s or not execution.parts:
             return
-        signed = execution.find_last_interim()
+        signed = execution.find_substitute()
         if signed is None:
             return
         steps = signed.end.steps
-        execution.failure = f"it did not end in time; {steps} steps were delivered, and are paid"
+        execution.failure = f"it did not end in time; the steps computed, and paid, are {steps}"
         _log.info("execution %s: %s", execution.id, execution.failure)
         self._table.clients.tell_failure(execution, get_first_task(execution), steps)
         execution.end = signed

@@ -122,6 +122,8 @@ class Inbox:
             if execution.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return  # frames of an executor that was replaced are ignored
             raise
+        if frame.task == CLIENT and frame.step >= execution.ordered:
+            execution.ordered, execution.order = frame.step + 1, seal
         payload: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
             payload = self._table.chunks.take(execution.id, port, frame.step, frame.digest)

@@ -1,7 +1,8 @@
 """From a finished execution to its payment: commit, see that on chain, reveal when it is due.
 
-Near the deadline, the node commits to the client's interim ends, too, so that the executors have
-one in common even if the client sent its final one to some of them only, or never.
+Near the deadline, the node commits to the client's interim ends, too, and to the steps that it
+computed beyond them, so that the executors have a number in common even if the client sent its
+final end to some of them only, or never.
 
 The members bring all executors' commitments to the chain in one transaction. If they have not done
 so within a few blocks, the node commits on chain itself, in batches.
@@ -46,13 +47,15 @@ class Status(IntEnum):
 class Report:
     """A completion to be reported; it is given up after ``give_up_s`` (Unix seconds).
 
-    ``earlier`` are those for earlier interim ends of the client, which count if the executors of
-    the other tasks lack its final one. ``exposure_micro_usdc`` is what the node would lose if all
-    its tasks were wrong: a commitment locks this part of the stake.
+    ``earlier`` are those that may count if the executors of the other tasks lack the client's final
+    end: for its earlier interim ends, and for steps that it ordered, as ``order`` shows.
+    ``exposure_micro_usdc`` is what the node would lose if all its tasks were wrong: a commitment
+    locks this part of the stake.
     """
 
     completion: Completion
     earlier: tuple[Completion, ...]
+    order: str
     give_up_s: int
     exposure_micro_usdc: int
 
@@ -85,17 +88,23 @@ class Reporter:
         self._released_to = 0  # executions requested before this block are closed and released
 
     async def submit(
-        self, completions: Sequence[Completion], deadline_s: int, exposure_micro_usdc: int
+        self,
+        completions: Sequence[Completion],
+        deadline_s: int,
+        exposure_micro_usdc: int,
+        order: str = "",
     ) -> None:
         """Write completions to the journal; they are reported from then on, also after restarts.
 
-        The first one is for the execution's end, the others for earlier interim ends.
+        The first one is for the execution's end, the others for what may count instead. ``order``
+        shows what the client ordered, "" if this node got none of its inputs.
         """
         completion, *earlier = completions
         give_up_s = deadline_s + limits.GRANT_GRACE_S
         value = {
             "completion": completion.model_dump(mode="json"),
             "earlier": [one.model_dump(mode="json") for one in earlier],
+            "order": order,
             "give_up_s": give_up_s,
             "exposure_micro_usdc": exposure_micro_usdc,
         }
@@ -176,22 +185,22 @@ class Reporter:
 
     def _send_commitments(self, report: Report) -> None:
         """Send the members what is due, once in a run of this node."""
+        completion = report.completion
         is_late = self._chain.clock.now_s() > report.deadline_s - tuning.STOP_MARGIN_S
-        due = (report.completion, *report.earlier) if is_late else (report.completion,)
-        committed = self._committed.setdefault(report.completion.execution_id, set())
-        for completion in due:
-            if completion.steps in committed or not completion.steps:
-                continue  # the chain takes no commitment to zero steps
-            committed.add(completion.steps)
-            commitment = ExecutorCommitment(
-                execution_id=completion.execution_id,
-                node=completion.node,
-                root=completion.root(),
-                end=completion.end,
-                takeovers=completion.takeovers,
+        due = [completion]
+        if is_late or not completion.end.end.final:
+            due += report.earlier
+        committed = self._committed.setdefault(completion.execution_id, set())
+        due = [one for one in due if one.steps not in committed]
+        committed.update(one.steps for one in due)
+        messages = [_make_commitment(one) for one in due if not one.end.is_count]
+        if counted := [one for one in due if one.end.is_count]:
+            earlier = tuple(one.root() for one in counted[1:])
+            messages.append(_make_commitment(counted[0], earlier, report.order))
+        for message in messages:
+            self._spawn(
+                self._committee_client.spread(api.EXECUTOR_COMMITMENT, message, report.give_up_s)
             )
-            route, give_up_s = api.EXECUTOR_COMMITMENT, report.give_up_s
-            self._spawn(self._committee_client.spread(route, commitment, give_up_s))
 
     def _is_left_out(self, report: Report, block_number: int) -> bool:
         """Return whether the members have had their time to commit, or the deadline is near."""
@@ -294,10 +303,25 @@ def _make_takeovers(completion: Completion) -> Takeovers | None:
     )
 
 
+def _make_commitment(
+    completion: Completion, earlier: tuple[str, ...] = (), order: str = ""
+) -> ExecutorCommitment:
+    return ExecutorCommitment(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        root=completion.root(),
+        end=completion.end,
+        earlier=earlier,
+        order=order,
+        takeovers=completion.takeovers,
+    )
+
+
 def _read_report(value: dict[str, Any]) -> Report:
     return Report(
         Completion.from_value(value["completion"]),
         tuple(map(Completion.from_value, value.get("earlier", ()))),
+        value.get("order", ""),
         value["give_up_s"],
         value["exposure_micro_usdc"],
     )

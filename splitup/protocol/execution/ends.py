@@ -3,7 +3,10 @@
 Executors keep it and show it with their commitments: it is the only statement of how many steps
 are verified and paid. An interim end counts if the client never sends its final one. It
 identifies an executor that commits to other inputs than the client sent
-(``splitup.protocol.settlement.edge_faults``). Pure functions.
+(``splitup.protocol.settlement.edge_faults``).
+
+For what the client ordered, received and did not sign for, executors count the steps themselves,
+and show an input of the last one, which the client signed (ADR 56). Pure functions.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import End, SignedEnd
-from splitup.messages.frames import read_delivery
+from splitup.messages.frames import read_delivery, read_order
 from splitup.messages.plans import Plan
 
 _DOMAIN: Final = b"splitup/end/v2\0"
@@ -34,10 +37,7 @@ def check_end(signed: SignedEnd, plan: Plan, manifest: Manifest | None = None) -
     carry it, and it must not be larger than that.
     """
     end, request = signed.end, plan.request
-    if end.execution_id != request.execution_id:
-        raise PeerFault("an end message is for another execution")
-    if end.steps > request.steps:
-        raise PeerFault(f"{request.execution_id} ends after more steps than were paid for")
+    _check_number(end, plan)
     if manifest is not None and (
         len(end.inputs) not in (0, len(manifest.inputs))
         or len(end.outputs) not in (0, len(manifest.outputs))
@@ -45,6 +45,37 @@ def check_end(signed: SignedEnd, plan: Plan, manifest: Manifest | None = None) -
         raise PeerFault(f"the end of {request.execution_id} is not about the model's ports")
     message = _DOMAIN + end.canonical_bytes()
     verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))
+
+
+def make_count(execution_id: str, steps: int) -> SignedEnd:
+    """Return an executor's own count of the steps that it computed."""
+    end = End(execution_id=execution_id, steps=steps, inputs=(), final=False)
+    return SignedEnd(end=end, signature="")
+
+
+def check_count(counted: SignedEnd, plan: Plan) -> None:
+    """Raise PeerFault unless this may be an executor's own count of steps."""
+    _check_number(counted.end, plan)
+    if counted != make_count(plan.request.execution_id, counted.end.steps):
+        raise PeerFault(f"{plan.request.execution_id}: a count of steps states more than a number")
+
+
+def check_order(order: str, plan: Plan) -> int:
+    """Return how many steps the plan's client ordered, as it signed with their inputs.
+
+    Raises PeerFault, BadSignature.
+    """
+    steps, seal = read_order(order, plan.request.execution_id)
+    verify_raw(plan.request.client_key, seal.signed, seal.signature)
+    return steps
+
+
+def _check_number(end: End, plan: Plan) -> None:
+    request = plan.request
+    if end.execution_id != request.execution_id:
+        raise PeerFault("an end message is for another execution")
+    if end.steps > request.steps:
+        raise PeerFault(f"{request.execution_id} ends after more steps than were paid for")
 
 
 def check_interim(signed: SignedEnd, plan: Plan, manifest: Manifest, before: int) -> None:

@@ -5,7 +5,8 @@ the client's end message. A member that holds a commitment of every executor sen
 vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
 goes to the chain; the draw needs it there. If the members do not agree in time, the executors
 commit on chain themselves, and nothing else changes. Shortly before the deadline the commitments of
-most executors are enough, to the client's final end or to an interim one (ADR 55).
+most executors are enough, to the client's final end, to an interim one (ADR 55), or to a number of
+steps that they computed and the client ordered (ADR 56).
 
 A node may show its commitment to some members only, or sign two. So a member whose vote finds no
 majority shares what it holds. Who signed two for one number of steps counts as not having
@@ -144,7 +145,7 @@ class CommitmentAgreement:
         )
         rest = (
             CommitmentsShared(execution_id=execution_id, commitments=batch)
-            for batch in _split(state.list_tokens())
+            for batch in _split(state.collected.list_tokens())
         )
         return [Gossip(None, message) for message in (first, *rest)]
 

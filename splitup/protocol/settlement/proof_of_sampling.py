@@ -24,7 +24,7 @@ from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Ruling, VerificationResult
-from splitup.protocol.execution.ends import check_end
+from splitup.protocol.execution.ends import check_count, check_end
 from splitup.protocol.execution.takeovers import get_candidate, is_replaced
 
 MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
@@ -226,7 +226,10 @@ def check_completion(
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
-    check_end(completion.end, plan, manifest)
+    if completion.end.is_count:
+        check_count(completion.end, plan)
+    else:
+        check_end(completion.end, plan, manifest)
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)

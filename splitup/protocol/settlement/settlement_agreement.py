@@ -316,7 +316,7 @@ class SettlementAgreement:
         for signed in shared.ends:
             state.add_end(signed)
         state.add_takeovers(shared.takeovers)
-        known = set(state.list_tokens())
+        known = set(state.collected.list_tokens())
         for token in shared.commitments:
             if token not in known:
                 commitment, signing_key = self._read_token(api.EXECUTOR_COMMITMENT, token)
@@ -376,7 +376,8 @@ class SettlementAgreement:
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for state in list(self._states.values()):
-            if state.chain.own or state.collected.by_node or state.chain.agreed:
+            collected = state.collected
+            if state.chain.own or collected.by_node or collected.counts or state.chain.agreed:
                 commands += self._advance(state, now)
         return commands
 
@@ -425,6 +426,9 @@ class SettlementAgreement:
             return
         state.add_takeovers(before.collected.takeovers.values())
         state.collected.by_node |= before.collected.by_node
+        state.collected.counts |= before.collected.counts
+        state.collected.ordered = before.collected.ordered
+        state.collected.order = before.collected.order
         state.collected.finals |= before.collected.finals
         state.early.completions |= before.early.completions
         if before.verification is not None:

@@ -6,10 +6,9 @@ holds the table of all changes of phase.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
@@ -27,8 +26,7 @@ from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
-from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
-from splitup.protocol.execution.ends import check_end
+from splitup.protocol.committee.peer_messages import SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
@@ -38,6 +36,7 @@ from splitup.protocol.settlement.chain_commitments import (
     make_basis,
     rests_on,
 )
+from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposures
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
@@ -119,35 +118,6 @@ class EarlyEvidence:
     # by (task, validator), for Verifying
     answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)
     validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
-
-
-class HeldCommitment(NamedTuple):
-    """A node's commitment for one number of steps."""
-
-    root: str  # "" if the node signed two: then it counts as none
-    tokens: tuple[str, ...]  # what the node signed: one message, or two that differ
-
-
-@dataclass(slots=True)
-class CollectedCommitments:
-    """What nodes sent to the members before the draw, and the members' votes about it.
-
-    Members share it when their votes differ. Whatever the order in which it arrives, members that
-    hold the same draw the same conclusions.
-    """
-
-    by_node: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)  # and by steps
-    end: SignedEnd | None = None  # the latest of the client's that was checked
-    # the client's final ends, by steps: one, if it is honest; of more, two are kept
-    finals: dict[int, SignedEnd] = field(default_factory=dict)
-    # checked, by task and candidate
-    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
-    votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
-    voted: dict[str, AgreedCommitments] = field(default_factory=dict)  # our own votes', by root
-    vote_at: float = 0.0
-    submit_at: float = math.inf
-    changes: int = 0  # of what others may lack: commitments, final ends, takeovers
-    shared_changes: int = 0  # as many of them were shared
 
 
 @dataclass(slots=True)
@@ -286,7 +256,7 @@ class SettlementState:
             commitments = {node: event.root for node, event in self.chain.own.items()}
             return self._make_agreement(steps, commitments, own_executors)
         if steps is not None:
-            commitments = self._list_commitments(steps)
+            commitments = self.collected.list_for_end(steps)
             executors = self._find_executors(commitments)
             if executors is not None:
                 return self._make_agreement(steps, commitments, executors)
@@ -303,26 +273,31 @@ class SettlementState:
         single party moves it: neither a client that says different things, or nothing at the end,
         nor an executor that commits to less, or not at all. Tasks without a commitment are unpaid
         and take no stake.
+
+        A number that no end of the client has is one that executors counted. The client has to have
+        ordered so many steps, and the executors of all graph outputs have to have committed to
+        them: of steps that failed half-way the client got nothing (ADR 56).
         """
         context, found, most = self.context, None, 0
         if context is None:
             return None
         prices = [task.price_micro_usdc for task in context.manifest.tasks]
-        numbers = {steps for roots in self.collected.by_node.values() for steps in roots}
-        for steps in sorted(numbers):
-            commitments = self._list_commitments(steps)
-            executors = self._find_executors(commitments, partial=True)
-            pairs = zip(prices, executors or (), strict=False)
+        signed = {steps for roots in self.collected.by_node.values() for steps in roots}
+        results = {port.task for port in context.manifest.outputs}
+        for steps in self.collected.list_numbers(context.plan, prices):
+            commitments = self.collected.list_commitments(steps)
+            executors = self._find_executors(commitments, partial=True) or ()
+            if steps not in signed and (
+                steps > self.collected.ordered
+                or not all(executors[task] in commitments for task in results)
+            ):
+                continue
+            pairs = zip(prices, executors, strict=True)
             covered = sum(price for price, node in pairs if node in commitments)
             if 2 * covered > sum(prices) and covered * steps >= most:
                 most = covered * steps
-                found = self._make_agreement(steps, commitments, executors or ())
+                found = self._make_agreement(steps, commitments, executors)
         return found
-
-    def _list_commitments(self, steps: int) -> dict[str, str]:
-        roots = self.collected.by_node.items()
-        held = ((node, by_steps[steps].root) for node, by_steps in roots if steps in by_steps)
-        return {node: root for node, root in held if root}
 
     def _find_executors(
         self, commitments: Mapping[str, str], *, partial: bool = False
@@ -402,44 +377,24 @@ class SettlementState:
         return evidence if compute_evidence_root(evidence) == root else None
 
     def add_commitment(self, commitment: ExecutorCommitment, token: str) -> None:
-        """Keep a node's commitment for a number of steps, which the client signed.
+        """Keep a node's commitment for a number of steps, which the client signed or ordered.
 
-        ``token`` is the message as the node signed it. Of too many numbers the highest are kept.
+        ``token`` is the message as the node signed it. Counts are ignored once there is a draw.
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
-        self.add_end(commitment.end)
-        collected, steps = self.collected, commitment.end.end.steps
-        by_steps = collected.by_node.setdefault(commitment.node, {})
-        known = by_steps.get(steps)
-        if known is None:
-            by_steps[steps] = HeldCommitment(commitment.root, (token,))
-            if len(by_steps) > limits.MAX_ENDS:
-                del by_steps[min(by_steps)]
-        elif known.root not in ("", commitment.root):
-            by_steps[steps] = HeldCommitment("", (*known.tokens, token))
-        collected.changes += by_steps.get(steps) is not known
+        if not commitment.end.is_count:
+            self.add_end(commitment.end)
+            self.collected.add_for_end(commitment, token)
+        elif self.certificate is not None and self.verification is None:
+            self.collected.add_counted(commitment, token, self.certificate.plan)
 
     def add_end(self, signed: SignedEnd) -> None:
         """Keep the client's number of steps; ignored once there is a draw, which fixes it.
 
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
-        collected = self.collected
-        if self.certificate is None or self.verification is not None or signed == collected.end:
-            return
-        check_end(signed, self.certificate.plan)
-        if not signed.end.steps:
-            raise PeerFault(f"{self.request.execution_id} ended without steps: nothing is paid")
-        collected.end = signed
-        if signed.end.final and signed.end.steps not in collected.finals:
-            if len(collected.finals) < 2:
-                collected.finals[signed.end.steps] = signed
-                collected.changes += 1
-
-    def list_tokens(self) -> list[str]:
-        """Return the commitments here, as their nodes signed them."""
-        nodes = self.collected.by_node.values()
-        return [token for by_steps in nodes for held in by_steps.values() for token in held.tokens]
+        if self.certificate is not None and self.verification is None:
+            self.collected.add_end(signed, self.certificate.plan)
 
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.

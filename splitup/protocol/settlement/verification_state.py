@@ -119,7 +119,8 @@ class Verification:
         replaced = {task for task, node in enumerate(executors) if node != planned[task]}
         claims = {task: self.find_commitment(task) for task in range(len(executors))}
         rulings = {task: self.attestations.find_ruling(task) for task in self.checks}
-        ends = [completion.end.end for completion in self.completions.values()]
+        completions = self.completions.values()
+        ends = [one.end.end for one in completions if not one.end.is_count]  # the client's words
         misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
         misled |= find_edge_faults(manifest, claims, rulings, replaced)
         disowned = filter(self.is_disowned, range(len(executors)))

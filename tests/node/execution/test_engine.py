@@ -17,9 +17,11 @@ from splitup_node.worker.ipc import RunRequest
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
-from splitup.messages.frames import FrameKind
+from splitup.messages.completions import End
+from splitup.messages.frames import FrameKind, make_order
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame, seal_frames
+from splitup.protocol.execution.ends import check_order, sign_end
 from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
@@ -471,11 +473,20 @@ async def test_a_node_stops_for_a_client_that_never_acknowledges(pair: Pair) -> 
         progress = await pair.client.progress.get()
     assert {task.steps for task in progress.tasks} == {limits.INTERIM_STEPS}
     pair.nodes[0].engine.sweep(execution.deadline_s - 1)
-    assert not execution.ended_at_s, "nothing is owed for it"
-    pair.nodes[0].engine.fail(execution.id, 0, 0, "the test is over")
+    async with asyncio.timeout(HANG_S):
+        assert await pair.nodes[0].finished.get() is execution
+    completions = execution.make_completions(lambda: bytes(32))
+    assert [completion.steps for completion in completions] == list(range(16, 0, -1))
+    assert all(completion.end.is_count for completion in completions)
+    assert execution.order is not None
+    assert check_order(make_order(execution.order), certificate.plan) == len(xs)
+    none = End(execution_id=execution.id, steps=0, inputs=())  # what else it says changes nothing
+    execution.end = sign_end(pair.client.identity, none)
+    completions = execution.make_completions(lambda: bytes(32))
+    assert [completion.steps for completion in completions] == list(range(16, 0, -1))
 
 
-async def test_what_was_delivered_is_committed_to_though_no_end_comes(pair: Pair) -> None:
+async def test_what_was_computed_is_committed_to_though_no_end_comes(pair: Pair) -> None:
     """Shortly before the deadline; the client is told, and a late end changes nothing."""
     certificate = pair.plan(0, 1, 0, 1, steps=100)
     executions = [node.engine.start(certificate, MANIFEST) for node in pair.nodes]
@@ -490,21 +501,23 @@ async def test_what_was_delivered_is_committed_to_though_no_end_comes(pair: Pair
         assert not execution.ended_at_s, "there is time for an end"
         node.engine.sweep(execution.deadline_s - tuning.STOP_MARGIN_S + 1)
         async with asyncio.timeout(HANG_S):
-            assert await node.finished.get() is execution
-    assert "32 steps were delivered" in (await pair.client.failures.get()).reason
+            while await node.finished.get() is not execution:
+                pass  # those of earlier tests end, too
+    assert "the steps computed, and paid, are 39" in (await pair.client.failures.get()).reason
     pair.client.end(certificate, 39)
     entries = {}
     for execution in executions:
         completions = execution.make_completions(lambda: bytes(32))
-        assert [completion.steps for completion in completions] == [32, 16]
+        assert [completion.steps for completion in completions] == [*range(39, 32, -1), 32, 16]
+        assert [completion.end.is_count for completion in completions] == 7 * [True] + 2 * [False]
         assert not any(completion.end.end.final for completion in completions)
         entries |= {entry.task: entry for entry in completions[0].tasks}
     assert entries[1].inputs == entries[0].outputs
-    assert entries[TASKS - 1].outputs == (pair.client.totals[executions[0].id, 31],)
+    assert entries[TASKS - 1].outputs == (pair.client.totals[executions[0].id, 38],)
 
 
 async def test_a_producer_that_sends_more_steps_keeps_nobody_from_the_end(pair: Pair) -> None:
-    """Nobody asked for them; they come before the client's end."""
+    """Nobody ordered them; they come before the client's end."""
     certificate = pair.plan(0, 0, 0, 1)
     first, second = [node.engine.start(certificate, MANIFEST) for node in pair.nodes]
     await pair.client.connect(certificate)
@@ -520,6 +533,7 @@ async def test_a_producer_that_sends_more_steps_keeps_nobody_from_the_end(pair: 
             assert await node.finished.get() is execution
     [completion] = second.make_completions(lambda: bytes(32))
     assert completion.steps == 2 and completion.end.end.final
+    assert first.ordered == second.ordered == 2
     [before] = first.make_completions(lambda: bytes(32))
     assert completion.tasks[0].inputs[1:] == before.tasks[-1].outputs
     assert completion.tasks[0].outputs == (pair.client.totals[first.id, 1],)

@@ -31,6 +31,7 @@ from splitup.messages.completions import (
 )
 from splitup.messages.verification import Attestation
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.execution.ends import make_count
 from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.storage.journal import Journal
 from tests.builders import HANG_S
@@ -397,6 +398,30 @@ async def test_second_completion_of_an_execution_does_not_replace_the_first(
         await reporter.submit([other], int(time.time()) + 60, EXPOSURE)
         await hear(http, 4)
     assert chain.commitments == {other.execution_id: make_completion(1).root()}
+
+
+async def test_counts_of_steps_are_one_message_beside_those_for_the_clients_ends(
+    reporter: Reporter, http: FakeHttp
+) -> None:
+    """At once, as no final end is there; the root of every number is in them."""
+    ended = make_completion(1)
+    execution_id = ended.execution_id
+    counted = [ended.model_copy(update={"end": make_count(execution_id, n)}) for n in (23, 22, 21)]
+    end = ended.end.end.model_copy(update={"steps": 16, "final": False})
+    interim = ended.model_copy(update={"end": ended.end.model_copy(update={"end": end})})
+    deadline_s = int(time.time()) + 60
+    await reporter.submit([*counted, interim], deadline_s, EXPOSURE, "c0ffee")
+    async with asyncio.timeout(HANG_S):
+        sent = [(await http.commitments.get())[1] for _ in range(2 * len(COMMITTEE.members))]
+    for one in sent:
+        if one.end.is_count:
+            roots = (one.root, *one.earlier)
+            assert roots == tuple(completion.root() for completion in counted)
+            assert one.order == "c0ffee" and one.end == counted[0].end
+        else:
+            assert (one.root, one.end) == (interim.root(), interim.end)
+            assert not one.earlier and not one.order
+    assert len({one.root for one in sent}) == 2
 
 
 async def test_reported_completions_are_deleted_from_the_journal_after_their_deadline(

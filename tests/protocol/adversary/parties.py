@@ -23,8 +23,10 @@ from splitup.messages.completions import (
     Takeover,
     TaskCommitment,
 )
+from splitup.messages.frames import decode_frame, make_order
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
-from splitup.protocol.execution.ends import check_end, check_interim, sign_end
+from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.protocol.execution.ends import check_end, check_interim, make_count, sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
@@ -304,22 +306,55 @@ class Parties:
         self._commit(run, node, signed)
 
     def _stop(self, run: Run, node: str) -> None:
-        """Commit to the interim ends as well: the deadline is near, and others may lack the last.
+        """Commit to what may count instead of a final end: the deadline is near.
 
-        An execution that has not ended ends by the latest of them.
+        Others may lack the client's last end. What was computed beyond its words was ordered.
         """
-        for signed in reversed(run.interim.get(node, ())):
+        told = run.told[node].end.steps if node in run.told else 0
+        interim = list(run.interim.get(node, ()))
+        self._count(run, node, max([told, *(signed.end.steps for signed in interim)]))
+        for signed in reversed(interim):
             if node not in run.told or signed.end.steps < run.told[node].end.steps:
                 self._commit(run, node, signed)
 
+    def _count(self, run: Run, node: str, steps: int) -> None:
+        """Commit to each number of steps that the node computed above this one."""
+        work = [run.work.get((task, node)) for task in self._list_own(run, node)]
+        computed = min((len(one.outputs) if one else 0 for one in work), default=0)
+        counts = [make_count(run.id, number) for number in range(computed, steps, -1)]
+        done = list(filter(None, (self._complete(run, node, signed) for signed in counts)))
+        if done:
+            self.reports.commit(run, node, *done, order=self._make_order(run, node))
+
+    def _make_order(self, run: Run, node: str) -> str:
+        """Return the client's signature under the last input that it sent to a node."""
+        received = [
+            len(tensors)
+            for task in self._list_own(run, node)
+            for (source, _), tensors in zip(
+                get_sources(self.world.manifest, task), run.work[task, node].inputs, strict=True
+            )
+            if source == CLIENT_TASK
+        ]
+        if not max(received, default=0):
+            return ""
+        frame = make_tensor_frame(run.id, CLIENT_TASK, 0, max(received) - 1, b"0000")
+        return make_order(decode_frame(seal_frame(CLIENT, frame))[1])
+
     def _commit(self, run: Run, node: str, signed: SignedEnd) -> None:
-        """Commit to an end of the client, unless it misstates the inputs that the node received."""
+        """Commit to an end of the client."""
+        completion = self._complete(run, node, signed)
+        if completion is not None and completion.steps:
+            self.reports.commit(run, node, completion)
+
+    def _complete(self, run: Run, node: str, signed: SignedEnd) -> Completion | None:
+        """Return a completion, None if the end misstates the inputs that the node received."""
         own, end = self._list_own(run, node), signed.end
         if not own or any(len(run.work[task, node].outputs) < end.steps for task in own):
-            return  # more of them may have come from a neighbour
+            return None  # more of them may have come from a neighbour
         claims = {task: self._commit_to(run, task, node, end) for task in own}
         if end.steps and find_input_faults(self.world.manifest, claims, [end]):
-            return
+            return None
         run.told.setdefault(node, signed)
         takeovers = tuple(t for t in run.takeovers if node in run.plan.tasks[t.takeover.task])
         completion = Completion(
@@ -333,8 +368,7 @@ class Parties:
         made = self.world.adversary.make(node, completion)
         assert isinstance(made, Completion)
         run.completions.setdefault((node, made.steps), made)
-        if made.steps:
-            self.reports.commit(run, node, made)
+        return made
 
     def _list_own(self, run: Run, node: str) -> list[int]:
         return [t for t, executor in enumerate(run.executors.executors) if executor == node]

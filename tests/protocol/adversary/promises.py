@@ -47,6 +47,11 @@ REMAINS: Final = {
     ): "On a chain whose blocks take longer",
     (
         "executor",
+        "the client received other outputs than were committed to, and nobody pays: it did not end "
+        "the execution in time",
+    ): "What a client received is compared only if it ends the execution in time",
+    (
+        "executor",
         "a node received other tensors than were committed to, and nobody pays",
     ): "What a node received of another, or of one that was replaced",
     (
@@ -94,7 +99,7 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
             found.append(f"honest work is unpaid: {_explain_unpaid(world, run)}")
         elif world.adversary.party == "client" and _is_owed(world, run):
-            why = "blocks are slow" if _is_slow(world) else "the client acknowledged it"
+            why = "blocks are slow" if _is_slow(world) else "the client ordered it"
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
 
@@ -113,10 +118,32 @@ def _explain_unpaid(world: World, run: Run) -> str:
 
 
 def _is_owed(world: World, run: Run) -> bool:
-    """Return whether executors of more than half of the price committed to one number of steps."""
-    prices, numbers = _list_prices(world, run), range(1, run.plan.request.steps + 1)
-    done = [sum(price for node, price in prices if (node, n) in run.completions) for n in numbers]
-    return 2 * max(done) > sum(price for _, price in prices)
+    """Return whether executors of more than half of the price committed to one number of steps.
+
+    The client acknowledged it; or it ordered it, as somebody can show, and the outputs were
+    computed. Nodes take no inputs that another key has signed.
+    """
+    prices, executors = _list_prices(world, run), run.executors.executors
+    results = {executors[port.task] for port in world.manifest.outputs}
+    sent = [run.work[name].inputs[place] for name, place in _list_client_inputs(world, run)]
+    for number in range(1, run.plan.request.steps + 1):
+        done = {node: one for (node, steps), one in run.completions.items() if steps == number}
+        covered = sum(price for node, price in prices if node in done)
+        is_signed = any(not one.end.is_count for one in done.values())
+        is_ordered = results <= done.keys() and any(len(one) >= number for one in sent)
+        is_ordered &= run.plan.request.client_key == CLIENT.signing_key_hex
+        if 2 * covered > sum(price for _, price in prices) and (is_signed or is_ordered):
+            return True
+    return False
+
+
+def _list_client_inputs(world: World, run: Run) -> Iterator[tuple[tuple[int, str], int]]:
+    """Yield task and node of everybody that read an input of the client, and the input's place."""
+    for task, node in run.work:
+        if run.executors.executors[task] == node:
+            for place, (source, _) in enumerate(get_sources(world.manifest, task)):
+                if source == CLIENT_TASK:
+                    yield (task, node), place
 
 
 def _list_prices(world: World, run: Run) -> list[tuple[str, int]]:
@@ -312,9 +339,15 @@ class _Settled:
                 continue
             received = self.run.received.get(task, ())[: self.used]
             if received and (digest_all(received),) != claim.outputs:
-                yield "the client received other outputs than were committed to, and nobody pays"
+                what = "the client received other outputs than were committed to, and nobody pays"
+                yield what if self._is_ended() else f"{what}: it did not end the execution in time"
             if any((digest_all(got[: self.used]),) != claim.outputs for got in self._read_of(task)):
                 yield "a node received other tensors than were committed to, and nobody pays"
+
+    def _is_ended(self) -> bool:
+        """Return whether an executor showed an end of the client for the steps that count."""
+        shown = (self.run.completions.get((node, self.used)) for node in self.executors)
+        return any(one is not None and not one.end.is_count for one in shown)
 
     def _read_of(self, task: int) -> Iterator[Sequence[str]]:
         """Yield what honest executors read of a task's output."""

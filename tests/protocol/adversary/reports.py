@@ -56,7 +56,9 @@ class Reports:
 
     # ---- commitments and reveals ------------------------------------------------------------
 
-    def commit(self, run: Run, node: str, completion: Completion) -> None:
+    def commit(
+        self, run: Run, node: str, completion: Completion, *earlier: Completion, order: str = ""
+    ) -> None:
         """Tell the members what the node commits to; on chain by itself if they are slow."""
         world, key = self.world, BY_ADDRESS[node].signing_key_hex
         if completion.takeovers:
@@ -67,6 +69,8 @@ class Reports:
             node=node,
             root=completion.root(),
             end=completion.end,
+            earlier=tuple(one.root() for one in earlier),
+            order=order,
             takeovers=completion.takeovers,
         )
         world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m))
@@ -75,7 +79,8 @@ class Reports:
             margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
             commit_alone = partial(self._commit_alone, run, node, completion)
             world.after(min(patience_s, margin_s), commit_alone)
-        self._wait(run, node, completion, None)
+        for one in (completion, *earlier):
+            self._wait(run, node, one, None)
 
     def await_deadline(self, run: Run, node: str, stop: Callable[[], None]) -> None:
         """Call ``stop`` when a node waits no longer for the end of an execution."""

@@ -16,7 +16,11 @@ import pytest
 from splitup.messages.completions import End, SignedEnd
 from splitup.protocol.committee import equivocation
 from splitup.protocol.planning import plan_agreement
-from splitup.protocol.settlement import proof_of_sampling, settlement_state, verification_state
+from splitup.protocol.settlement import (
+    collected_commitments,
+    proof_of_sampling,
+    verification_state,
+)
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
@@ -47,7 +51,7 @@ def _without_price(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_signed_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settlement_state, "check_end", _allow)
+    patch.setattr(collected_commitments, "check_end", _allow)
     patch.setattr(proof_of_sampling, "check_end", _allow)
 
     def find_steps(state: SettlementState) -> int | None:
@@ -110,6 +114,11 @@ def _without_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SettlementState, "is_late", lambda *arguments: False)
 
 
+def _without_orders(patch: pytest.MonkeyPatch) -> None:
+    """Only what the client acknowledged counts."""
+    patch.setattr(collected_commitments, "check_order", lambda *arguments: 0)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -119,21 +128,22 @@ def find_first(party: str, seeds: range) -> str:
     ("remove", "party", "first", "expected"),
     [
         (_without_price, "client", 0, "nodes computed below the price"),
-        (_without_signed_steps, "executor", 400, "honest work is unpaid"),
+        (_without_signed_steps, "executor", 2_200, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
         (_without_deliveries, "executor", 300, "the client received other outputs"),
         (_without_the_draws_signature, "relay", 4_300, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_the_edges, "executor", 200, "a node is paid for inputs that nobody sent"),
         (_without_a_second_answer, "validator", 4_200, "it was not settled"),
-        (_without_replacement, "client", 4_000, "an honest node's stake was slashed"),
-        (_without_a_majority, "client", 0, "the client acknowledged it"),
+        (_without_replacement, "client", 4_900, "an honest node's stake was slashed"),
+        (_without_a_majority, "client", 0, "the client ordered it"),
+        (_without_orders, "client", 0, "the client ordered it"),
         (_without_a_majority, "executor", 0, "somebody did not commit in time"),
         (_without_comparisons, "executor", 700, "a drawn lie is paid"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
-        *("replaced", "acknowledged", "majority", "numbers"),
+        *("replaced", "acknowledged", "ordered", "majority", "numbers"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -175,10 +175,10 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     give(commitment)
     give(commitment)
     state = member._settlements._states[execution_id]
-    assert state._list_commitments(4) == {node.address: commitment.root}
+    assert state.collected.list_commitments(4) == {node.address: commitment.root}
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     give(commitment)
-    assert state._list_commitments(4) == {}, "two count as none"
+    assert state.collected.list_commitments(4) == {}, "two count as none"
 
     sender = simulation.identities[1]
     exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))

@@ -1,27 +1,33 @@
-"""What is settled where the client never ends, or an executor never commits (ADR 55)."""
+"""What is settled where the client never ends, or an executor never commits (ADR 55, 56)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from splitup.core import tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.crypto.keys import Identity
 from splitup.messages import api
+from splitup.messages.base import CLIENT
 from splitup.messages.completions import (
     UNSTATED,
     Completion,
     End,
     ExecutorCommitment,
+    SignedEnd,
     Takeover,
     Takeovers,
     TaskCommitment,
 )
+from splitup.messages.frames import decode_frame, decode_frames, make_order
 from splitup.messages.plans import Plan
+from splitup.net.signed_frames import make_tensor_frame, seal_frame, seal_frames
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import CommitmentsShared
-from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.execution.ends import make_count, sign_end
 from splitup.protocol.execution.takeovers import sign_takeover
 from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
 from tests.protocol.simulator import (
@@ -65,10 +71,58 @@ def commit(
     to: Sequence[str] | None = None,
 ) -> Completion:
     """Let the executor of a task commit to an end of the client, and reveal it."""
-    execution_id, node = plan.request.execution_id, plan.executors()[task]
-    signed = sign_end(
-        CLIENT_IDENTITY, End(execution_id=execution_id, steps=steps, inputs=(), final=final)
+    end = End(execution_id=plan.request.execution_id, steps=steps, inputs=(), final=final)
+    completion = complete(simulation, plan, task, sign_end(CLIENT_IDENTITY, end), salt)
+    send_commitment(simulation, completion, to=to)
+    return completion
+
+
+def count(
+    simulation: Steps, plan: Plan, task: int, steps: int, order: str = "", **options: Any
+) -> list[Completion]:
+    """Let the executor of a task commit to its own counts, from ``steps`` down to 1."""
+    execution_id = plan.request.execution_id
+    counts = [make_count(execution_id, number) for number in range(steps, 0, -1)]
+    done = [complete(simulation, plan, task, counted) for counted in counts]
+    earlier = tuple(completion.root() for completion in done[1:])
+    send_commitment(simulation, done[0], earlier=earlier, order=order, **options)
+    return done
+
+
+def make_input_order(
+    execution_id: str, step: int, *, task: int = CLIENT, identity: Identity = CLIENT_IDENTITY
+) -> str:
+    """Return the signed header of an input frame."""
+    frame = make_tensor_frame(execution_id, task, 0, step, b"0000")
+    return make_order(decode_frame(seal_frame(identity, frame))[1])
+
+
+def send_commitment(
+    simulation: Steps,
+    completion: Completion,
+    *,
+    earlier: tuple[str, ...] = (),
+    order: str = "",
+    to: Sequence[str] | None = None,
+) -> None:
+    commitment = ExecutorCommitment(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        root=completion.root(),
+        end=completion.end,
+        earlier=earlier,
+        order=order,
     )
+    event = make_commitment_event(simulation.by_node[completion.node].identity, commitment)
+    for account in simulation.members if to is None else to:
+        simulation.feed(account, event)
+
+
+def complete(
+    simulation: Steps, plan: Plan, task: int, signed: SignedEnd, salt: str = ""
+) -> Completion:
+    execution_id, node = plan.request.execution_id, plan.executors()[task]
+    steps, final = signed.end.steps, signed.end.final
     value = digest(task, steps)
     state = value if final else UNSTATED
     claim = TaskCommitment(
@@ -77,20 +131,13 @@ def commit(
         outputs=tuple(value for _ in simulation.manifest.tasks[task].outputs),
         state=state,
     )
-    completion = Completion(
+    return Completion(
         execution_id=execution_id,
         node=node,
         tasks=(claim,),
         salt="0x" + (salt or value),
         end=signed,
     )
-    commitment = ExecutorCommitment(
-        execution_id=execution_id, node=node, root=completion.root(), end=signed
-    )
-    event = make_commitment_event(simulation.by_node[node].identity, commitment)
-    for account in simulation.members if to is None else to:
-        simulation.feed(account, event)
-    return completion
 
 
 def reveal(simulation: Steps, *completions: Completion) -> None:
@@ -183,6 +230,101 @@ def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
     assert state.chain.get_locked().keys() == set(plan.executors()[:2]), "who agreed to it"
 
 
+# ---- the client says nothing: executors count -------------------------------------------------
+
+
+@pytest.mark.parametrize("shown_by", [0, 1, 2])
+def test_a_client_that_says_nothing_pays_for_what_it_ordered(shown_by: int) -> None:
+    """The executors computed different numbers of steps: what all of them have counts."""
+    simulation, execution_id, plan = open_execution()
+    order = make_input_order(execution_id, 3)
+    done = []
+    for task, steps in enumerate((4, 3, 2)):
+        shown = order if task == shown_by else ""
+        done += [one for one in count(simulation, plan, task, steps, shown) if one.steps == 2]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 2 * STEP_PRICE)
+    assert simulation.chain.settlements[execution_id].steps == 2
+
+
+def test_a_client_that_ends_below_what_it_ordered_pays_for_what_was_computed() -> None:
+    """One executor took the end; another one shows the input of a later step."""
+    simulation, execution_id, plan = open_execution()
+    commit(simulation, plan, 1, 1, final=True)
+    order = make_input_order(execution_id, 3)
+    done = [count(simulation, plan, task, 4, order)[0] for task in range(3)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 4 * STEP_PRICE)
+
+
+def test_executors_cannot_count_steps_that_the_client_did_not_order() -> None:
+    simulation, execution_id, plan = open_execution()
+    order = make_input_order(execution_id, 1)
+    done = [count(simulation, plan, task, 4, order) for task in range(3)]
+    two = [next(one for one in counted if one.steps == 2) for counted in done]
+    assert settle(simulation, plan, *two) == dict.fromkeys(plan.executors(), 2 * STEP_PRICE)
+
+
+def test_nothing_is_owed_for_steps_whose_outputs_were_not_computed() -> None:
+    """Two of three tasks were, but the client got nothing of that."""
+    simulation, execution_id, plan = open_execution()
+    order = make_input_order(execution_id, 3)
+    for task in (0, 1):
+        count(simulation, plan, task, 4, order)
+    assert not run_to_agreement(simulation, execution_id)
+
+
+def test_an_order_that_one_member_was_shown_reaches_the_others() -> None:
+    """And so do the counts of an executor; who signs two different ones is not paid."""
+    simulation, execution_id, plan = open_execution()
+    order, some = make_input_order(execution_id, 3), list(simulation.members)[:1]
+    done = [count(simulation, plan, task, 4)[0] for task in (1, 2)]
+    count(simulation, plan, 0, 4, order, to=some)
+    count(simulation, plan, 0, 3, to=list(simulation.members)[1:2])
+    pay = settle(simulation, plan, *done)
+    assert pay == {plan.executors()[task]: 4 * STEP_PRICE for task in (1, 2)}
+
+
+def test_members_take_no_order_but_the_clients_signed_input() -> None:
+    simulation, execution_id, plan = open_execution()
+    member = next(iter(simulation.members))
+    state = simulation.members[member]._settlements._states[execution_id]
+    node = simulation.by_node[plan.executors()[0]].identity
+    done = complete(simulation, plan, 0, make_count(execution_id, 2))
+    elsewhere = "0x" + "99" * 32
+
+    def show(order: str, **changes: Any) -> int:
+        commitment = ExecutorCommitment(
+            execution_id=execution_id, node=done.node, root=done.root(), end=done.end, order=order
+        ).model_copy(update=changes)
+        state.add_commitment(commitment, order)
+        return state.collected.ordered
+
+    good = make_input_order(execution_id, 1)
+    for false in ("00", "00" * 64, good[:-2], good + good, good[:-2] + "00", good[:-128]):
+        with pytest.raises(PeerFault):
+            show(false)
+    with pytest.raises(BadSignature):
+        show(make_input_order(execution_id, 1, identity=node))
+    with pytest.raises(PeerFault):
+        show(good, earlier=2 * (done.root(),))
+    for end in (
+        make_count(elsewhere, 2),
+        make_count(execution_id, STEPS + 1),
+        make_count(execution_id, 0),
+        done.end.model_copy(update={"end": done.end.end.model_copy(update={"final": True})}),
+    ):
+        with pytest.raises(PeerFault):
+            show(good, end=end)
+    assert show(make_input_order(elsewhere, 1)) == 0
+    assert show(make_input_order(execution_id, 1, task=0)) == 0
+    assert not state.collected.order
+    bundle = seal_frames(
+        CLIENT_IDENTITY,
+        [make_tensor_frame(execution_id, CLIENT, port, 2, b"0000") for port in range(2)],
+    )
+    assert show(make_order(decode_frames(bundle[0])[0])) == 3
+    assert show(good) == 3, "the highest one counts"
+
+
 # ---- not every member is told the same ---------------------------------------------------------
 
 
@@ -265,7 +407,7 @@ def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:
             share(commitments=(forged,))
     with pytest.raises(PeerFault):
         share(ends=(end,))
-    assert not state.list_tokens()
+    assert not state.collected.list_tokens()
     share(commitments=(honest, honest))
     share(commitments=(honest,))
-    assert state._list_commitments(STEPS) == {completion.node: completion.root()}
+    assert state.collected.list_commitments(STEPS) == {completion.node: completion.root()}
