@@ -9,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from safetensors.numpy import load
 from splitup_deploy.cutting.build import prepare
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.tracing import TracedModel
 
 from splitup.core.tensors import TensorSpec, bytes_to_array
 from splitup.graph.arrays import Array
-from splitup.graph.ir import bind_rows, count_rows
+from splitup.graph.ir import Graph, bind_rows, count_rows, parse_graph
 from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph
 
 
 class ReferenceProgram:
-    """A traced model; ``run`` has the form of ``TaskProgram.run``."""
+    """A graph and its weights, in its order; ``run`` has the form of ``TaskProgram.run``."""
 
-    def __init__(self, traced: TracedModel) -> None:
-        checked = check_graph(traced.graph)
-        self._graph = traced.graph
-        self._weights = [
-            bytes_to_array(weight.spec, b"".join(traced.weights[weight.name].read()))
-            for weight in checked.weights
-        ]
+    def __init__(self, graph: Graph, weights: Sequence[Array]) -> None:
+        checked = check_graph(graph)
+        self._graph, self._weights = graph, list(weights)
         self._bound: dict[tuple[tuple[str, int], ...], CheckedGraph] = {}
         self.inputs: Sequence[TensorSpec] = checked.inputs
 
@@ -61,4 +58,17 @@ class ReferenceProgram:
 
 def load_graph(model: str, sizes: Sizes | None = None) -> ReferenceProgram:
     """Trace a whole model; ``load_reference`` compiles it as well."""
-    return ReferenceProgram(prepare(model, sizes).traced)
+    return make_reference(prepare(model, sizes).traced)
+
+
+def make_reference(traced: TracedModel) -> ReferenceProgram:
+    """Return the program of a traced model."""
+    sources = [traced.weights[weight.name] for weight in traced.graph.weights]
+    weights = [bytes_to_array(source.spec, b"".join(source.read())) for source in sources]
+    return ReferenceProgram(traced.graph, weights)
+
+
+def load_task(graph: bytes, weights: bytes | None) -> ReferenceProgram:
+    """Return the program of a task's two files."""
+    parsed, arrays = parse_graph(graph), load(weights) if weights else {}
+    return ReferenceProgram(parsed, [arrays[weight.name] for weight in parsed.weights])

@@ -274,6 +274,20 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma4-e": (
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 12,
+            "layer_types": [*(3 * ["sliding_attention", "full_attention"])],
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "gemma4-moe": (
         "Gemma4ForCausalLM",
         "gemma4_text",

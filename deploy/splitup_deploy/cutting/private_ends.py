@@ -97,6 +97,10 @@ def separate(
             else:
                 found.append(_make_source(source))
         client_sources.append(tuple(found))
+    if any(source == InputSource(input="tokens") for _, source in inputs.values()):
+        raise InvalidModel(
+            "every layer of this model looks up the tokens: --private would show them to nodes"
+        )
     return Separation(
         nodes=tuple(nodes),
         inputs=tuple(inputs.values()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,26 @@ class FileSlice:
                             f"weights file '{self.path}' ended early: it changed while it was read"
                         )
                     left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise InvalidModel(f"cannot read '{self.path}': {error.strerror}") from None
+
+    def read_columns(self, row_bytes: int, first: int, size: int) -> Iterator[bytes]:
+        """Yield ``size`` bytes from byte ``first`` on of each row, in chunks; reads only those.
+
+        Raises InvalidModel when the file has become shorter.
+        """
+        places = range(self.start + first, self.end, row_bytes)
+        try:
+            with self.path.open("rb") as file:
+                count = max(1, CHUNK_BYTES // size)
+                for start in range(0, len(places), count):
+                    group = places[start : start + count]
+                    chunk = b"".join(os.pread(file.fileno(), size, place) for place in group)
+                    if len(chunk) != len(group) * size:
+                        raise InvalidModel(
+                            f"weights file '{self.path}' ended early: it changed while it was read"
+                        )
                     yield chunk
         except OSError as error:
             raise InvalidModel(f"cannot read '{self.path}': {error.strerror}") from None
@@ -197,7 +218,10 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A box, an (offset, size) for each axis but the first, of a weight; all of it is read."""
+    """A box, an (offset, size) for each axis but the first, of a weight.
+
+    Of a matrix in one file only the box is read; else all of the weight.
+    """
 
     source: WeightSource
     box: tuple[tuple[int, int], ...]
@@ -206,6 +230,11 @@ class Selection:
         """Yield the box's bytes in C order; holds one chunk and one row of the first axis."""
         shape, width = self.source.spec.shape[1:], ITEM_BYTES[self.source.spec.dtype]
         row_bytes, pending = math.prod(shape) * width, b""
+        if len(shape) == len(self.source.parts) == 1:
+            part, (first, count) = self.source.parts[0], self.box[0]
+            if isinstance(part, FileSlice):
+                yield from part.read_columns(row_bytes, first * width, count * width)
+                return
         inner = (slice(None), *(slice(start, start + size) for start, size in self.box))
         for chunk in self.source.read():
             pending += chunk

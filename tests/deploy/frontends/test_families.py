@@ -27,7 +27,7 @@ from tests.deploy.checkpoints import (
 )
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
-from tests.deploy.reference_program import ReferenceProgram, load_graph
+from tests.deploy.reference_program import load_graph, make_reference
 from tests.deploy.steps import as_inputs, feed
 
 BOUND = 1e-5
@@ -55,7 +55,7 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
     save_checkpoint(tmp_path, case)
     config = parse_config(case.config, case.context)
     traced = trace_decoder(config, DirectoryWeights(tmp_path), 8)
-    given = feed(ReferenceProgram(traced), TOKENS, rows=8)
+    given = feed(make_reference(traced), TOKENS, rows=8)
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
@@ -16,10 +17,12 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
 from splitup.decode.step import make_causal_step, make_tree_step
+from splitup.graph.manifest import InputSource
 from tests.deploy.checkpoints import GOLDEN, TOKENS, compute_checkpoint_digest, save_checkpoint
+from tests.deploy.execution import CutReference
 from tests.deploy.llamas import relative_error
 from tests.deploy.reference_program import load_graph
-from tests.deploy.steps import Program, S, feed, run_step
+from tests.deploy.steps import Program, S, as_inputs, feed, run_step
 from tests.deploy.variations import CASES, save_mxfp4
 
 BOUND = 1e-5
@@ -95,9 +98,9 @@ def test_experts_in_mxfp4_stay_so(golden: dict[str, Any], tmp_path: Path) -> Non
         ("qwen3-next", {"use_sliding_window": True}, "use_sliding_window"),
         ("llama4", {"moe_layers": [7]}, "moe_layers"),
         ("llama4", {"layer_types": ["full_attention"] * 2}, "layer_types"),
-        ("gemma4", {"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input"),
-        ("gemma4", {"hidden_size_per_layer_input": 256}, "0, as in the 31B and 26B-A4B models"),
-        ("gemma4", {"num_kv_shared_layers": 1}, "num_kv_shared_layers"),
+        ("gemma4", {"hidden_size_per_layer_input": -1}, "0 or a positive integer is wanted"),
+        ("gemma4", {"num_kv_shared_layers": 1}, "each kind of layer needs one before"),
+        ("gemma4-e", {"num_kv_shared_layers": 7}, "each kind of layer needs one before"),
         ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ("gemma4", {"layer_types": ["sliding_attention"] * 3}, "full_attention for the last layer"),
         ("gemma4", {"global_head_dim": 15}, "4 heads of 15 on 1 key-value heads in layers of full"),
@@ -134,6 +137,37 @@ def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
     traced = load_model(str(tmp_path), Sizes(context=5, chunk=1)).traced
     assert len(traced.notes) == 1 and traced.notes[0].endswith("would choose all positions")
     assert traced.graph.states[0].shape == (5, 16 + 8)
+
+
+def test_layers_of_gemma_4_e_borrow_keys_from_tasks_before(
+    golden: dict[str, Any], tmp_path: Path
+) -> None:
+    """And each looks up its own columns of the table, so that no task holds all of it."""
+    save_checkpoint(tmp_path, CASES["gemma4-e"])
+    compiled = build(str(tmp_path), 200_000, sizes=Sizes(chunk=CHUNK))
+    cut = CutReference(compiled)
+    for task in cut.manifest.tasks:
+        sources = [port.source for port in task.inputs]
+        assert InputSource(input="tokens") in sources
+    last = cut.manifest.tasks[-1]
+    assert cut.manifest.edges() == [(0, 1), (0, 2), (1, 2)] and last.label == "block 5 MLP ... head"
+    lent = [port.spec for port in cut.manifest.tasks[1].inputs if len(port.spec.shape) == 4]
+    assert [spec.shape[1:] for spec in lent] == [(2, 2, 16), (2, 2, 8)]  # of two kinds of layers
+    states, rows = cut.new_states(), []
+    for place, token in enumerate(TOKENS):
+        inputs = as_inputs(cut.inputs, token, place)
+        rows.append(np.frombuffer(cut.step(states, inputs)["logits"], "<f4"))
+    assert relative_error(np.stack(rows), golden["gemma4-e/steps"]) <= BOUND
+    with pytest.raises(InvalidModel, match="--private would show them to nodes"):
+        build(str(tmp_path), 200_000, sizes=Sizes(chunk=CHUNK), private=1)
+
+
+def test_published_gemma_4_e_have_keys_that_no_layer_reads(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["gemma4-e"])
+    path, name = tmp_path / "model.safetensors", "model.layers.4.self_attn.k_proj.weight"
+    save_file({**load_file(path), name: np.ones((16, 32), "f4")}, path)
+    (note,) = load_model(str(tmp_path), Sizes(chunk=1)).traced.notes
+    assert note == f"left out: '{name}', the layers attend to another one's keys"
 
 
 def test_layers_of_nemotron_h_have_older_names() -> None:

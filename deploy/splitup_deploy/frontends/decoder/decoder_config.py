@@ -35,6 +35,31 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Layers that attend to the keys and values of another one, and project none of their own.
+
+    The lender is the one of ``lenders`` that has a window, or none, as they have. ``double_mlp``:
+    their MLP is twice as wide.
+    """
+
+    layers: frozenset[int]
+    lenders: frozenset[int]
+    double_mlp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """A vector of ``size`` for every layer and token, which the layer adds behind its MLP.
+
+    It is the mean, times sqrt(2), of one looked up in a table of ``vocab`` tokens and one computed
+    from the token's embedding.
+    """
+
+    size: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrent:
     """The layers with a gated delta rule instead of attention, and its sizes.
 
@@ -143,6 +168,8 @@ class DecoderConfig:
     tied: bool
     local: Local | None = None
     wide: Global | None = None  # ``kv_heads`` and ``head_dim`` are then those of local layers
+    borrowed: Borrowed | None = None
+    token_vectors: TokenVectors | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
@@ -178,9 +205,18 @@ class DecoderConfig:
     residual_scale: float = 1.0  # of what attention and MLP add
     layer_scales: bool = False  # what a layer gives is multiplied by a number of its own
 
+    def is_local(self, layer: int) -> bool:
+        """Say whether a layer has a window."""
+        return self.local is not None and layer in self.local.layers
+
     def get_heads(self, layer: int) -> Global:
         """Return the key-value heads of a layer's attention."""
-        is_local = self.local is not None and layer in self.local.layers
-        if self.wide is None or is_local:
+        if self.wide is None or self.is_local(layer):
             return Global(self.kv_heads, self.head_dim)
         return self.wide
+
+    def get_intermediate(self, layer: int) -> int:
+        """Return the width of a layer's dense MLP."""
+        borrowed = self.borrowed
+        is_double = borrowed is not None and borrowed.double_mlp and layer in borrowed.layers
+        return self.intermediate * (2 if is_double else 1)

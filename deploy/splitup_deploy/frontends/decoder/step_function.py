@@ -29,13 +29,17 @@ from tinygrad.uop.ops import UOp
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
-from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import (
+    Clamped,
+    DecoderConfig,
+    TokenVectors,
+)
 from splitup_deploy.frontends.decoder.repeated_layers import RepeatedLayers
 from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
-from splitup_deploy.frontends.weight_sources import WeightSource
+from splitup_deploy.frontends.weight_sources import WeightSource, select
 
 CHUNK = 64  # default of the largest number of rows of one step
 
@@ -95,11 +99,12 @@ def trace_decoder(
         outputs = tracer.input(TensorSpec("outputs", "int32", (chunk,), names[1]))
         layers = RepeatedLayers(config, weights, tracer)
         step = Step(config, layers.weights, tracer, Layout(tracer, layout, rows, chunk), rows)
+        step.tokens = tokens
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
         x = step.select(tokens, config.vocab, step.tensor(table))
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
-        x = tracer.mark(x, "embed")
+        x = step.embedded = tracer.mark(x, "embed")
         if config.images is not None:
             images = tracer.input(TensorSpec("images", "float32", (chunk, config.hidden), names[0]))
             is_image = tokens.shrink(((0, rows),)) == config.images.token
@@ -146,6 +151,10 @@ class Step(RowOperations):
     ) -> None:
         super().__init__(weights, tracer, rows)
         self.config, self.layout = config, layout
+        self.tokens: Tensor  # [rows], what is embedded
+        self.embedded: Tensor  # [rows, hidden]
+        # new keys and values for other layers, by whether these have a window
+        self._lent: dict[bool, Tensor] = {}
 
     def norm(self, x: Tensor, name: str, label: str) -> Tensor:
         """Return the RMS norm or layer norm of x [rows, hidden]."""
@@ -190,14 +199,15 @@ class Step(RowOperations):
                 weight = self.norm_weight(f"{prefix}.{name}_norm.weight", count * c.head_dim)
                 wide.append(self.normalise(part, weight).reshape(self.rows, count, c.head_dim))
             return self.tracer.mark(Tensor.cat(*wide, dim=1), f"{label}: q, k norm")
-        heads = c.get_heads(layer)
-        query, key = (
-            self.norm_weight(f"{prefix}.{name}_norm.weight", heads.head_dim)
-            .reshape(1, heads.head_dim)
-            .expand(count, heads.head_dim)
-            for name, count in (("q", c.heads), ("k", heads.kv_heads))
-        )
-        return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
+        size = c.get_heads(layer).head_dim
+        weights = [
+            self.norm_weight(f"{prefix}.{name}_norm.weight", size)
+            .reshape(1, size)
+            .expand(count, size)
+            for name, count in (("q", c.heads), ("k", int(qk.shape[1]) - c.heads))
+            if count
+        ]
+        return self.tracer.mark(self.normalise(qk, Tensor.cat(*weights)), f"{label}: q, k norm")
 
     def rotate(
         self, heads: Tensor, count: int, layer: int, label: str, neighbours: bool | None = None
@@ -249,13 +259,13 @@ class Step(RowOperations):
         kv_heads, size = own.kv_heads, own.head_dim
         groups, width = c.heads // kv_heads, c.heads * size
         h = self.norm_input(x, f"{prefix}.input_layernorm.weight", f"{label}: norm")
-        turned = c.heads + kv_heads
-        heads = turned if own.values_are_keys else turned + kv_heads
+        borrows = c.borrowed is not None and layer in c.borrowed.layers
+        turned = c.heads if borrows else c.heads + kv_heads
+        heads = turned if own.values_are_keys or borrows else turned + kv_heads
         name = f"{prefix}.self_attn.qkv_proj"
+        counts = ("q", c.heads), ("k", turned - c.heads), ("v", heads - turned)
         parts = [
-            (f"{prefix}.self_attn.{part}_proj", count * size)
-            for part, count in (("q", c.heads), ("k", kv_heads), ("v", heads - turned))
-            if count
+            (f"{prefix}.self_attn.{part}_proj", count * size) for part, count in counts if count
         ]
         if c.fused:
             parts = [(name, heads * size)]
@@ -273,11 +283,16 @@ class Step(RowOperations):
         qk = self.rotate(qk, turned, layer, label) if is_turned else qk[:, :turned]
         if c.late_qk_norm and is_turned:
             qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
-        values = qkv[:, heads - kv_heads :]
-        if c.value_norm:
-            values = mark(self.normalise(values, Tensor(1.0)), f"{label}: v norm")
-        fresh = Tensor.stack(qk[:, c.heads :], values, dim=1)
-        fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
+        if borrows:  # what they keep is the same, but a task cannot read another's state
+            fresh = self._lent[c.is_local(layer)]
+        else:
+            values = qkv[:, heads - kv_heads :]
+            if c.value_norm:
+                values = mark(self.normalise(values, Tensor(1.0)), f"{label}: v norm")
+            fresh = Tensor.stack(qk[:, c.heads :], values, dim=1)
+            fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
+        if c.borrowed is not None and layer in c.borrowed.lenders:
+            self._lent[c.is_local(layer)] = fresh
         cache = open_cache(self, layer)
         held = cache.write(fresh)
         query = self.grow(qk[:, : c.heads], layer, label)
@@ -320,10 +335,38 @@ class Step(RowOperations):
         h = self.norm_input(source, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
         branch = feed_forward(self, h, source, layer)
         x = self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
+        if self.config.token_vectors is not None:
+            x = self.add_token_vectors(x, layer, self.config.token_vectors)
         if self.config.layer_scales:
             scale = self.tensor(self.weights.get(f"{prefix}.layer_scalar", 1))
             x = self.tracer.mark(x * scale, f"{label}: scaled")
         return x
+
+    def add_token_vectors(self, x: Tensor, layer: int, vectors: TokenVectors) -> Tensor:
+        """Return x plus what a layer makes of its vectors of the rows' tokens.
+
+        Every layer looks up its own columns of the table, so that no task holds all of it.
+        """
+        c, size, mark = self.config, vectors.size, self.tracer.mark
+        label, prefix = f"block {layer} token vectors", f"model.layers.{layer}"
+        first, width = layer * size, c.layers * size
+        table = self.weights.get("model.embed_tokens_per_layer.weight", vectors.vocab, width)
+        name = f"{prefix}.token_table.weight"
+        table = select(table, name, ((0, vectors.vocab), (first, size)))
+        known = self.select(self.tokens, vectors.vocab, self.tensor(table)) * math.sqrt(size)
+        matrix = self.weights.get("model.per_layer_model_projection.weight", width, c.hidden)
+        matrix = select(matrix, f"{prefix}.token_proj.weight", ((first, size), (0, c.hidden)))
+        made = self.matmul(self.embedded, matrix, size, c.hidden) * c.hidden**-0.5
+        made = mark(made, f"{label}: computed")
+        weight = self.norm_weight("model.per_layer_projection_norm.weight", size)
+        vector = mark((self.normalise(made, weight) + known) * math.sqrt(0.5), label)
+        name = f"{prefix}.per_layer_input_gate"
+        gate = mark(self.project(x, name, [(name, size)], c.hidden, False), f"{label}: gate")
+        active = mark(self.activate(gate, vector), f"{label}: activation")
+        name = f"{prefix}.per_layer_projection"
+        branch = mark(self.project(active, name, [(name, c.hidden)], size, False), f"{label}: out")
+        weight = self.norm_weight(f"{prefix}.post_per_layer_input_norm.weight")
+        return mark(x + self.normalise(branch, weight), f"{label}: output")
 
     def activate(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the activation of ``gate``, times ``up``."""
@@ -343,7 +386,8 @@ class Step(RowOperations):
 def compute_dense_mlp(step: Step, h: Tensor, _: Tensor, layer: int) -> Tensor:
     """Return the gated MLP of h [rows, hidden]."""
     prefix = f"model.layers.{layer}.mlp"
-    return compute_gated_mlp(step, h, prefix, step.config.intermediate, f"block {layer} MLP")
+    inner = step.config.get_intermediate(layer)
+    return compute_gated_mlp(step, h, prefix, inner, f"block {layer} MLP")
 
 
 def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str) -> Tensor:

@@ -81,15 +81,19 @@ class Fields:
         return InvalidModel(f"{self._name} asks for {key} = {value!r:.80}; supported: {supported}")
 
     def get_integer(
-        self, key: str, default: int | None = None, most: int = limits.MAX_DIMENSION
+        self,
+        key: str,
+        default: int | None = None,
+        most: int = limits.MAX_DIMENSION,
+        *,
+        least: int = 1,
     ) -> int:
-        """Return an integer from 1 to ``most``; a field without default must be there."""
+        """Return an integer from ``least`` to ``most``; a field without default must be there."""
         value = self._require(key, default)
-        if type(value) is not int or not 1 <= value <= most:
+        if type(value) is not int or not least <= value <= most:
+            kind = "a positive integer" if least else "0 or a positive integer"
             bound = "" if most == limits.MAX_DIMENSION else f" of at most {most}"
-            raise InvalidModel(
-                f"{self._name} has {key} = {value!r:.40}; a positive integer{bound} is wanted"
-            )
+            raise InvalidModel(f"{self._name} has {key} = {value!r:.40}; {kind}{bound} is wanted")
         return value
 
     def get_number(self, key: str, default: float | None = None) -> float:

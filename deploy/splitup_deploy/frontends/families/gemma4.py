@@ -5,8 +5,8 @@ projection of values. Values are normalised, scores are not scaled, and every la
 multiplied by a number. In the models with experts every row passes the dense MLP as well. Field
 names, defaults and their meaning are those of the Hugging Face model.
 
-Models with embeddings per layer, or whose upper layers read the caches of lower ones (E2B and E4B),
-are refused.
+In E2B and E4B every layer adds a vector of its own for each token, and the upper layers attend to
+the keys and values of a lower one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Global
+from splitup_deploy.frontends.decoder.decoder_config import (
+    Borrowed,
+    DecoderConfig,
+    Global,
+    TokenVectors,
+)
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router
 from splitup_deploy.frontends.decoder.rotary import Rope, make_rope
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -31,12 +36,7 @@ OWN_NAMES: Final = {".experts.": ".mlp.experts.", ".router.": ".mlp.router."}
 
 def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Gemma4ForCausalLM configuration."""
-    for name in ("hidden_act", "vocab_size_per_layer_input", "use_double_wide_mlp"):
-        fields.get(name)  # without effect
-    if fields.get("hidden_size_per_layer_input", 256) != 0:
-        raise fields.refuse("hidden_size_per_layer_input", "0, as in the 31B and 26B-A4B models")
-    if fields.get("num_kv_shared_layers", 0) != 0:
-        raise fields.refuse("num_kv_shared_layers", "0, as in the 31B and 26B-A4B models")
+    fields.get("hidden_act")  # without effect
     if fields.get("use_bidirectional_attention") not in (None, False, "vision"):  # text is causal
         raise fields.refuse("use_bidirectional_attention", "'vision', null")
     bias = fields.get_flag("attention_bias", False)
@@ -60,6 +60,8 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         attention_scale=1.0,
         logit_cap=fields.get_cap("final_logit_softcapping"),
         embedding_scale=math.sqrt(config.hidden),
+        borrowed=_read_borrowed(fields, config.layers, local),
+        token_vectors=_read_token_vectors(fields),
     )
     ropes.check_all_read()
     config = add_window(fields, config, local, near)
@@ -78,6 +80,28 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         beside_dense=True,
     )
     return add_experts(fields, config, experts)
+
+
+def _read_borrowed(fields: Fields, layers: int, local: frozenset[int]) -> Borrowed | None:
+    """Read which upper layers attend to the keys and values of lower ones."""
+    is_double = fields.get_flag("use_double_wide_mlp", False)
+    count = fields.get_integer("num_kv_shared_layers", 0, least=0)
+    if not count:
+        return None
+    first = layers - count
+    kinds = [layer in local for layer in range(layers)]
+    lenders = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
+    if not set(kinds) <= lenders.keys():
+        raise fields.refuse("num_kv_shared_layers", "fewer: each kind of layer needs one before")
+    upper = frozenset(range(first, layers))
+    return Borrowed(upper, frozenset(lenders[kind] for kind in set(kinds[first:])), is_double)
+
+
+def _read_token_vectors(fields: Fields) -> TokenVectors | None:
+    """Read the size of the vectors that layers add, 256 by default, and of their table."""
+    vocab = fields.get_integer("vocab_size_per_layer_input", 262_144)
+    size = fields.get_integer("hidden_size_per_layer_input", 256, least=0)
+    return TokenVectors(size, vocab) if size else None
 
 
 def _read_wide(fields: Fields, config: DecoderConfig, local: frozenset[int]) -> Global:

@@ -118,6 +118,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
         others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
+    others |= dict.fromkeys(_list_unused_keys(config), "the layers attend to another one's keys")
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
@@ -207,6 +208,13 @@ def _list_indexers(config: DecoderConfig) -> Iterator[str]:
     """Yield the name prefixes of indexers of sparse attention."""
     for layer in range(config.layers):
         yield f"model.layers.{layer}.self_attn.indexer."
+
+
+def _list_unused_keys(config: DecoderConfig) -> Iterator[str]:
+    """Yield the names of keys and values that published files have for layers that borrow them."""
+    for layer in config.borrowed.layers if config.borrowed is not None else ():
+        for part in ("k_proj", "v_proj", "k_norm"):
+            yield f"model.layers.{layer}.self_attn.{part}."
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:
