@@ -366,7 +366,8 @@ async def test_money_comes_back_when_the_deadline_passes_but_for_what_was_comput
 
     async with SplitUp.connect(network.config) as net:
         unused, used = await asyncio.gather(
-            wait(net, 0, r"deadline passed .* came back"), wait(net, 1, "did not end in time")
+            wait(net, 0, r"deadline passed .* came back"),
+            wait(net, 1, "the steps computed, and paid, are 1"),
         )
         locked = await net.chain.call("market", "executionOf", unused.execution_id)
         assert unused.refunded_micro_usdc == locked["maxPrice"] > 0

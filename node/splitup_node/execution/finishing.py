@@ -87,7 +87,10 @@ class Finisher:
         if signed is None:
             return
         steps = signed.end.steps
-        execution.failure = f"it did not end in time; the steps computed, and paid, are {steps}"
+        execution.failure = (
+            "the client was idle, or did not end in time; "
+            f"the steps computed, and paid, are {steps}"
+        )
         _log.info("execution %s: %s", execution.id, execution.failure)
         self._table.clients.tell_failure(execution, get_first_task(execution), steps)
         execution.end = signed
