@@ -20,8 +20,9 @@ from splitup.decode.step import make_block_step
 from splitup.graph.manifest import DiffusionInfo, load_manifest
 from tests.deploy.blocks import BLOCK, CASES, GOLDEN, MASK, SDAR, TOKENS, save_blocks
 from tests.deploy.checkpoints import CASES as CHECKPOINTS
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutReference
 from tests.deploy.llamas import relative_error
+from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import run_step, step_inputs
 
 
@@ -43,7 +44,7 @@ def test_blocks_give_the_logits_of_a_block_causal_mask(name: str, tmp_path: Path
 def test_a_cut_model_gives_the_bytes_of_the_whole(tmp_path: Path) -> None:
     save_blocks(tmp_path, SDAR)
     compiled = build(str(tmp_path), 45_000, sizes=Sizes(chunk=8))
-    cut, whole = CutModel(compiled), load_reference(str(tmp_path), Sizes(chunk=8))
+    cut, whole = CutReference(compiled), load_graph(str(tmp_path), Sizes(chunk=8))
     assert len(cut.manifest.tasks) >= 4
     states, state = cut.new_states(), whole.new_state()
     for step in (

@@ -25,7 +25,7 @@ from tests.deploy.checkpoints import (
     save_checkpoint,
     save_safetensors,
 )
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutReference
 from tests.deploy.llamas import relative_error
 from tests.deploy.reference_program import load_graph, make_reference
 from tests.deploy.steps import as_inputs, feed
@@ -61,8 +61,8 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
 
 def test_a_cut_gemma_with_experts_gives_equal_bytes(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, variations.CASES["gemma4-moe"])
-    whole = load_reference(str(tmp_path), Sizes(chunk=1))
-    cut = CutModel(build(str(tmp_path), 40_000, sizes=Sizes(chunk=1)))
+    whole = load_graph(str(tmp_path), Sizes(chunk=1))
+    cut = CutReference(build(str(tmp_path), 40_000, sizes=Sizes(chunk=1)))
     assert len(cut.manifest.tasks) >= 6
     states, state = cut.new_states(), whole.new_state()
     for position, token in enumerate(TOKENS):
