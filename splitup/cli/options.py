@@ -83,8 +83,9 @@ class PaymentOptions:
         typer.Option(
             "--deadline",
             metavar="SECONDS",
-            min=5.0,
-            help="Seconds after which the execution has failed and the money comes back.",
+            min=10.0,
+            help="Seconds after which the money for what was not computed comes back. Nodes stop "
+            "7 s before.",
         ),
     ] = defaults.DEADLINE_S
     verify: VerifyFlag = None

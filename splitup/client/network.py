@@ -298,7 +298,8 @@ class Network:
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
         raises ExecutionFailed. When the block raises or is cancelled, the steps submitted so far
-        are paid.
+        are paid. Nodes stop what has not ended 7 s before the deadline, and are paid for the steps
+        that they computed.
         """
         limit = (
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")

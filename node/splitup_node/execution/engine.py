@@ -144,7 +144,7 @@ class Engine:
     def sweep(self, now_s: float) -> None:
         """Stop what does not end, fail what cannot be paid, and forget what is over."""
         for execution in self._table.list_unended(now_s):
-            self._finisher.stop_unended(execution)
+            self._finisher.stop_unended(execution, now_s)
         self._table.sweep(now_s)
         self._inbox.expire_early()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup.messages.frames import FrameKind
 from splitup.net.signed_frames import make_message_frame
@@ -76,7 +77,7 @@ class Finisher:
             return
         self._start_finishing(execution)
 
-    def stop_unended(self, execution: Execution) -> None:
+    def stop_unended(self, execution: Execution, now_s: float) -> None:
         """Finish an execution by what was computed, or by the client's latest interim end.
 
         The final end has not come, and will not come in time.
@@ -87,10 +88,9 @@ class Finisher:
         if signed is None:
             return
         steps = signed.end.steps
-        execution.failure = (
-            "the client was idle, or did not end in time; "
-            f"the steps computed, and paid, are {steps}"
-        )
+        is_late = now_s > execution.deadline_s - tuning.STOP_MARGIN_S
+        why = "its deadline is near: ask for a later one" if is_late else "the client was idle"
+        execution.failure = f"{why}; the steps computed, and paid, are {steps}"
         _log.info("execution %s: %s", execution.id, execution.failure)
         self._table.clients.tell_failure(execution, get_first_task(execution), steps)
         execution.end = signed
