@@ -191,9 +191,12 @@ class Node:
                 task.result()
         finally:
             stopping.cancel()
+            running = sum(not one.is_over for one in self.engine.executions.values() if one.parts)
+            _log.info("stopping; executions that run here: %d", running)
             if all(not task.done() for task in loops):  # stopped on request, not by an error
                 await self.engine.leave()
             await self.engine.close()
+            _log.info("stopping; the connections of executions are closed")
             await reachability.close()
             if self._background:  # completions are being written to the journal
                 await asyncio.wait(self._background, timeout=tuning.WORKER_STOP_S)
@@ -202,6 +205,7 @@ class Node:
             await asyncio.gather(*loops, *self._background, return_exceptions=True)
             with contextlib.suppress(SplitUpError):
                 self._write_status(running=False)
+            _log.info("stopped")
 
     async def find_endpoint(self, server: Server, listed: str) -> None:
         """Find out how the node is reached; have the registry list that instead of ``listed``."""
