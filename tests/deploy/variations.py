@@ -284,6 +284,15 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": [*(3 * ["sliding_attention", "full_attention"])],
             "num_hidden_layers": 6,
             "num_kv_shared_layers": 3,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 500.0,
+                    "partial_rotary_factor": 0.5,
+                    "factor": 3.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
             "use_double_wide_mlp": True,
             "final_logit_softcapping": 5.0,
         },

@@ -25,7 +25,7 @@ from splitup_deploy.frontends.decoder.decoder_config import (
     TokenVectors,
 )
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router
-from splitup_deploy.frontends.decoder.rotary import Rope, make_rope
+from splitup_deploy.frontends.decoder.rotary import Rope, make_rope, scale_linear
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import add_window, read_local_layers, read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import add_experts
@@ -137,7 +137,7 @@ def _read_rope(
     """Read the rope of one kind of layers.
 
     A proportional one pairs all elements of a head of ``size``, and rotates a part of the pairs, by
-    the frequencies that they have in a whole head.
+    the frequencies that they have in a whole head, divided by a factor.
     """
     wanted = "proportional" if is_proportional else "default"
     parameters = ropes.get_fields(kind)
@@ -149,6 +149,8 @@ def _read_rope(
     share = parameters.get_number("partial_rotary_factor", 1.0)
     if share > 1 or (share != 1 and not is_proportional):
         raise parameters.refuse("partial_rotary_factor", "at most 1, and 1 with a window")
+    if is_proportional:
+        rope = scale_linear(rope, parameters.get_number("factor", 1.0))
     parameters.check_all_read()
     turned = int(share * size // 2)
     still = (Decimal(0),) * (rope.pairs - turned)
