@@ -56,7 +56,7 @@ import numpy as np
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.compile_cost import compute_total_us
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, Weight
 from splitup.graph.memory import Arena, LiveRange, find_live_ranges, measure_buffer
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import CheckedGraph
@@ -151,6 +151,15 @@ def partition(
     return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
 
 
+def find_first_equals(weights: Sequence[Weight]) -> list[int]:
+    """Return for each weight the first one with the same bytes: a task holds equal ones once."""
+    first: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    return [
+        first.setdefault((weight.digest, weight.dtype, weight.shape), place)
+        for place, weight in enumerate(weights)
+    ]
+
+
 def _find_roots(graph: Graph) -> frozenset[int]:
     """Return the CONTIGUOUS nodes that outputs and updates depend on."""
     pending = [output.node for output in graph.outputs] + [u.node for u in graph.updates]
@@ -175,7 +184,7 @@ def _form_atoms(
         root: (numbers.setdefault(kernel.signature, len(numbers)), kernel.cost_us)
         for root, kernel in zip(roots, graph.kernels, strict=True)
     }
-    atoms = []
+    atoms, firsts = [], find_first_equals(graph.weights)
     for start, end in pairwise(edges):
         held: dict[tuple[str, int], int] = {}
         reads: set[int] = set()
@@ -188,7 +197,8 @@ def _form_atoms(
                 if node.op in PARAMS:
                     factor = 2 if node.op == "STATE" else 1  # old and new value
                     assert isinstance(node.arg, int)  # check_graph has seen to it
-                    held[node.op, node.arg] = factor * measure_buffer(graph.values[index])
+                    place = firsts[node.arg] if node.op == "WEIGHT" else node.arg
+                    held[node.op, place] = factor * measure_buffer(graph.values[index])
         reads -= {region.root for region in regions[start:end]}
         present = tuple(
             tuple(sorted(region.nodes & ranges.keys())) for region in regions[start:end]

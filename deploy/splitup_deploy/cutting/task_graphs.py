@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import CheckedGraph, check_task
-from splitup_deploy.cutting.partition import Region
+from splitup_deploy.cutting.partition import Region, find_first_equals
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,11 @@ def _extract(
     outputs: Sequence[int],
     names: dict[int, str],
 ) -> tuple[CheckedGraph, list[str]]:
-    """Return the sub-graph of ``nodes`` and its inputs: model inputs first, then ``reads``."""
+    """Return the sub-graph of ``nodes`` and its inputs: model inputs first, then ``reads``.
+
+    Equal weights, such as the layers' rope tables, become one, and so does what is computed alike
+    from them: tinygrad computes and holds such a value once, too.
+    """
     used: dict[str, list[int]] = {op: [] for op in PARAMS}
     for index in nodes:
         node = graph.nodes[index]
@@ -94,6 +98,10 @@ def _extract(
             assert isinstance(node.arg, int)  # check_graph has seen to it
             used[node.op].append(node.arg)
     place = {op: {arg: i for i, arg in enumerate(sorted(set(args)))} for op, args in used.items()}
+    held = list(place["WEIGHT"])
+    firsts = find_first_equals([graph.weights[arg] for arg in held])
+    kept = {first: i for i, first in enumerate(sorted(set(firsts)))}
+    place["WEIGHT"] = {arg: kept[first] for arg, first in zip(held, firsts, strict=True)}
     inputs = [graph.inputs[arg] for arg in place["INPUT"]]
     ports = [graph.values[read].make_spec(names[read]) for read in reads]
     bound = {spec.rows for spec in (*inputs, *ports)}
@@ -102,16 +110,18 @@ def _extract(
     for position, read in enumerate(reads, len(inputs)):
         moved[read] = len(result)
         result.append(Node("INPUT", graph.values[read].dtype, (), position))
+    made: dict[tuple[Node, str], int] = {}  # with the argument's text: 0.0 equals -0.0
     for index in nodes:
         node = graph.nodes[index]
-        moved[index] = len(result)
         arg = place[node.op][node.arg] if node.op in PARAMS else node.arg  # type: ignore[index]
-        srcs = tuple(moved[src] for src in node.srcs)
-        result.append(Node(node.op, node.dtype, srcs, arg))
+        node = Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), arg)
+        moved[index] = made.setdefault((node, repr(arg)), len(result))
+        if moved[index] == len(result):
+            result.append(node)
     states = place["STATE"]
     cut = Graph(
         inputs=(*inputs, *ports),
-        weights=tuple(graph.weights[arg] for arg in place["WEIGHT"]),
+        weights=tuple(graph.weights[held[first]] for first in kept),
         states=tuple(graph.states[arg] for arg in states),
         nodes=tuple(result),
         outputs=tuple(Output(names[root], moved[root]) for root in outputs),

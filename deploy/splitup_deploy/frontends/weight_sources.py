@@ -161,8 +161,12 @@ class WeightSource:
         return any(isinstance(part, Absent) for part in self.parts)
 
     def describe_weight(self) -> Weight:
-        """Return the weight without reading it: the digest is of its name, dtype and shape."""
-        text = f"absent {self.spec.name} {self.spec}"
+        """Return the weight without reading it: the digest is of its name, dtype and shape.
+
+        That of computed bytes is of what they are computed from.
+        """
+        what = self.spec.name if self.is_absent else repr(self.parts)
+        text = f"absent {what} {self.spec.dtype} {self.spec.shape}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
 

@@ -111,6 +111,19 @@ def test_objects_are_what_the_manifest_says() -> None:
     assert {name for name in joined if not name.endswith(".rope")} <= set(original)
 
 
+def test_layers_of_one_task_share_their_rope_table() -> None:
+    """It is as long as the context, and would be a third of a small model's weights otherwise."""
+    for target, tables in ((10**9, 1), (TARGET, 5)):  # five layers, in one task or in five
+        compiled = build(str(EXAMPLE), target)
+        stored = {blob.key: b"".join(blob.open()) for blob in compiled.blobs}
+        graphs = [load_graph(stored[f"tasks/{t.task_id}.json"]) for t in compiled.manifest.tasks]
+        found = [sum(w.name.endswith(".rope") for w in graph.weights) for graph in graphs]
+        assert (sum(found), max(found)) == (tables, 1)
+        for task in compiled.manifest.tasks:
+            weights = stored.get(f"weights/{task.weights_digest}.safetensors", b"")
+            assert len(weights) == task.weights_bytes
+
+
 def test_a_target_that_no_task_can_meet_is_refused_with_one_that_is_enough() -> None:
     with pytest.raises(InvalidModel, match=r"' alone needs \d+ bytes.*target is 500000") as caught:
         build(str(EXAMPLE), 500_000)
