@@ -53,6 +53,7 @@ MNEMONIC = "test test test test test test test test test test test junk"
 STAKE_MICRO_USDC = 2_200_000_000
 TASKS = 3
 STEPS = 4
+QUORUM = 3  # of four members
 MANIFEST = make_chain_manifest(TASKS)
 CLIENT = Identity.from_private_key((999).to_bytes(32, "big"))  # signs frames; pays nothing
 
@@ -319,8 +320,9 @@ class Network:
     async def fetch_plan(self, execution_id: str) -> PlanCertificate:
         """Ask all members, again while they have none; the first valid certificate wins.
 
-        What one of them refuses counts only when nobody has it: a member may be behind.
+        A refusal counts when a quorum says so: one member may be behind, and one may be dead.
         """
+        refusals: list[str] = []
 
         async def ask(endpoint: str) -> PlanCertificate:
             url = api.PLAN.url(endpoint, execution_id=execution_id, wait_s=20)
@@ -339,9 +341,16 @@ class Network:
         try:
             async with asyncio.timeout(3 * HANG_S):
                 for answer in asyncio.as_completed(asking):
-                    with contextlib.suppress(Refused):
+                    try:
                         return await answer
-                raise AssertionError(f"every member refuses {execution_id}")
+                    except Refused as refusal:
+                        refusals.append(str(refusal))
+                        if len(refusals) == QUORUM:
+                            break
+            raise AssertionError(f"there is no plan for {execution_id}: {refusals}")
+        except TimeoutError:
+            problem = f"no plan for {execution_id} in time: {refusals}"
+            raise AssertionError(f"{problem}\n{self.read_logs(lines=50)}") from None
         finally:
             for task in asking:
                 task.cancel()
@@ -352,9 +361,11 @@ class Network:
         mine = [event for event in events if event.args.get("executionId") == execution_id]
         return mine if any(event.name == "Settled" for event in mine) else []
 
-    def read_logs(self) -> str:
+    def read_logs(self, lines: int = 10**9) -> str:
+        """Return the last lines that each process wrote."""
+        logs = {path.name: path.read_text() for path in sorted(self.directory.glob("*.log"))}
         return "\n".join(
-            f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("*.log"))
+            "\n".join([f"--- {name}", *text.splitlines()[-lines:]]) for name, text in logs.items()
         )
 
 
