@@ -58,16 +58,22 @@ class NodeRequests:
         return True
 
     async def measure_rtt(self, node: str, endpoint: str) -> int | None:
-        """Return a node's round trip in ms on an open connection, None if it is not reachable."""
+        """Return a node's round trip in ms on an open connection, None if it is not reachable.
+
+        One failure says little: either side may have been too busy for a moment, and no task goes
+        to a node that members cannot reach. So it is tried twice.
+        """
         url = api.PING.url(endpoint)
-        try:
-            await self._ping(url)
-            started = time.perf_counter()
-            await self._ping(url)
-            return max(1, round((time.perf_counter() - started) * 1000))
-        except (PeerFault, Refused, Unavailable) as error:
-            log.info("node %s is not reachable: %s", node, error)
-            return None
+        for tries_left in (1, 0):
+            try:
+                await self._ping(url)
+                started = time.perf_counter()
+                await self._ping(url)
+                return max(1, round((time.perf_counter() - started) * 1000))
+            except (PeerFault, Refused, Unavailable) as error:
+                if not tries_left:
+                    log.info("node %s is not reachable: %s", node, error)
+        return None
 
     async def _ping(self, url: str) -> dict[str, Any]:
         return await self._http.get_json(url, timeout_s=tuning.RTT_TIMEOUT_S, max_bytes=limits.KIB)

@@ -6,7 +6,7 @@ from typing import Any
 
 from splitup_oracle.member.node_requests import NodeRequests
 
-from splitup.core.errors import Refused
+from splitup.core.errors import Refused, Unavailable
 from splitup.protocol.committee.commands import PushPlan
 from tests.protocol.machines import EXECUTION, make_plan_context
 
@@ -21,8 +21,20 @@ class RefusingClient:
         raise Refused("not here", status=404)
 
 
-def make_requests() -> NodeRequests:
-    return NodeRequests(RefusingClient(), chain=None)  # type: ignore[arg-type]
+class BusyClient(RefusingClient):
+    """An HTTP client whose server is too busy at first."""
+
+    pings = 0
+
+    async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
+        self.pings += 1
+        if self.pings == 1:
+            raise Unavailable(f"{url} did not answer within {timeout_s} s")
+        return {}
+
+
+def make_requests(client: Any = None) -> NodeRequests:
+    return NodeRequests(client or RefusingClient(), chain=None)  # type: ignore[arg-type]
 
 
 async def test_a_plan_that_a_node_refuses_counts_as_not_delivered() -> None:
@@ -35,3 +47,8 @@ async def test_a_plan_that_a_node_refuses_counts_as_not_delivered() -> None:
 
 async def test_a_node_that_refuses_a_ping_is_unreachable() -> None:
     assert await make_requests().measure_rtt("0xab", "http://node") is None
+
+
+async def test_a_node_that_missed_one_ping_is_reachable() -> None:
+    """Else one busy moment would keep all work from it until the next probe, seconds later."""
+    assert await make_requests(BusyClient()).measure_rtt("0xab", "http://node") is not None
