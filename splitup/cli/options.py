@@ -12,6 +12,7 @@ import typer
 
 from splitup.client import defaults
 from splitup.config import HOME_VARIABLE
+from splitup.core import tuning
 
 DirFlag = Annotated[
     Path,
@@ -85,7 +86,7 @@ class PaymentOptions:
             metavar="SECONDS",
             min=10.0,
             help="Seconds after which the money for what was not computed comes back. Nodes stop "
-            "7 s before.",
+            f"{tuning.STOP_MARGIN_S:g} s before.",
         ),
     ] = defaults.DEADLINE_S
     verify: VerifyFlag = None

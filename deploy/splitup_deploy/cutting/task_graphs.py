@@ -85,11 +85,14 @@ def _extract(
     reads: Sequence[int],
     outputs: Sequence[int],
     names: dict[int, str],
+    *,
+    merges: bool = True,
 ) -> tuple[CheckedGraph, list[str]]:
     """Return the sub-graph of ``nodes`` and its inputs: model inputs first, then ``reads``.
 
     Equal weights, such as the layers' rope tables, become one, and so does what is computed alike
-    from them: tinygrad computes and holds such a value once, too.
+    from them: tinygrad computes and holds such a value once, too. Nothing is merged where that
+    would make two outputs or two new states one value, which no graph may give twice.
     """
     used: dict[str, list[int]] = {op: [] for op in PARAMS}
     for index in nodes:
@@ -99,7 +102,9 @@ def _extract(
             used[node.op].append(node.arg)
     place = {op: {arg: i for i, arg in enumerate(sorted(set(args)))} for op, args in used.items()}
     held = list(place["WEIGHT"])
-    firsts = find_first_equals([graph.weights[arg] for arg in held])
+    firsts = [*range(len(held))]
+    if merges:
+        firsts = find_first_equals([graph.weights[arg] for arg in held])
     kept = {first: i for i, first in enumerate(sorted(set(firsts)))}
     place["WEIGHT"] = {arg: kept[first] for arg, first in zip(held, firsts, strict=True)}
     inputs = [graph.inputs[arg] for arg in place["INPUT"]]
@@ -115,10 +120,13 @@ def _extract(
         node = graph.nodes[index]
         arg = place[node.op][node.arg] if node.op in PARAMS else node.arg  # type: ignore[index]
         node = Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), arg)
-        moved[index] = made.setdefault((node, repr(arg)), len(result))
+        moved[index] = made.setdefault((node, repr(arg)), len(result)) if merges else len(result)
         if moved[index] == len(result):
             result.append(node)
     states = place["STATE"]
+    given = [update.node for update in graph.updates if update.state in states]
+    if merges and any(len({moved[n] for n in ns}) < len(ns) for ns in (outputs, given)):
+        return _extract(graph, nodes, reads, outputs, names, merges=False)
     cut = Graph(
         inputs=(*inputs, *ports),
         weights=tuple(graph.weights[held[first]] for first in kept),

@@ -31,6 +31,17 @@ def classify(pixels, shift):
 classify.inputs = {"pixels": ("float32", (2, 4, 6)), "shift": ("int32", (1,))}
 
 
+TWINS = Tensor(FIRST), Tensor(FIRST.copy())
+
+
+def answer_twice(x):
+    left, right = (x @ twin for twin in TWINS)
+    return {"left": left, "right": right}
+
+
+answer_twice.inputs = {"x": ("float32", (1, 24))}
+
+
 def nameless(x):
     return x
 
@@ -108,3 +119,16 @@ def test_random_numbers_have_no_place_in_a_task() -> None:
     noisy.inputs = {"x": ("float32", (2,))}  # type: ignore[attr-defined]
     with pytest.raises(InvalidModel):
         trace_function(noisy, "noisy")
+
+
+def test_two_outputs_may_have_equal_weights(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task holds equal weights once, but gives no value twice."""
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(directory)
+    cut = CutModel(build("pictures:answer_twice", 10**6))
+    assert len(cut.manifest.tasks) == 1
+    x = np.arange(24, dtype=np.float32)
+    given = cut.step(cut.new_states(), {"x": x.tobytes()})
+    assert given["left"] == given["right"] != bytes(len(given["left"]))

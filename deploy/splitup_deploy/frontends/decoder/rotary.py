@@ -18,6 +18,7 @@ import numpy as np
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.weight_sources import Table
 
 _EXACT: Final = DecimalContext(prec=60)
 _TWO_PI: Final = Decimal("6.28318530717958647692528676655900576839433879875021164194988918")
@@ -49,7 +50,7 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTable:
+class RopeTable(Table):
     """The bytes of a rope table, computed when they are read."""
 
     rope: Rope
@@ -61,7 +62,7 @@ class RopeTable:
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthTable:
+class GrowthTable(Table):
     """The bytes of factors of queries: 1 + rate ln(1 + n) for n below ``count``."""
 
     rate: float
