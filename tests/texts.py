@@ -11,7 +11,7 @@ from typing import Final
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.generation import generate_tokens
+from splitup.client.text.generation import generate_tokens
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder

@@ -26,8 +26,8 @@ from bench.economics.plot import BAD, GOOD, QUIET, TEXT, Panel
 from bench.economics.report import fill, make_table
 from bench.report import ROOT, say
 from bench.testbed.models import BLOCKS, RECORDS, load_draft
-from splitup.client.drafting import LocalModel, make_blocks
-from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.drafting import LocalModel, make_blocks
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler

@@ -30,9 +30,9 @@ from splitup_deploy.frontends.source_model import Sizes
 
 from bench.economics.report import fill
 from bench.report import ROOT, describe_machine, say
-from splitup.backend import cuda
-from splitup.backend.devices import select_device
-from splitup.backend.schedule import compile_graph
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.devices import cuda
+from splitup.backend.devices.device_choice import select_device
 from splitup.core.errors import SplitUpError
 from splitup.demo.run import find_example
 from splitup.graph.manifest import get_task_key

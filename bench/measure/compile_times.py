@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from splitup.backend.devices import select_device
-from splitup.backend.schedule import compile_graph
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.core import tuning
 from splitup.graph.rules import CheckedGraph, load_graph
 from tests.graph.hostile import make_random

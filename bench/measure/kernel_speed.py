@@ -34,7 +34,7 @@ from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 
-from splitup.backend.devices import select_device
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.rules import check_graph

@@ -18,8 +18,8 @@ from bench.modes.network import run_network
 from bench.report import Bar, Report, median_ratio, read_rss_bytes, say, spread
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
-from splitup.client.generation import generate_tokens
 from splitup.client.outcome import compute_percentile
+from splitup.client.text.generation import generate_tokens
 from splitup.decode.sampler import Sampler
 from splitup.demo.run import MODEL, NODES
 from splitup.devnet.processes import find_program

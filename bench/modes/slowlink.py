@@ -35,10 +35,10 @@ from bench.testbed.models import (
     place_tasks,
     spread_tasks,
 )
-from splitup.client.drafting import Speculation, make_blocks
-from splitup.client.execution.private_tasks import ClientPrograms
-from splitup.client.generation import generate_tokens, get_text_info
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.drafting import Speculation, make_blocks
+from splitup.client.text.generation import generate_tokens, get_text_info
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.decode.block_diffusion import BlockDiffusionDecoder
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest

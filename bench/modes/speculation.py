@@ -22,8 +22,8 @@ from bench.report import Bar, Report, say
 from bench.testbed.delay import Quality, run_delay
 from bench.testbed.engines import run_engines
 from bench.testbed.models import DRAFT, cut_example, load_draft, place_tasks
-from splitup.client.drafting import LocalModel, Speculation
-from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.drafting import LocalModel, Speculation
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience

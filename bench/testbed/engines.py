@@ -24,10 +24,10 @@ from splitup_deploy.cutting.build import CompiledModel
 
 from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from bench.testbed.node import READY
-from splitup.client.execution.private_session import PrivateSession
-from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
 from splitup.client.outcome import TraceEvent, make_trace
+from splitup.client.private.private_session import PrivateSession
+from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity, generate_identity

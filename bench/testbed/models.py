@@ -10,8 +10,8 @@ from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
 
 from bench.testbed.engines import Model, save_model
-from splitup.client.drafting import bring_home
-from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.drafting import bring_home
 from splitup.demo.run import MODEL, find_example
 from splitup.graph.manifest import Manifest
 from tests.deploy.llamas import save_llama

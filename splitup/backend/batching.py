@@ -25,7 +25,7 @@ from typing import Literal
 from tinygrad.dtype import AddrSpace, InvalidType
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.lowering import Lowered
+from splitup.backend.compiler.lowering import Lowered
 from splitup.graph.ir import Dims
 from splitup.graph.memory import get_stride
 from splitup.graph.rules import CheckedGraph

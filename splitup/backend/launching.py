@@ -18,9 +18,9 @@ from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 
 from splitup.backend.buffers import DRIVER_TURN
-from splitup.backend.launch_sizes import compute_sizes
+from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.compiler.schedule import Executable, Launch, Place
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
-from splitup.backend.schedule import Executable, Launch, Place
 from splitup.cpu import kernel_sequence
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from splitup.backend.buffers import Rows
+from splitup.backend.compiler.schedule import Block, Place
 from splitup.backend.launching import Bound, join_launches
-from splitup.backend.schedule import Block, Place
 from splitup.core import tuning
 
 _ALIGNMENT: Final = 64

@@ -32,8 +32,10 @@ from splitup.backend.buffers import (
     make_reader,
     make_writer,
 )
-from splitup.backend.compile_process import compile_apart
-from splitup.backend.devices import DeviceReport, select_device
+from splitup.backend.compiler.compile_process import compile_apart
+from splitup.backend.compiler.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.compiler.schedule_bytes import decode_schedule
+from splitup.backend.devices.device_choice import DeviceReport, select_device
 from splitup.backend.joins import find_join
 from splitup.backend.launching import (
     Argument,
@@ -50,8 +52,6 @@ from splitup.backend.launching import (
 )
 from splitup.backend.merging import MergedSteps, StepLaunches
 from splitup.backend.native_code import find_native_code
-from splitup.backend.schedule import Place, Role, Schedule, compile_graph
-from splitup.backend.schedule_bytes import decode_schedule
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
@@ -151,13 +151,13 @@ class TaskProgram:
         """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
         ``weights`` is a safetensors file, or its bytes; None for a task without weights.
-        ``kernels`` are what ``splitup.backend.compile_process`` made of this graph: machine code,
-        which is run. Results do not depend on ``threads``. The manifest says which memory the task
-        needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that ``is_foreign``,
-        made by somebody else, is compiled in a process of its own; others in this process, which
-        shares kernels with those before it. Raises InvalidModel when the graph breaks a rule or
-        what is said of it, when it takes too long to compile, and when the weights are not those it
-        names.
+        ``kernels`` are what ``splitup.backend.compiler.compile_process`` made of this graph:
+        machine code, which is run. Results do not depend on ``threads``. The manifest says which
+        memory the task needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that
+        ``is_foreign``, made by somebody else, is compiled in a process of its own; others in this
+        process, which shares kernels with those before it. Raises InvalidModel when the graph
+        breaks a rule or what is said of it, when it takes too long to compile, and when the weights
+        are not those it names.
         """
         self._report = select_device(device_index)
         self._threads = threads

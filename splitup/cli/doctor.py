@@ -135,7 +135,7 @@ def _find_programs() -> str:
 
 def _check_device() -> Check:
     """Run a task as a node's worker would, and compare it with the reference."""
-    from splitup.backend.device_check import run_apart
+    from splitup.backend.devices.device_check import run_apart
 
     name = "device (tinygrad)"
     try:

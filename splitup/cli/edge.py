@@ -20,7 +20,7 @@ from splitup.cli.generate import (
 from splitup.cli.options import JsonFlag, with_options
 
 if TYPE_CHECKING:
-    from splitup.client.generation import DecoderName
+    from splitup.client.text.generation import DecoderName
 
 
 @with_options
@@ -71,9 +71,9 @@ async def generate(
 
     Raises InvalidModel for a damaged file, InvalidInput for a text that it has no room for.
     """
-    from splitup.client.drafting import make_blocks
-    from splitup.client.generation import encode_prompt, generate_tokens, make_decoder
-    from splitup.client.tokenizer import ModelTokenizer
+    from splitup.client.text.drafting import make_blocks
+    from splitup.client.text.generation import encode_prompt, generate_tokens, make_decoder
+    from splitup.client.text.tokenizer import ModelTokenizer
     from splitup.decode.prompt import TextRequest
     from splitup.decode.sampler import Sampler
     from splitup.decode.stop import StopFilter

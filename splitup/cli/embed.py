@@ -12,7 +12,7 @@ from splitup.cli.cost import wait_for_cost
 from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
 
 if TYPE_CHECKING:
-    from splitup.client.encoding import Embeddings
+    from splitup.client.text.encoding import Embeddings
 
 
 @with_options

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from splitup.adapters.client import AdapterOptions, EncryptedAdapter
     from splitup.client.connection import SplitUp
     from splitup.client.execution.session import Session
-    from splitup.client.generation import Token
     from splitup.client.outcome import Result
+    from splitup.client.text.generation import Token
     from splitup.decode.block_diffusion import DiffusionOptions
     from splitup.decode.lookahead import LookaheadOptions
 
@@ -127,7 +127,7 @@ class DecoderOptions:
 
         Raises InvalidInput for impossible ones, and for an unknown or another decoder.
         """
-        from splitup.client.generation import check_decoder
+        from splitup.client.text.generation import check_decoder
         from splitup.decode.lookahead import LookaheadOptions
 
         typed = {"columns": self.window, "length": self.ngram, "guesses": self.guesses}
@@ -358,7 +358,7 @@ async def generate(
     """
     from splitup.client.connection import SplitUp
     from splitup.client.inputs import format_usdc
-    from splitup.client.privacy import describe_privacy
+    from splitup.client.private.privacy import describe_privacy
 
     done = Generated()
     adapters: list[EncryptedAdapter] = []

@@ -123,8 +123,8 @@ async def _speculate(
 ) -> dict[str, Any]:
     """Write the text to ``output`` unless it wants JSON; return what JSON says."""
     from splitup.client.connection import SplitUp
-    from splitup.client.generation import encode_prompt
     from splitup.client.telemetry import send_calls
+    from splitup.client.text.generation import encode_prompt
     from splitup.decode.adjusted_sampler import Adjustments
     from splitup.decode.sampler import Sampler
     from splitup.workers import remote

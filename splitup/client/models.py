@@ -10,10 +10,10 @@ from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
-from splitup.client.execution.private_tasks import ClientPrograms
-from splitup.client.generation import get_text_info
-from splitup.client.grammar import Grammars
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.generation import get_text_info
+from splitup.client.text.grammar import Grammars
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
 from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
 from splitup.net.http import SignedClient

@@ -34,13 +34,29 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
-from splitup.client.drafting import LocalModel, Speculation, bring_home, check_vocabulary
-from splitup.client.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
-from splitup.client.execution.final_states import find_final_state
-from splitup.client.execution.private_session import PrivateSession
-from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.client.execution.session import Session
-from splitup.client.generation import (
+from splitup.client.images.image_prompts import (
+    ImageFile,
+    PromptImages,
+    expand_prompt,
+    find_pixels,
+    load_image,
+)
+from splitup.client.images.image_reader import ImageReader
+from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.market.account import MarketAccount, Order
+from splitup.client.market.payments import Quote, fetch_quote
+from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
+from splitup.client.market.receipts import wait_for_receipt
+from splitup.client.market.settlement_evidence import fetch_evidence
+from splitup.client.models import Model, Models
+from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
+from splitup.client.private.final_states import find_final_state
+from splitup.client.private.private_session import PrivateSession
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.text.drafting import LocalModel, Speculation, bring_home, check_vocabulary
+from splitup.client.text.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
+from splitup.client.text.generation import (
     DecoderName,
     TextModel,
     Token,
@@ -51,23 +67,7 @@ from splitup.client.generation import (
     get_text_info,
     make_decoder,
 )
-from splitup.client.image_reader import ImageReader
-from splitup.client.images import (
-    ImageFile,
-    PromptImages,
-    expand_prompt,
-    find_pixels,
-    load_image,
-)
-from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
-from splitup.client.market.account import MarketAccount, Order
-from splitup.client.market.payments import Quote, fetch_quote
-from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
-from splitup.client.market.receipts import wait_for_receipt
-from splitup.client.market.settlement_evidence import fetch_evidence
-from splitup.client.models import Model, Models
-from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical

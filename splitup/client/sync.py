@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from splitup.client import defaults
-from splitup.client.encoding import Embeddings
-from splitup.client.generation import Token
 from splitup.client.market.payments import Quote
 from splitup.client.network import Network, Usdc
 from splitup.client.outcome import Array, Receipt, Result
+from splitup.client.text.encoding import Embeddings
+from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput
 from splitup.core.event_loop import new_loop
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.generation import generate_tokens
 from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
+from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.decode.sampler import Sampler

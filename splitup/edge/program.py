@@ -172,7 +172,7 @@ class EdgeSession:
 
 
 class EdgeTexts:
-    """Steps of one text, as decoders are driven (``splitup.client.generation.StepRunner``)."""
+    """Steps of one text, as decoders are driven (``splitup.client.text.generation.StepRunner``)."""
 
     def __init__(self, program: EdgeProgram) -> None:
         self.manifest = program.info

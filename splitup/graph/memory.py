@@ -1,8 +1,8 @@
 """Where the values of a step lie in device memory: their sizes, live ranges and offsets.
 
 The compiler predicts a task's memory with this module and the runtime lays it out with this module
-(``splitup.backend.arena_layout``), so what is predicted is what is allocated. Weights, inputs and
-states have buffers of their own. All other values share one buffer, the arena:
+(``splitup.backend.compiler.arena_layout``), so what is predicted is what is allocated. Weights,
+inputs and states have buffers of their own. All other values share one buffer, the arena:
 
 *   Values in memory are computed in the graph's order. The n-th is live from time n to the last
     time that it is read, an output to the end. The value that updates a state is written to the

@@ -1,6 +1,7 @@
 """The determinism classes that a network knows: what a node may say about how it computes.
 
-A class is named by everything that its output bytes may depend on (``splitup.backend.devices``):
+A class is named by everything that its output bytes may depend on
+(``splitup.backend.devices.device_choice``):
 
     tinygrad VERSION/DEVICE:RENDERER/MACHINE…
 

@@ -1,6 +1,7 @@
 """A device's connection to a server of split inference: HTTP and WebSockets.
 
-``splitup.messages.split`` has the messages, ``splitup.client.split_client`` what a device computes.
+``splitup.messages.split`` has the messages, ``splitup.client.private.split_client`` what a device
+computes.
 """
 
 from __future__ import annotations

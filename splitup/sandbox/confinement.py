@@ -27,7 +27,7 @@ def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...
 
     ``device`` is tinygrad's device that the process will open, "" any, None if it opens none. The
     driver of a GPU may write into the folder TMPDIR. With ``forks`` it may fork, to compile
-    (``splitup.backend.compile_process``). To be called before any thread is started.
+    (``splitup.backend.compiler.compile_process``). To be called before any thread is started.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias
 
-from splitup.client.drafting import Speculation
-from splitup.client.generation import TextModel, Token, generate_tokens, make_decoder
-from splitup.client.grammar import Grammar
-from splitup.client.images import PromptImages
+from splitup.client.images.image_prompts import PromptImages
+from splitup.client.text.drafting import Speculation
+from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
+from splitup.client.text.grammar import Grammar
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler

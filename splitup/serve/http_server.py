@@ -12,17 +12,17 @@ from typing import Final
 
 from aiohttp import web
 
-from splitup.client.encoding import EncoderModel
-from splitup.client.generation import TextModel
-from splitup.client.image_reader import ImageReader
+from splitup.client.images.image_reader import ImageReader
 from splitup.client.network import Network
+from splitup.client.text.encoding import EncoderModel
+from splitup.client.text.generation import TextModel
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.metrics import Reading, count_requests
 from splitup.serve.access import Access
-from splitup.serve.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
 from splitup.serve.api_keys import ApiKey
-from splitup.serve.encoding import (
+from splitup.serve.apis.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
+from splitup.serve.apis.encoding import (
     EmbeddingRequest,
     EncodingRequest,
     RerankRequest,
@@ -30,12 +30,7 @@ from splitup.serve.encoding import (
     make_answer,
     prepare_texts,
 )
-from splitup.serve.errors import ApiError, translate
-from splitup.serve.generation import Report, Speculate
-from splitup.serve.image_towers import TOWER_STEPS, ImageTower, RequestImages
-from splitup.serve.leases import LeaseOptions, LeasePool
-from splitup.serve.metrics import list_readings
-from splitup.serve.ollama import (
+from splitup.serve.apis.ollama import (
     VERSION,
     GenerateRequest,
     OllamaChatRequest,
@@ -45,16 +40,21 @@ from splitup.serve.ollama import (
     describe_model,
     show_model,
 )
+from splitup.serve.apis.requests import ChatRequest, CompletionRequest, Sampling, parse_request
+from splitup.serve.apis.response_requests import ResponseRequest
+from splitup.serve.apis.responses import ResponseForm
+from splitup.serve.apis.streams import generate_all, limit_write, make_headers, stream_answer
+from splitup.serve.apis.tools import CallParser
+from splitup.serve.errors import ApiError, translate
+from splitup.serve.generation import Report, Speculate
+from splitup.serve.image_towers import TOWER_STEPS, ImageTower, RequestImages
+from splitup.serve.leases import LeaseOptions, LeasePool
+from splitup.serve.metrics import list_readings
 from splitup.serve.preparing import Prepared, prepare
 from splitup.serve.quotes import Quotes
-from splitup.serve.requests import ChatRequest, CompletionRequest, Sampling, parse_request
-from splitup.serve.response_requests import ResponseRequest
-from splitup.serve.responses import ResponseForm
 from splitup.serve.split.server import SplitServer
 from splitup.serve.split.sessions import SessionOptions
-from splitup.serve.streams import generate_all, limit_write, make_headers, stream_answer
 from splitup.serve.timelines import Timelines
-from splitup.serve.tools import CallParser
 
 _log = logging.getLogger("splitup.serve")
 

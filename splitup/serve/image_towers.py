@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from splitup.client.image_reader import ImageReader
-from splitup.client.images import PromptImages
+from splitup.client.images.image_prompts import PromptImages
+from splitup.client.images.image_reader import ImageReader
 from splitup.client.outcome import Array
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.graph.manifest import Manifest, Port

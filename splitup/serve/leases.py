@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
-from splitup.client.generation import make_cache_contents
+from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, SplitUpError, Throttled
 from splitup.decode.cache_contents import CacheContents

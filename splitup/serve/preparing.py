@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from splitup.client.generation import TextModel, encode_prompt
-from splitup.client.grammar import Grammar
-from splitup.client.images import expand_prompt, find_images, mark_images
+from splitup.client.images.image_prompts import expand_prompt, find_images, mark_images
+from splitup.client.text.generation import TextModel, encode_prompt
+from splitup.client.text.grammar import Grammar
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.graph.manifest import ChatInfo
+from splitup.serve.apis.requests import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+)
+from splitup.serve.apis.response_requests import ResponseRequest
+from splitup.serve.apis.tools import Toolbox
 from splitup.serve.errors import ApiError
 from splitup.serve.generation import (
     DEFAULT_CHAT_TOKENS,
@@ -20,15 +29,6 @@ from splitup.serve.generation import (
     check_room,
     count_steps,
 )
-from splitup.serve.requests import (
-    DEFAULT_COMPLETION_TOKENS,
-    MAX_CHOICES,
-    ChatRequest,
-    CompletionRequest,
-    Sampling,
-)
-from splitup.serve.response_requests import ResponseRequest
-from splitup.serve.tools import Toolbox
 
 _MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
 

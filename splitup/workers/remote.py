@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from splitup.client.drafting import Speculation
-from splitup.client.generation import TextModel, Token, generate_tokens
 from splitup.client.network import Network
 from splitup.client.outcome import Array
 from splitup.client.telemetry import CallSpan
+from splitup.client.text.drafting import Speculation
+from splitup.client.text.generation import TextModel, Token, generate_tokens
 from splitup.core.errors import InvalidInput, Refused, SplitUpError, Throttled, Unavailable
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.decode.prompt import TextRequest

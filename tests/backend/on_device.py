@@ -1,4 +1,4 @@
-"""What has to hold on every device: ``tests/backend/test_stand_ins.py`` runs this on several.
+"""What has to hold on every device: ``backend/devices/test_stand_ins.py`` runs this on several.
 
 Run it on one with ``DEV=CL pytest tests/backend/on_device.py``.
 """
@@ -13,7 +13,7 @@ import pytest
 from tinygrad.device import Device
 
 from splitup.backend.buffers import COPIED_APART_BYTES
-from splitup.backend.device_check import check_device
+from splitup.backend.devices.device_check import check_device
 from splitup.backend.runtime import TaskProgram, describe_device, free_memory
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, get_numpy_dtype

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from splitup.backend.devices import select_device
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
-from splitup.backend.schedule import compile_graph
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.graph.ir import Graph, encode_float

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from splitup.backend.devices import select_device
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import array_to_bytes

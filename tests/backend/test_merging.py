@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splitup.backend import batching, schedule
+from splitup.backend import batching
 from splitup.backend.batching import Span
-from splitup.backend.devices import select_device
+from splitup.backend.compiler import schedule
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel

@@ -16,8 +16,8 @@ from splitup.cli.generate import AdapterFlags, DecoderOptions, DiffusionFlags, G
 from splitup.cli.receipt import describe_cost
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import describe_fault
-from splitup.client.generation import Token
 from splitup.client.outcome import Receipt
+from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.decode.block_diffusion import DiffusionOptions
 from splitup.decode.lookahead import LookaheadOptions

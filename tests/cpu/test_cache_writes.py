@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splitup.backend.devices import select_device
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.compiler.schedule_bytes import decode_schedule, encode_schedule
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import State, TaskProgram
-from splitup.backend.schedule import compile_graph
-from splitup.backend.schedule_bytes import decode_schedule, encode_schedule
 from splitup.cpu.cache_writes import find_cache_writes
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph, encode_float

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.runtime import TaskProgram
-from splitup.backend.schedule import compile_graph
 from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import Bound, Kind, LookupShape, MatmulShape

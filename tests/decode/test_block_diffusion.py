@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.client.generation import DecoderName
-from splitup.client.generation import make_decoder as choose
+from splitup.client.text.generation import DecoderName
+from splitup.client.text.generation import make_decoder as choose
 from splitup.core.errors import InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.block_diffusion import CONFIDENCES, BlockDiffusionDecoder, DiffusionOptions

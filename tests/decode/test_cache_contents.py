@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.client.generation import DecoderName, make_decoder
+from splitup.client.text.generation import DecoderName, make_decoder
 from splitup.core.errors import InvalidInput
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.prompt import TextRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.client.generation import make_decoder
+from splitup.client.text.generation import make_decoder
 from splitup.core.errors import InvalidInput
 from splitup.decode.lookahead import TRIAL_STEPS, LookaheadDecoder, LookaheadOptions, NgramPool
 from splitup.decode.prompt import TextRequest

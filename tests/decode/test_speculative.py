@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.client.drafting import Speculation
+from splitup.client.text.drafting import Speculation
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser

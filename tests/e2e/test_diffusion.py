@@ -16,7 +16,7 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.generation import generate_tokens
+from splitup.client.text.generation import generate_tokens
 from splitup.core.errors import InvalidInput
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.sampler import Sampler

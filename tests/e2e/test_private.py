@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from splitup.client.connection import SplitUp
-from splitup.client.generation import generate_tokens
 from splitup.client.outcome import Array
+from splitup.client.text.generation import generate_tokens
 from splitup.config import NetworkConfig
 from splitup.decode.sampler import Sampler
 from tests.e2e.conftest import MODEL, PRIVATE, Network

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from splitup.client.connection import SplitUp
-from splitup.client.noise import Noise
-from splitup.client.split_client import SplitClient
+from splitup.client.private.noise import Noise
+from splitup.client.private.split_client import SplitClient
 from splitup.config import NetworkConfig
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import check_inputs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splitup.client.connection import SplitUp
-from splitup.client.generation import encode_prompt
+from splitup.client.text.generation import encode_prompt
 from splitup.decode.sampler import Sampler
 from splitup.devnet.processes import find_program
 from splitup.workers import remote

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from splitup.backend.runtime import TaskProgram
 from splitup.cli.verbs import app
-from splitup.client.generation import make_decoder
+from splitup.client.text.generation import make_decoder
 from splitup.core.errors import InvalidModel
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.edge.program import EdgeProgram, EdgeSession
-from tests.client.test_tokenizer import make_word_tokenizers
+from tests.client.text.test_tokenizer import make_word_tokenizers
 from tests.deploy.blocks import BLOCK, MASK, SDAR, save_blocks
 from tests.deploy.llamas import EXAMPLE, save_llama
 from tests.deploy.moes import QWEN3_MOE, save_moe

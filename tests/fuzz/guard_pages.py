@@ -30,9 +30,9 @@ from typing import Final
 from unittest.mock import patch
 
 from splitup.backend import runtime
-from splitup.backend.devices import select_device
+from splitup.backend.compiler.schedule import Schedule, compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
-from splitup.backend.schedule import Schedule, compile_graph
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.arrays import Array, decode_array

@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 from tinygrad.runtime import ops_cpu
 
-from splitup.backend import arena_layout
+from splitup.backend.compiler import arena_layout
+from splitup.backend.compiler.schedule import Place, Schedule
 from splitup.backend.runtime import TaskProgram
-from splitup.backend.schedule import Place, Schedule
 from splitup.graph.memory import LiveRange
 
 PAGE: Final = mmap.PAGESIZE

@@ -17,7 +17,7 @@ PROTECTIONS: Final = {
     "s15": (
         """
 from tinygrad.uop.ops import UOp
-from splitup.backend import lowering
+from splitup.backend.compiler import lowering
 lowering.hide_range = lambda value: value
 lowering.compute_wrapped = lambda op, *operands: UOp(op, src=operands)
 lowering.convert = lambda value, dtype: value.cast(dtype)
@@ -26,7 +26,7 @@ lowering.convert = lambda value, dtype: value.cast(dtype)
     ),
     "s16": (
         """
-from splitup.backend import tinygrad_fixes
+from splitup.backend.compiler import tinygrad_fixes
 tinygrad_fixes._simplify_address = tinygrad_fixes.coalesce.indexing_simplify.patterns[0][1]
 """,
         48,
@@ -40,7 +40,7 @@ rules._check_in_memory = lambda value: None
     ),
     "registers": (
         """
-from splitup.backend import tinygrad_fixes
+from splitup.backend.compiler import tinygrad_fixes
 tinygrad_fixes._allocate_registers = tinygrad_fixes.regalloc.regalloc_rewrite
 """,
         115,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from splitup.backend.devices import get_common_class
+from splitup.backend.devices.device_choice import get_common_class
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.tensors import TensorSpec

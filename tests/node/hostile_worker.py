@@ -31,7 +31,7 @@ class PoisoningWorker(Worker):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        from splitup.backend import compile_process, schedule
+        from splitup.backend.compiler import compile_process, schedule
         from splitup.graph.rules import load_graph
 
         def compile_another(graph: Any, device: str, **options: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The page's noise is that of ``splitup.client.noise``."""
+"""The page's noise is that of ``splitup.client.private.noise``."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from splitup.client.noise import compute_epsilon, compute_sigma
+from splitup.client.private.noise import compute_epsilon, compute_sigma
 from tests.page.device import run_on_device
 
 CASES = [(e, n) for e in (0.01, 1.0, 8.0, 100.0, 5_000.0, 1e6) for n in (1, 50, 4_096)]

@@ -10,9 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.demo.run import find_example
-from tests.client.test_tokenizer import make_word_tokenizers
+from tests.client.text.test_tokenizer import make_word_tokenizers
 from tests.page.device import run_on_device
 
 FILE = (find_example() / "tokenizer.json").read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from splitup.backend.kernel_cache import KernelCache
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.crypto.keystore import create_identity, create_passphrase
 from tests.sandbox.attempts import Target
 

@@ -14,14 +14,14 @@ from tests.sandbox.attempts import Target
 from tests.sandbox.target import check_reached
 
 FORKS = {  # these compile, in forks that are confined as they are
-    *("splitup.backend.compile_server", "splitup.client.execution.private_process"),
+    *("splitup.backend.compiler.compile_server", "splitup.client.private.private_process"),
     "splitup_oracle.member.recompute_process",
 }
 CHILDREN = {
     "splitup.adapters.host_process": "Applying.answer",
-    "splitup.backend.compile_server": "answer",
-    "splitup.client.execution.private_process": "Tasks.answer",
-    "splitup.client.tokenizer": "_Library.answer",
+    "splitup.backend.compiler.compile_server": "answer",
+    "splitup.client.private.private_process": "Tasks.answer",
+    "splitup.client.text.tokenizer": "_Library.answer",
     "splitup_oracle.member.recompute_process": "answer",
 }
 

@@ -18,12 +18,13 @@ import pytest
 from aiohttp import web
 
 from bench.report import read_rss_bytes
-from splitup.client.generation import Token
+from splitup.client.text.generation import Token
 from splitup.net.http import read_in_time, serve_app
-from splitup.serve import access, http_server, streams
+from splitup.serve import access, http_server
 from splitup.serve.access import Access
-from splitup.serve.answers import Choice, CompletionForm
 from splitup.serve.api_keys import ApiKeys
+from splitup.serve.apis import streams
+from splitup.serve.apis.answers import Choice, CompletionForm
 from splitup.serve.generation import Piece, Report
 from splitup.serve.http_server import ApiServer
 from splitup.serve.leases import LeaseOptions

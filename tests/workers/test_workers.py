@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from bench.testbed.models import DRAFT, load_draft
-from splitup.client.drafting import LocalModel
-from splitup.client.generation import TextModel
-from splitup.client.grammar import Grammars
 from splitup.client.telemetry import CallSpan
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.drafting import LocalModel
+from splitup.client.text.generation import TextModel
+from splitup.client.text.grammar import Grammars
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Refused, Throttled, Unavailable
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.sampler import Sampler, TokenChooser

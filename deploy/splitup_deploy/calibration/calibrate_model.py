@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.graph.compare import Metrics

@@ -85,7 +85,10 @@ def attach_tolerances(
 
 def makes_vectors() -> bool:
     """Return whether this machine's self-test vectors are those that most machines would make."""
-    from splitup.backend.devices import get_common_class, select_device  # opens the device
+    from splitup.backend.devices.device_choice import (  # opens the device
+        get_common_class,
+        select_device,
+    )
 
     return select_device().determinism_class == get_common_class()
 

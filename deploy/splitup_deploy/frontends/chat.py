@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from splitup.client.tokenizer import check_chat_template
+from splitup.client.text.tokenizer import check_chat_template
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo

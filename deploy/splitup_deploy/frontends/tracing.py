@@ -17,8 +17,8 @@ from tinygrad.helpers import Context
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
+from splitup.backend.compiler.trace_reading import Placeholder, Repetition, read_tensors
 from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype, make_variable
-from splitup.backend.trace_reading import Placeholder, Repetition, read_tensors
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
 from splitup_deploy.frontends.weight_sources import (

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.codec import compute_digest, encode_canonical
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_causal_step

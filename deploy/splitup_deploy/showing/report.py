@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.client.inputs import format_usdc
-from splitup.client.privacy import describe_privacy
+from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.showing.profile import Profile
 

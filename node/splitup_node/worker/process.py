@@ -2,9 +2,9 @@
 
 It is confined (``splitup.sandbox``): no network, no keys, no files except libraries, the device's
 and the weights that it is handed open. It answers one request after the other over the socket that
-it inherited, and ends when that closes. A task comes compiled (``splitup.backend.compile_server``)
-and is loaded on a thread, so that steps run meanwhile. Whatever a task does, at worst this process
-dies, and the daemon survives that.
+it inherited, and ends when that closes. A task comes compiled
+(``splitup.backend.compiler.compile_server``) and is loaded on a thread, so that steps run
+meanwhile. Whatever a task does, at worst this process dies, and the daemon survives that.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from splitup.backend.compile_server import CompileServer
-from splitup.backend.kernel_cache import KernelCache
+from splitup.backend.compiler.compile_server import CompileServer
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable

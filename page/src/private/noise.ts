@@ -1,4 +1,4 @@
-// Gaussian noise on hidden states before they leave the device, as splitup.client.noise adds it: the
+// Gaussian noise on hidden states before they leave the device, as splitup.client.private.noise adds it: the
 // same mechanism, accountant and sigma. What that file says holds here.
 const SENSITIVITY = 2; // of unit vectors
 const DELTA = 1e-6;

@@ -1,5 +1,5 @@
 // The model's tokenizer on the device, and a text that grows token by token.
-// The latter is as in splitup/client/tokenizer.py: every token's text is certain when it is shown.
+// The latter is as in splitup/client/text/tokenizer.py: every token's text is certain when it is shown.
 import { Tokenizer } from "@huggingface/tokenizers";
 
 const PROMPT_TOKENS = 64; // of a prompt's end: more than the text of what follows depends on

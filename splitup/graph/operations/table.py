@@ -1,7 +1,7 @@
 """The operations of the graph format: all that it says of each, in one table.
 
-To add an operation, add an entry here and one to ``splitup.backend.lowering``, which says what it
-is in tinygrad. What an operation means is described in ``splitup.graph.ir``.
+To add an operation, add an entry here and one to ``splitup.backend.compiler.lowering``, which says
+what it is in tinygrad. What an operation means is described in ``splitup.graph.ir``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 from splitup.client.execution.session import Session
 from splitup.client.network import Network
 from splitup.client.outcome import Array
-from splitup.client.privacy import describe_measure
+from splitup.client.private.privacy import describe_measure
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import InputSource, Manifest, Port, TextInfo

@@ -16,8 +16,8 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
-from splitup.client.generation import get_text_info
 from splitup.client.network import Network
+from splitup.client.text.generation import get_text_info
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.messages import split
 from splitup.messages.base import Message

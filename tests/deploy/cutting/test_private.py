@@ -15,7 +15,7 @@ from splitup_deploy.showing.profile import compute_profile
 from splitup_deploy.showing.report import describe_model, render_model
 from splitup_deploy.uncut_model import load_reference
 
-from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step

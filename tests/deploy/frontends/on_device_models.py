@@ -1,6 +1,6 @@
 """One small model of every kind on this process's device, against the reference interpreter.
 
-``tests/backend/test_stand_ins.py`` runs this on several devices; on one it runs with
+``tests/backend/devices/test_stand_ins.py`` runs this on several devices; on one it runs with
 ``DEV=CL pytest tests/deploy/frontends/on_device_models.py``.
 """
 

@@ -26,7 +26,7 @@ from splitup_deploy.uncut_model import load_reference
 from tinygrad.tensor import Tensor
 from tokenizers import Tokenizer
 
-from splitup.backend.schedule import compile_graph
+from splitup.backend.compiler.schedule import compile_graph
 from splitup.core.errors import InvalidModel
 from splitup.cpu.matmul_shape import BLOCK_BYTES
 from splitup.cpu.native_kernels import is_supported

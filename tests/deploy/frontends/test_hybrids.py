@@ -19,10 +19,10 @@ from splitup_deploy.uncut_model import load_reference
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from splitup.backend.devices import select_device
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
-from splitup.client.generation import generate_tokens
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.generation import generate_tokens
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest

@@ -19,17 +19,17 @@ from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
 
-from splitup.client.generation import TextModel, generate_tokens, make_decoder
-from splitup.client.image_reader import ImageReader, read_pixels
-from splitup.client.images import (
+from splitup.client.images.image_prompts import (
     PromptImages,
     expand_prompt,
     find_pixels,
     load_image,
     mark_images,
 )
+from splitup.client.images.image_reader import ImageReader, read_pixels
 from splitup.client.outcome import Array
-from splitup.client.tokenizer import ModelTokenizer
+from splitup.client.text.generation import TextModel, generate_tokens, make_decoder
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes

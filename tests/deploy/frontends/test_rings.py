@@ -18,8 +18,8 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.backend.buffers import make_reader, make_writer
 from splitup.backend.runtime import State, TaskProgram
-from splitup.client.drafting import Speculation
-from splitup.client.generation import make_cache_contents
+from splitup.client.text.drafting import Speculation
+from splitup.client.text.generation import make_cache_contents
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest

@@ -14,7 +14,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.backend.buffers import make_writer
-from splitup.backend.devices import select_device
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.launching import NativeCall
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core.tensors import TensorSpec

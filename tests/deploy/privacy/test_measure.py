@@ -22,7 +22,7 @@ from splitup_deploy.privacy.report import (
     render_splits,
 )
 
-from splitup.client.privacy import describe_privacy
+from splitup.client.private.privacy import describe_privacy
 from splitup.core.errors import InvalidInput
 from splitup.graph.manifest import load_manifest
 from tests.deploy.llamas import EXAMPLE

@@ -16,8 +16,8 @@ from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.backend.compile_process import compile_to_bytes
-from splitup.backend.devices import select_device
+from splitup.backend.compiler.compile_process import compile_to_bytes
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import SplitUpError
 from splitup.graph.rules import load_graph

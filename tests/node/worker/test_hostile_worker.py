@@ -12,7 +12,7 @@ import pytest
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed
 
-from splitup.backend import compile_server
+from splitup.backend.compiler import compile_server
 from splitup.core.errors import SplitUpError
 from tests.builders import HANG_S
 from tests.node.graphs import make_sum

@@ -14,8 +14,8 @@ from splitup_node.worker.ipc import LoadRequest, RunAnswer, RunRequest, decode_a
 from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 
-from splitup.backend.compile_process import compile_to_bytes
-from splitup.backend.devices import select_device
+from splitup.backend.compiler.compile_process import compile_to_bytes
+from splitup.backend.devices.device_choice import select_device
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph

@@ -15,7 +15,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import Supervisor, parse_device
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.backend.compile_server import CompileServer
+from splitup.backend.compiler.compile_server import CompileServer
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S

@@ -14,7 +14,7 @@ from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 from splitup_oracle.member.rulings import _replay
 
-from splitup.backend.devices import select_device
+from splitup.backend.devices.device_choice import select_device
 from splitup.core import limits, tuning
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from splitup_deploy.cutting.build import CompiledModel
 
-from splitup.client.split_client import SplitClient
+from splitup.client.private.split_client import SplitClient
 from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import make_arrays, make_tree_step

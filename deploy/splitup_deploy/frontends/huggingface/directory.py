@@ -126,7 +126,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
 
 
 def _check_preprocessing(directory: Path) -> None:
-    """Raise InvalidModel for another way from an image to pixels than ``splitup.client.images``."""
+    """Raise InvalidModel for another way to pixels than ``client.images.image_prompts``."""
     path = directory / "preprocessor_config.json"
     table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
     wanted: dict[str, tuple[Any, ...]] = {

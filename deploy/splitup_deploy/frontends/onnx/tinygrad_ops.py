@@ -1,7 +1,7 @@
 """tinygrad's implementations of ONNX operations, imported without choosing a device.
 
 tinygrad's module makes tensors while it is imported. Each would choose a device, and a machine
-without a compiler has none until ``splitup.backend.devices`` has set one up.
+without a compiler has none until ``splitup.backend.devices.device_choice`` has set one up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""From a graph to kernels as plain data: lowering, scheduling, compiling, a cache on disk."""

@@ -1,0 +1,358 @@
+"""A graph as tinygrad operations for a device: what each operation of the format becomes.
+
+``LOWERINGS`` has one entry per operation of ``splitup.graph.operations.table``; a test compares
+their keys. It works on tinygrad 0.14's graph before scheduling. Every CONTIGUOUS becomes a buffer
+of its own with one kernel that fills it, whether or not the value leaves the task: so cutting a
+graph there changes no kernel.
+
+A symbol is a tinygrad variable. Where it is the leading dimension of a value in memory, rows are a
+little further apart than they are long (``splitup.graph.memory.get_stride``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from tinygrad.codegen.decomp.transcendental import xsin
+from tinygrad.device import Device
+from tinygrad.dtype import dtypes
+from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.backend.compiler.integers import (
+    compute_wrapped,
+    convert,
+    hide_range,
+    reduce_wrapped,
+    reinterpret,
+    shift_left,
+)
+from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
+from splitup.graph.dtypes import INTEGERS
+from splitup.graph.ir import Dim, Dims, Node, Weight, decode_float
+from splitup.graph.memory import get_stride
+from splitup.graph.operations.spec import Value
+from splitup.graph.rules import CheckedGraph
+
+# where a device lacks these, tinygrad computes with float32 or pairs of 32-bit integers instead
+_CONVERTED: Final = {
+    *(dtypes.float16, dtypes.bfloat16),
+    *(dtypes.int64, dtypes.uint64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph's tinygrad operations. Every buffer is a BUFFER operation of one axis.
+
+    Weights, states and updates are contiguous; inputs and outputs may have rows further apart.
+    """
+
+    inputs: tuple[UOp, ...]
+    weights: tuple[UOp, ...]
+    states: tuple[UOp, ...]
+    outputs: tuple[UOp, ...]  # the buffer that holds each output after the step
+    updates: tuple[UOp, ...]  # the buffer that holds each state's new value
+    values: tuple[UOp, ...]  # all buffers that the step writes, in the graph's order
+    roots: tuple[UOp, ...]  # what is to be scheduled
+
+
+def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
+    """Return tinygrad operations for ``device`` that compute a graph.
+
+    Raises InvalidModel when it has a dtype that the device lacks and tinygrad does not convert.
+    """
+    _check_dtypes(graph, device)
+    scope = _Scope(graph, device)
+    for position, node in enumerate(graph.nodes):
+        operands = [scope.uops[src] for src in node.srcs]
+        scope.uops.append(LOWERINGS[node.op](scope, position, operands))
+    roots = [scope.uops[output.node] for output in graph.outputs]
+    roots += [scope.uops[update.node] for update in graph.updates]
+    return Lowered(
+        inputs=tuple(buffer for buffer, _ in scope.inputs),
+        weights=tuple(buffer for buffer, _ in scope.weights),
+        states=tuple(buffer for buffer, _ in scope.states),
+        outputs=tuple(scope.stored[output.node] for output in graph.outputs),
+        updates=tuple(scope.stored[update.node] for update in graph.updates),
+        values=tuple(scope.stored.values()),
+        roots=tuple(dict.fromkeys(roots)),
+    )
+
+
+def _check_dtypes(graph: CheckedGraph, device: str) -> None:
+    supported = _CONVERTED | Device[device].renderer.supported_dtypes()
+    used = {node.dtype for node in graph.nodes}  # ports are nodes, too
+    lacking = sorted(name for name in used if get_tinygrad_dtype(name) not in supported)
+    if lacking:
+        raise InvalidModel(
+            f"device {device} does not compute {', '.join(lacking)}, which the task uses"
+        )
+
+
+# ---- buffers -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The graph, and what has been lowered of it. Ports are pairs of a buffer and its view."""
+
+    graph: CheckedGraph
+    device: str
+    variables: dict[str, UOp] = field(init=False)
+    inputs: list[tuple[UOp, UOp]] = field(init=False)
+    weights: list[tuple[UOp, UOp]] = field(init=False)
+    states: list[tuple[UOp, UOp]] = field(init=False)
+    uops: list[UOp] = field(default_factory=list)  # of each node
+    stored: dict[int, UOp] = field(default_factory=dict)  # the buffers of CONTIGUOUS nodes
+
+    def __post_init__(self) -> None:
+        self.variables = {symbol.name: make_variable(symbol) for symbol in self.graph.symbols}
+        self.inputs = [self.allocate(spec) for spec in self.graph.inputs]
+        self.weights = [self.allocate(weight) for weight in self.graph.weights]
+        self.states = [self.allocate(spec) for spec in self.graph.states]
+
+    def allocate(self, spec: TensorSpec | Weight | Value) -> tuple[UOp, UOp]:
+        """Return a buffer, and its view of the right shape."""
+        dims = spec.dims if isinstance(spec, Value) else self.graph.get_dims(spec)
+        count, dtype = _count_elements(spec.shape, dims), get_tinygrad_dtype(spec.dtype)
+        buffer = UOp.new_buffer(self.device, count, dtype)
+        return buffer, _view(buffer, spec.shape, dims, self.variables)
+
+    def bind(self, size: Dim) -> Any:
+        """Return the variable of a symbol; a number is returned as it is."""
+        return self.variables[size] if isinstance(size, str) else size
+
+
+def _count_elements(shape: tuple[int, ...], dims: Dims) -> int:
+    if dims and isinstance(dims[0], str):
+        return shape[0] * get_stride(math.prod(shape[1:]))
+    return math.prod(shape)
+
+
+def _view(buffer: UOp, shape: tuple[int, ...], dims: Dims, variables: Mapping[str, UOp]) -> UOp:
+    """Return the part of a buffer that is in use, for a largest shape and its dimensions."""
+    if not dims or not isinstance(dims[0], str):
+        return buffer.reshape(shape)
+    count, length = variables[dims[0]], math.prod(shape[1:])
+    rows = buffer.reshape((shape[0], get_stride(length)))
+    rows = rows._mop(Ops.SHRINK, ((0, count), (0, length)))
+    return rows.reshape((count, *shape[1:]))
+
+
+# ---- one function per form of lowering ---------------------------------------------------------
+
+Lower = Callable[[_Scope, int, list[UOp]], UOp]  # scope, position of the node, lowered operands
+
+
+def _lower_input(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return scope.inputs[_get_integer(scope.graph.nodes[position])][1]
+
+
+def _lower_weight(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return scope.weights[_get_integer(scope.graph.nodes[position])][1]
+
+
+def _lower_state(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return scope.states[_get_integer(scope.graph.nodes[position])][1]
+
+
+def _lower_iota(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    length = _get_integer(scope.graph.nodes[position])
+    return Tensor.arange(length, dtype=dtypes.int32).uop
+
+
+def _lower_const(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    node = scope.graph.nodes[position]
+    text = str(node.arg)
+    value: float | int | bool
+    if node.dtype == "bool":
+        value = text == "1"
+    elif node.dtype in INTEGERS:
+        value = int(text)
+    else:
+        value = decode_float(text)
+    return UOp.const(value, get_tinygrad_dtype(node.dtype))
+
+
+def _lower_sizes(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower a movement whose argument is a list of sizes or axes."""
+    node = scope.graph.nodes[position]
+    assert isinstance(node.arg, tuple)  # as check_graph has seen
+    sizes = tuple(scope.bind(size) for size in node.arg if not isinstance(size, tuple))
+    return operands[0]._mop(Ops[node.op], sizes)
+
+
+def _lower_pairs(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower a movement whose argument is (offset, size) per axis."""
+    node = scope.graph.nodes[position]
+    assert isinstance(node.arg, tuple)  # as check_graph has seen
+    pairs = (item for item in node.arg if isinstance(item, tuple))
+    bound = tuple((offset, scope.bind(size)) for offset, size in pairs)
+    return operands[0]._mop(Ops[node.op], bound)
+
+
+def _lower_flip(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    node = scope.graph.nodes[position]
+    assert isinstance(node.arg, tuple)  # as check_graph has seen
+    return operands[0]._mop(Ops.FLIP, tuple(bool(item) for item in node.arg))
+
+
+def _lower_cast(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return convert(operands[0], get_tinygrad_dtype(scope.graph.nodes[position].dtype))
+
+
+def _lower_bitcast(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return reinterpret(operands[0], get_tinygrad_dtype(scope.graph.nodes[position].dtype))
+
+
+def _lower_plain(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower an operation that tinygrad has by the same name, without an argument."""
+    return UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands))
+
+
+def _lower_arithmetic(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower ADD, SUB or MUL, which wraps where it is of integers."""
+    node = scope.graph.nodes[position]
+    if node.dtype in INTEGERS:
+        return compute_wrapped(Ops[node.op], *operands)
+    return UOp(Ops[node.op], src=tuple(operands))
+
+
+def _lower_negation(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    (value,) = operands
+    if scope.graph.nodes[position].dtype in INTEGERS:
+        return compute_wrapped(Ops.SUB, UOp.const(0, value.dtype), value)
+    return UOp(Ops.NEG, src=(value,))
+
+
+def _lower_shift_left(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    return shift_left(*operands)
+
+
+def _lower_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower a division by a constant; tinygrad would merge several into one whose divisor wraps."""
+    return hide_range(UOp(Ops[scope.graph.nodes[position].op], src=tuple(operands)))
+
+
+def _lower_float_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower FDIV; a code generator without it gets a multiplication with the reciprocal."""
+    dividend, divisor = operands
+    if Ops.FDIV in Device[scope.device].renderer.code_for_op:
+        return UOp(Ops.FDIV, src=(dividend, divisor))
+    return UOp(Ops.MUL, src=(dividend, UOp(Ops.RECIPROCAL, src=(divisor,))))
+
+
+def _lower_sine(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower SIN; for a code generator without it, and without uint64, by a series of float32.
+
+    tinygrad's own series reduces arguments above 30 with uint64; this one is right up to 39,800.
+    """
+    renderer = Device[scope.device].renderer
+    (value,) = operands
+    if Ops.SIN in renderer.code_for_op or dtypes.uint64 in renderer.supported_dtypes():
+        return UOp(Ops.SIN, src=(value,))
+    return xsin(value.cast(dtypes.float32), fast=True).cast(value.dtype)
+
+
+def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Reduce axes, but not those of one element, on which tinygrad's code generator may fail."""
+    node, (value,) = scope.graph.nodes[position], operands
+    dims = scope.graph.values[node.srcs[0]].dims
+    assert isinstance(node.arg, tuple) and isinstance(node.arg[1], int)  # as check_graph has seen
+    shape, count = value.shape, node.arg[1]
+    reduced = [size for size, dim in zip(shape[:count], dims, strict=False) if dim != 1]
+    if len(reduced) < count:
+        value = value.reshape((*reduced, *shape[count:]))
+    if not reduced:
+        return value
+    op = Ops[str(node.arg[0])]
+    if node.dtype in INTEGERS and op is not Ops.MAX:
+        return reduce_wrapped(op, value, len(reduced))
+    return UOp(Ops.REDUCE, src=(value,), arg=(op, len(reduced)))
+
+
+def _lower_contiguous(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    scope.stored[position], view = scope.allocate(scope.graph.values[position])
+    return view.after(view.store(operands[0]))
+
+
+def _lower_lookup(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Sum the table's rows whose number is the index: tinygrad makes of it a guarded load.
+
+    Of the index it is told no range, so that it never takes the guard to be superfluous.
+    """
+    table, index = operands
+    dtype = get_tinygrad_dtype(scope.graph.nodes[position].dtype)
+    length, rest, shape = table.shape[0], table.shape[1:], index.shape
+    largest = int(length.vmax) if isinstance(length, UOp) else length
+    iota = Tensor.arange(largest, dtype=dtypes.int32).uop._mop(Ops.SHRINK, ((0, length),))
+    ones = (1,) * len(rest)
+    number = iota.reshape((length, *(1,) * len(shape), *ones))
+    hit = Tensor(number) == Tensor(hide_range(index).reshape((1, *shape, *ones)))
+    rows = Tensor(table.reshape((length, *(1,) * len(shape), *rest)))
+    zero = Tensor(UOp.const(0, dtype))
+    value = hit.where(rows, zero).uop
+    if length == 1:
+        return value.reshape((*shape, *rest))
+    return UOp(Ops.REDUCE, src=(value,), arg=(Ops.ADD, 1))
+
+
+def _get_integer(node: Node) -> int:
+    assert isinstance(node.arg, int)  # as check_graph has seen
+    return node.arg
+
+
+LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
+    {
+        "INPUT": _lower_input,
+        "WEIGHT": _lower_weight,
+        "STATE": _lower_state,
+        "IOTA": _lower_iota,
+        "CONST": _lower_const,
+        "RESHAPE": _lower_sizes,
+        "EXPAND": _lower_sizes,
+        "PERMUTE": _lower_sizes,
+        "PAD": _lower_pairs,
+        "SHRINK": _lower_pairs,
+        "FLIP": _lower_flip,
+        "CAST": _lower_cast,
+        "BITCAST": _lower_bitcast,
+        "EXP2": _lower_plain,
+        "LOG2": _lower_plain,
+        "SIN": _lower_sine,
+        "POW": _lower_plain,
+        "SQRT": _lower_plain,
+        "RECIPROCAL": _lower_plain,
+        "TRUNC": _lower_plain,
+        "NEG": _lower_negation,
+        "ADD": _lower_arithmetic,
+        "SUB": _lower_arithmetic,
+        "MUL": _lower_arithmetic,
+        "FDIV": _lower_float_division,
+        "MAX": _lower_plain,
+        "AND": _lower_plain,
+        "OR": _lower_plain,
+        "XOR": _lower_plain,
+        "CDIV": _lower_division,
+        "CMOD": _lower_division,
+        "FLOORDIV": _lower_division,
+        "FLOORMOD": _lower_division,
+        "SHL": _lower_shift_left,
+        "SHR": _lower_plain,
+        "CMPLT": _lower_plain,
+        "CMPNE": _lower_plain,
+        "CMPEQ": _lower_plain,
+        "WHERE": _lower_plain,
+        "LOOKUP": _lower_lookup,
+        "STACK": _lower_plain,
+        "REDUCE": _lower_reduce,
+        "CONTIGUOUS": _lower_contiguous,
+    }
+)

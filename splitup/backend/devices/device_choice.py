@@ -1,0 +1,228 @@
+"""Choose the device and code generator that tinygrad uses on this machine.
+
+tinygrad 0.14's CPU device always compiles four small host programs with clang, even when the
+kernels themselves need no compiler (``DEV=CPU:X86``). ``install_host_programs`` gives it the four
+objects that this package ships, so that an x86-64 machine needs nothing but Python. See
+``docs/adr/0002-tinygrad-without-a-compiler.md``.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.resources
+import json
+import os
+import platform
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tinygrad.device import Device
+from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL
+from tinygrad.runtime.support.compiler_cpu import ClangCompiler
+
+from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
+from splitup.core.errors import ConfigurationError, Unavailable
+
+GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
+_DRIVERS: Final = {
+    "CL": "splitup.backend.devices.opencl",
+    "CUDA": "splitup.backend.devices.cuda",
+    "NV": "splitup.backend.devices.cuda",
+    "WEBGPU": "splitup.backend.devices.webgpu",
+}
+_DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
+_X86: Final = frozenset({"x86_64", "amd64"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What runs the kernels on this machine. Equal ``determinism_class``, equal output bytes."""
+
+    device: str
+    renderer: str
+    compiler: str  # path, or "" when kernels are generated without one
+    reason: str
+    determinism_class: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the fields for a JSON report."""
+        return asdict(self)
+
+
+def find_clang() -> str:
+    """Return the path of the C compiler tinygrad would call ($CC, else clang), or ""."""
+    return shutil.which(os.environ.get("CC", "") or "clang") or ""
+
+
+def install_host_programs() -> None:
+    """Make tinygrad's clang wrapper return the shipped objects of the four host programs.
+
+    Where this machine's are not shipped they need clang, as every other source does.
+    """
+    if getattr(ClangCompiler.compile, "splitup", False):
+        return
+    original = ClangCompiler.compile
+
+    def compile_source(self: Any, source: str) -> bytes:
+        objects = _load_host_programs(self.arch)
+        if (found := objects.get(hashlib.sha256(source.encode()).hexdigest())) is not None:
+            return found
+        if find_clang():
+            return bytes(original(self, source))
+        raise Unavailable(
+            "tinygrad asks for a C compiler and none is here: use DEV=CPU:X86 on x86-64, "
+            "or install one with 'apt install clang'"
+        )
+
+    compile_source.splitup = True  # type: ignore[attr-defined]
+    ClangCompiler.compile = compile_source
+
+
+@functools.cache
+def _load_host_programs(arch: str) -> dict[str, bytes]:
+    file = importlib.resources.files("splitup.cpu") / "host_programs" / f"{arch}.json"
+    if not file.is_file():
+        return {}
+    table = json.loads(file.read_text())
+    return {digest: base64.b64decode(text) for digest, text in table["objects"].items()}
+
+
+@functools.cache
+def select_device(index: int = 0) -> DeviceReport:
+    """Choose the device once per process, open it, and tell tinygrad.
+
+    ``index`` is its number where a machine has several of a kind; all CPUs are one device.
+    ``DEV`` in the environment decides; otherwise a GPU that opens, else the CPU: there with
+    tinygrad's own assembler on x86-64 and with clang elsewhere. Raises Unavailable when nothing
+    works and ConfigurationError when ``DEV`` names something that does not.
+    """
+    install_host_programs()
+    # One process computes one task at a time, and several processes share a machine: no threads.
+    # tinygrad's kernels depend on the number of threads, so it is the same on every machine.
+    NUM_CPU_THREADS.value = 1
+    PARALLEL.value = 0
+    CACHELEVEL.value = 0  # its cache on disk is a shared file that everybody unpickles
+    asked = os.environ.get("DEV", "")
+    device, renderer = str(DEV.device), str(DEV.renderer)
+    reason = f"DEV={asked} is set"
+    if not device:
+        device = next((name for name in GPU_DEVICES if _opens(name)), "CPU")
+        reason = "a GPU was found" if device != "CPU" else "no GPU was found"
+    if device == "CPU" and not renderer:
+        renderer, why = _select_cpu_renderer()
+        reason += f"; {why}"
+    if not asked or device == "CPU":
+        DEV.value = f"{device}:{renderer}" if renderer else device
+    if device == "CPU" and renderer == "CLANG" and not find_clang():
+        raise ConfigurationError(
+            f"DEV={asked} asks for clang and none is here: 'apt install clang', set CC to its "
+            "path, or unset DEV"
+        )
+    try:
+        if (driver := _find_driver(device)) is not None:
+            driver.install()
+        if index and device != "CPU":
+            device = f"{device}:{index}"
+        opened = Device[device]
+        name = opened._renderer_name(type(opened.renderer))
+    except Exception as error:
+        raise ConfigurationError(
+            f"tinygrad cannot use DEV={asked or device}: {error}; "
+            "unset DEV, or set DEV=CPU:X86 on x86-64"
+        ) from error
+    clang = find_clang() if device == "CPU" and name == "CLANG" else ""
+    return DeviceReport(device, name, clang, reason, _get_class(device, name, clang))
+
+
+def _find_driver(device: str) -> Any:
+    """Return the module that completes tinygrad's runtime for a device, None if nothing lacks."""
+    kind = device.partition(":")[0]
+    return importlib.import_module(_DRIVERS[kind]) if kind in _DRIVERS else None
+
+
+def _opens(device: str) -> bool:
+    with suppress(Exception):  # every missing driver raises another error
+        return Device[device] is not None
+    return False
+
+
+def _select_cpu_renderer() -> tuple[str, str]:
+    """Choose tinygrad's assembler where there is one.
+
+    About as fast as clang 19, more than twice as fast as clang 14 on float16, and its kernels do
+    not depend on which clang is installed: docs/adr/0002-tinygrad-without-a-compiler.md.
+    """
+    clang = find_clang()
+    if platform.machine().lower() in _X86:
+        note = f" (DEV=CPU:CLANG would use {clang})" if clang else ""
+        return "X86", f"kernels for x86-64 need no compiler{note}"
+    if clang:
+        return "CLANG", f"{clang} compiles kernels for the CPU"
+    raise Unavailable(
+        "tinygrad needs a compiler on this machine and found none: 'apt install clang'"
+    )
+
+
+def get_common_class() -> str:
+    """Return the class of x86-64 machines with AVX2, without a GPU or a compiler."""
+    version = importlib.metadata.version("tinygrad")
+    return f"tinygrad {version}/CPU:X86/x86_64/{CPU_CLASS_PART}"
+
+
+def _get_class(device: str, renderer: str, clang: str) -> str:
+    """Return a name made of everything that output bytes may depend on."""
+    version = importlib.metadata.version("tinygrad")
+    parts = [f"tinygrad {version}", f"{device.partition(':')[0]}:{renderer}"]  # whatever its number
+    if (driver := _find_driver(device)) is not None:
+        parts.append(_shorten(driver.describe(Device[device])))
+    elif device != "CPU":
+        parts.append(str(getattr(Device[device], "arch", "")))
+    elif renderer == "X86":
+        parts.append("x86_64")  # the assembler needs no optional feature of the CPU (ADR 2)
+    else:
+        parts.append(_get_cpu_features())
+    if renderer == "LLVM":
+        parts.append(_get_llvm_version())
+    if (native := find_native_code(device)) is not None:
+        parts.append(native.CLASS_PART)
+    if clang:
+        banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
+        parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])
+    return "/".join(parts)
+
+
+def _shorten(text: str) -> str:
+    """Return a driver's description of itself as a class may hold it; other texts stay others."""
+    plain = "".join(char if " " <= char <= "~" and char != "/" else "_" for char in text)
+    if plain == text and len(text) <= _DRIVER_CHARS:
+        return text
+    return f"{plain[:_DRIVER_CHARS]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _get_cpu_features() -> str:
+    """Return a digest of the CPU's instruction sets, which compilers generate kernels for."""
+    text = ""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                text += " ".join(sorted(line.partition(":")[2].split()))
+                break
+    return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _get_llvm_version() -> str:
+    """Return the version of the library that generates the kernels."""
+    from tinygrad.runtime.autogen import llvm  # the import loads the library
+
+    numbers = [ctypes.c_uint32() for _ in range(3)]
+    llvm.LLVMGetVersion(*numbers)
+    return "LLVM " + ".".join(str(number.value) for number in numbers)

@@ -1,0 +1,1 @@
+"""Private models: the client's own tasks, their sessions, and a device that hides its text."""

@@ -1,0 +1,1 @@
+"""Texts: tokens, chat templates, grammars, vectors of texts, drafts for speculative decoding."""

@@ -1,0 +1,94 @@
+"""Chat templates: a conversation becomes the text that the model was trained to continue.
+
+A template is a Jinja program of the model's developer. It runs in Jinja's immutable sandbox, in the
+confined process of the model's tokenizer (``splitup.client.text.tokenizer``), which it may stall or
+end. The names it may use are those of Hugging Face's ``apply_chat_template``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from jinja2 import Environment, Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.graph.manifest import ChatInfo
+
+_DEPTH: Final = 1_000  # Python's own default, plenty for templates in the wild
+
+
+def check_template(template: str) -> None:
+    """Raise InvalidModel for a template that Jinja cannot parse."""
+    try:
+        _compile(template)
+    except (TemplateError, RecursionError) as error:
+        raise InvalidModel(f"the model's chat template is not valid Jinja: {error}") from None
+
+
+def render_chat(
+    chat: ChatInfo,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """Return the text that the assistant's answer continues.
+
+    ``messages`` have "role" and "content", and "tool_calls" or "tool_call_id" where tools were
+    called; ``tools`` are those on offer. All have the form of OpenAI's API, but that arguments of
+    calls are objects. Raises InvalidInput with the template's own words when
+    it refuses them, for example two messages of one role in a row.
+    """
+    check_template(chat.template)
+    try:
+        return _compile(chat.template).render(
+            messages=[dict(message) for message in messages],
+            bos_token=chat.bos_token,
+            eos_token=chat.eos_token,
+            add_generation_prompt=True,
+            tools=tools,
+            documents=None,
+        )
+    except _Refusal as error:
+        raise InvalidInput(f"the model's chat template refuses the messages: {error}") from None
+    except Exception as error:  # the template is a foreign program: it may raise anything
+        raise InvalidInput(f"the model's chat template failed: {error}") from None
+
+
+class _Refusal(Exception):
+    """What a template raises by ``raise_exception``."""
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _Refusal(message)
+
+
+@functools.lru_cache(16)
+def _compile(template: str) -> Template:
+    """Compile a template; raise RecursionError for one that nests too deeply.
+
+    Python's compiler recurses in C and relies on the interpreter's recursion limit, which libraries
+    raise on import (``splitup.core.codec.parse_json``): far enough for a long expression to
+    overflow the stack and kill the process.
+    """
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(_DEPTH)
+    try:
+        return _make_environment().from_string(template)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _make_environment() -> Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

@@ -1,0 +1,273 @@
+"""A model's tokenizer and chat template, in a confined process, because both are foreign.
+
+The file is parsed by native code of a library, and the template is a program.
+
+    {"load": true} and the file                    tokenizer.json
+    {"encode": true, "special": b} and UTF-8       -> the tokens and their types; two texts are a
+                                                   pair
+    {"decode": n, "skip_special": b} and tokens    what those from place n on add to the text of
+                                                   those before -> {"text": …}
+    {"extend": n, "is_end": b} and tokens          the same of each that is certain (``_extend``)
+    {"check": true} and the template               raises for one that is no Jinja
+    {"render": true}, chat and what to render      -> the text; all three in UTF-8, two in JSON
+
+Tokens are uint32, little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+from splitup.client.text.chat_template import check_template, render_chat
+from splitup.core import limits, tuning
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.texts import EncodedText
+from splitup.graph.manifest import ChatInfo
+from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
+from splitup.sandbox.confinement import confine
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_MODULE: Final = "splitup.client.text.tokenizer"
+_TOKEN: Final = np.dtype("<u4")
+_PROMPT_TOKENS: Final = 64  # of a prompt's end: more than the text of what follows depends on
+_UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"  # what libraries decode a part of a character to
+R = TypeVar("R")
+
+
+class ModelTokenizer:
+    """The parent's side: turns texts into tokens and back. Calls block; threads may share it."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        """Load a tokenizer.json; ``name`` says in errors whose it is.
+
+        Raises InvalidModel when the library refuses the file or does not survive it.
+        """
+        self.data = data
+        self._name = name
+        self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
+        try:
+            self._ask({"load": True}, [data], timeout_s=tuning.TOKENIZER_LOAD_S)
+        except (InvalidInput, ChildDied):
+            self.close()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether its process is alive."""
+        return self._child.is_running
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text. Raises InvalidModel."""
+        return list(self._encode([text], add_special_tokens).tokens)
+
+    def encode_typed(self, text: str, pair: str | None = None) -> EncodedText:
+        """Return the tokens of a text, or of a pair of texts, with their types.
+
+        Raises InvalidModel.
+        """
+        return self._encode([text] if pair is None else [text, pair], True)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> EncodedText:
+        question = {"encode": True, "special": add_special_tokens}
+        _, found = self._ask(question, [text.encode(errors="replace") for text in texts])
+        if len(found) != 2 or len(found[0]) % _TOKEN.itemsize or len(found[0]) != len(found[1]):
+            raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
+        tokens, types = (tuple(map(int, np.frombuffer(data, _TOKEN))) for data in found)
+        return EncodedText(tokens, types)
+
+    def decode(
+        self, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> str:
+        """Return what tokens add to the text of those ``after`` which they come.
+
+        Many tokenizers leave out the space before the first word of a text. Raises InvalidModel.
+        """
+        question = {"decode": len(after), "skip_special": skip_special_tokens}
+        answer, _ = self._ask(question, [_pack([*after, *tokens])])
+        return str(answer.get("text", ""))
+
+    def render_chat(
+        self,
+        chat: ChatInfo,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Return the text that a conversation becomes. Raises InvalidInput."""
+        said = json.dumps({"messages": list(messages), "tools": tools}).encode()
+        _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
+        return str(found[0], "utf-8", "replace") if found else ""
+
+    def open_stream(self, prompt: Sequence[int]) -> TokenStream:
+        """Return a text that continues a prompt token by token, without special tokens."""
+        return TokenStream(self, prompt)
+
+    async def run(self, call: Callable[[], R]) -> R:
+        """Make a call of these, which block, on the process's own thread."""
+        try:
+            return await self._child.run_apart(call)
+        except ChildDied:
+            return call()  # it blocks no longer, and says why
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+
+    def _ask(
+        self,
+        question: Mapping[str, Any],
+        buffers: Buffers = (),
+        *,
+        timeout_s: float = tuning.TOKENIZER_CALL_S,
+    ) -> tuple[dict[str, Any], list[memoryview]]:
+        what = "chat template" if "render" in question else "tokenizer (tokenizer.json)"
+        try:
+            return self._child.ask(
+                question, buffers, timeout_s=timeout_s, max_bytes=limits.MAX_TOKENIZER_BYTES
+            )
+        except ChildFailed as error:
+            raise InvalidModel(f"the {what} of {self._name}: {error}") from None
+        except ChildDied as error:
+            raise InvalidModel(
+                f"the {what} of {self._name} ended its process: {error}; do not trust this model"
+            ) from None
+
+
+def check_chat_template(template: str) -> None:
+    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it."""
+    child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
+    try:
+        child.ask(
+            {"check": True},
+            [template.encode()],
+            timeout_s=tuning.TOKENIZER_LOAD_S,
+            max_bytes=limits.MAX_CHAT_TEMPLATE_CHARS,
+        )
+    except (ChildFailed, ChildDied) as error:
+        raise InvalidModel(f"the model's chat template cannot be used: {error}") from None
+    finally:
+        child.close()
+
+
+class TokenStream:
+    """A text that grows token by token."""
+
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        # as many as the next ones' text depends on
+        self._tokens = list(prompt[-_PROMPT_TOKENS:])
+        self._settled = len(self._tokens)  # how many of them have been given
+
+    def extend(self, tokens: Sequence[int], *, is_end: bool = False) -> list[tuple[int, str]]:
+        """Take tokens; return those whose text is certain, each with what it adds to the text.
+
+        Tokens of an unfinished character wait for the rest of it, or for the end of the text, where
+        it becomes U+FFFD.
+        """
+        self._tokens += tokens
+        if len(self._tokens) == self._settled:
+            return []
+        question = {"extend": self._settled, "is_end": is_end}
+        answer, _ = self._tokenizer._ask(question, [_pack(self._tokens)])
+        texts, start, settled = (answer.get(key) for key in ("texts", "start", "settled"))
+        if (
+            not isinstance(texts, list)
+            or type(start) is not int
+            or type(settled) is not int
+            or not 0 <= start <= settled <= len(self._tokens)
+            or len(texts) != settled - self._settled
+        ):
+            raise InvalidModel(f"the tokenizer of {self._tokenizer._name} gave no texts")
+        found = self._tokens[self._settled : settled]
+        del self._tokens[:start]
+        self._settled = settled - start
+        return list(zip(found, map(str, texts), strict=True))
+
+
+def _pack(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, _TOKEN).tobytes()
+
+
+_Decode = Callable[[Sequence[int]], str]
+
+
+def _continue(decode: _Decode, tokens: Sequence[int], place: int) -> str:
+    """Return what tokens from ``place`` on add to the text of those before."""
+    text, known = decode(tokens), decode(tokens[:place])
+    if not text.startswith(known):
+        known = known.rstrip(_UNFINISHED)  # which the tokens may have finished
+    return text[len(known) :] if text.startswith(known) else decode(tokens[place:])
+
+
+def _extend(decode: _Decode, tokens: Sequence[int], place: int, is_end: bool) -> dict[str, Any]:
+    """Return what each token from ``place`` on adds to the text, as far as that is certain.
+
+    ``texts`` are of the tokens up to ``settled``; later texts depend on the tokens from ``start``
+    on: those that gave the last text, and more if these begin within a character.
+    """
+    texts: list[str] = []
+    start, settled = 0, place
+    for end in range(place + 1, len(tokens) + 1):
+        text = _continue(decode, tokens[start:end], settled - start)
+        if text.endswith(_UNFINISHED) and not (is_end and end == len(tokens)):
+            continue
+        texts += [""] * (end - settled - 1) + [text]
+        if text and not decode(tokens[settled:end]).startswith(_UNFINISHED):
+            start = settled
+        settled = end
+    return {"texts": texts, "start": start, "settled": settled}
+
+
+class _Library:
+    """The child's side."""
+
+    def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
+        from tokenizers import Tokenizer
+
+        try:
+            if "render" in question:
+                chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
+                text = render_chat(chat, **json.loads(str(buffers[1], "utf-8")))
+                return {}, [text.encode(errors="replace")]
+            if "check" in question:
+                check_template(str(buffers[0], "utf-8"))
+                return {}, ()
+            if "load" in question:
+                self._tokenizer: Tokenizer = Tokenizer.from_str(str(buffers[0], "utf-8"))
+                self._tokenizer.no_padding()  # which files of encoders ask for
+                self._tokenizer.no_truncation()
+                return {}, ()
+            if "encode" in question:
+                text, *rest = (str(data, "utf-8") for data in buffers)
+                pair, special = rest[0] if rest else None, question["special"]
+                found = self._tokenizer.encode(text, pair, add_special_tokens=special)
+                return {}, [_pack(found.ids), _pack(found.type_ids)]
+            tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
+            skips = question.get("skip_special", True)
+            decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
+            if "decode" in question:
+                return {"text": _continue(decode, tokens, question["decode"])}, ()
+            return _extend(decode, tokens, question["extend"], question["is_end"]), ()
+        except InvalidInput:
+            raise
+        except Exception as error:  # the library raises plain Exception, and worse
+            raise InvalidInput(f"cannot be used: {error}") from None
+
+
+def main() -> None:
+    confine()
+    bound = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    serve(_Library().answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Tasks that are made to compile slowly, or to take much memory: refused, or given up in time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from splitup.backend import runtime
+from splitup.backend.compiler import compile_process, schedule
+from splitup.backend.compiler.compile_process import compile_apart
+from splitup.backend.compiler.launch_sizes import compute_size, read_size
+from splitup.backend.devices.device_choice import select_device
+from splitup.backend.runtime import TaskProgram
+from splitup.backend.tinygrad_types import make_variable
+from splitup.core import limits, tuning
+from splitup.core.codec import compute_digest
+from splitup.core.errors import InvalidModel
+from splitup.graph.cost import compute_vram_bytes
+from splitup.graph.ir import Graph, Symbol
+from splitup.graph.rules import CheckedGraph, check_graph, load_graph
+from tests.graph.graphs import make_legal
+from tests.graph.hostile import (
+    make_functions,
+    make_moves,
+    make_random,
+    make_shifts,
+    make_swelling,
+)
+
+DEVICE = select_device().device
+GIVEN_UP_S = 5  # and a second to notice it
+
+
+def get_children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("levels", [7, 9, 12, 20])
+def test_s04_a_value_read_through_exponentially_many_views_is_refused(levels: int) -> None:
+    data = make_shifts(levels).to_bytes()
+    start_s = time.process_time()
+    with pytest.raises(InvalidModel, match="'compiling'"):
+        load_graph(data)
+    assert time.process_time() - start_s < 1
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        make_functions("SIN", "float64", 8),
+        make_functions("SIN", "float32", 16),
+        make_functions("POW", "float64", 8, 3),
+        make_functions("POW", "float16", 4, 64),
+        make_moves(15),
+        make_moves(40),
+        make_moves(4000),
+    ],
+    ids=lambda graph: f"{len(graph.to_bytes())} bytes",
+)
+def test_s18_compile_bombs_are_refused(graph: Graph) -> None:
+    data = graph.to_bytes()
+    start_s = time.process_time()
+    with pytest.raises(InvalidModel, match=r"'compiling'|no graph"):
+        load_graph(data)
+    assert time.process_time() - start_s < 1
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [make_shifts(5), make_functions("SIN", "float64", 3), make_moves(7)],
+    ids=lambda graph: f"{len(graph.to_bytes())} bytes",
+)
+def test_s18_the_largest_legal_bombs_compile_in_time(graph: Graph) -> None:
+    before_s = get_children_s()
+    assert compile_apart(lambda: check_graph(graph), DEVICE).launches
+    assert get_children_s() - before_s < GIVEN_UP_S
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_s18_what_a_search_finds_compiles_in_time(seed: int) -> None:
+    """``python -m bench.measure.compile_times`` searches further."""
+    graph = make_random(seed, most_nodes=20)
+    before_s = get_children_s()
+    assert compile_apart(lambda: graph, DEVICE).launches
+    assert get_children_s() - before_s < GIVEN_UP_S
+
+
+def compile_instead(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]
+) -> tuple[float, int]:
+    """Let the process do ``work`` in place of compiling; return its CPU time and our growth."""
+    monkeypatch.setattr(compile_process, "compile_graph", lambda *args, **options: work())
+    before_s, before_kib = get_children_s(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidModel, match=r"given up|too much memory"):
+        compile_apart(lambda: check_graph(make_legal()), DEVICE)
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return get_children_s() - before_s, (after_kib - before_kib) * 1024
+
+
+def test_s04_what_the_rules_miss_is_given_up_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "COMPILE_S", 1.0)
+
+    def spin() -> None:
+        while True:
+            pass
+
+    took_s, _ = compile_instead(monkeypatch, spin)
+    assert took_s < 2
+
+
+def test_s04_what_the_rules_miss_gets_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, grown = compile_instead(monkeypatch, lambda: bytes(2 * tuning.COMPILE_BYTES))
+    assert grown < 2**20
+    compile_instead(monkeypatch, lambda: [bytes(1000) for _ in range(10**6)])
+
+
+def test_s04_a_process_that_dies_is_a_refused_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_instead(monkeypatch, os.abort)
+
+
+def test_a_large_task_may_take_longer() -> None:
+    assert tuning.COMPILE_S <= GIVEN_UP_S
+    assert limits.MAX_KERNEL_US * tuning.COMPILE_FACTOR <= 1.5 * tuning.COMPILE_S * 1e6
+
+
+def test_s04_a_task_that_declares_too_little_memory_is_refused() -> None:
+    graph = make_swelling(600)
+    data = graph.to_bytes()
+    needed = compute_vram_bytes(check_graph(graph))
+    declared = 10**6
+    assert len(data) < 400 and needed > 1200 * 10**6
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidModel) as refused:
+        TaskProgram(data, None, memory_bytes=declared)
+    for part in (compute_digest(data)[:12], str(needed), str(declared)):
+        assert part in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 * 1024
+
+
+def test_s04_a_task_for_a_larger_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_get_machine_bytes", lambda device: 10**9)
+    with pytest.raises(InvalidModel, match="1000000000 are in this machine"):
+        TaskProgram(make_swelling(600).to_bytes(), None, memory_bytes=10**12)
+
+
+def test_s04_a_schedule_that_takes_more_than_was_predicted_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_graph = schedule.compile_graph
+
+    def swell(graph: CheckedGraph, device: str, **options: bool) -> schedule.Schedule:
+        made = compile_graph(graph, device, **options)
+        return replace(made, values=(*made.values, 10**9))
+
+    monkeypatch.setattr(compile_process, "compile_graph", swell)
+    with pytest.raises(InvalidModel, match="predicted from its graph"):
+        TaskProgram(make_legal().to_bytes(), None)
+
+
+def test_launch_sizes_are_plain_data() -> None:
+    rows = make_variable(Symbol("T", 64))
+    for size in (rows, (rows + 3) // 4, (rows * 3 + 5) % 7, rows.maximum(4), rows.minimum(7)):
+        assert compute_size(read_size(size), {"T": 9}) == size.sym_infer({"T": 9})
+    assert read_size(12) == 12
+    with pytest.raises(InvalidModel, match="launch size"):
+        read_size(rows.sin())

@@ -1,0 +1,131 @@
+"""The device is chosen per process, so every case runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from splitup.backend.devices.device_choice import get_common_class
+from splitup.cpu import host_programs
+from splitup.cpu.native_kernels import MATMULS_VERSION, is_supported
+
+REPORT = """
+import json
+from splitup.core.errors import SplitUpError
+from splitup.backend.runtime import TaskProgram, describe_device
+from tests.graph.graphs import make_counter
+try:
+    report = describe_device().to_dict()
+    b = make_counter()
+    y = len(b.nodes) - 1
+    program = TaskProgram(b.graph({"y": y}, [y]).to_bytes(), b.safetensors())
+    report["result"] = program.run(program.new_state(), [bytes(12) + b"\\0\\0\\x80\\x3f"])[0].hex()
+except SplitUpError as error:
+    report = {"error": str(error), "type": type(error).__name__}
+print(json.dumps(report))
+"""
+RESULT = (bytes(12) + b"\0\0\x80\x40").hex()  # 1 x 4, the rest zeros
+PLAIN_CLASS = f"tinygrad {importlib.metadata.version('tinygrad')}/CPU:X86/x86_64"
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def run(tmp_path: Path, *, script: str = REPORT, **environment: str) -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=root,
+        env={"CACHEDB": str(tmp_path / "cache.db"), "HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.skipif(not X86, reason="needs tinygrad's x86-64 assembler")
+def test_no_compiler_is_needed_on_x86_64(tmp_path: Path) -> None:
+    report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc")
+    assert (report["device"], report["renderer"], report["compiler"]) == ("CPU", "X86", "")
+    assert "no compiler" in report["reason"]
+    vectors = f"/products {MATMULS_VERSION}" if is_supported() else ""
+    assert report["determinism_class"] == PLAIN_CLASS + vectors
+    assert get_common_class().startswith(report["determinism_class"])
+    assert report["result"] == RESULT
+
+
+@pytest.mark.skipif(not shutil.which("clang"), reason="needs clang")
+def test_clang_is_used_when_asked_for(tmp_path: Path) -> None:
+    path = str(Path(shutil.which("clang") or "").parent)
+    report = run(tmp_path, PATH=path, DEV="CPU:CLANG")
+    assert report["renderer"] == "CLANG" and report["compiler"].endswith("clang")
+    assert "clang" in report["determinism_class"]
+    assert report["result"] == RESULT
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for device in ("CPU:CLANG", "CUDA", "CPU:NOTHING", "WARP"):
+        report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc", DEV=device)
+        assert report["type"] == "ConfigurationError" and f"DEV={device}" in report["error"]
+
+
+WITHOUT_VECTORS = """
+from splitup.cpu import native_kernels
+native_kernels._FEATURES |= {"one that no CPU has"}
+from splitup.backend.devices.device_choice import select_device
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.graph.rules import check_graph
+from tests.cpu.test_matmul_match import make_layer
+device = select_device().device
+launches = compile_graph(check_graph(make_layer(2, 128, 128)[1]), device).launches
+assert {launch.kind for launch in launches} == {"executable"}, launches
+"""
+
+
+@pytest.mark.skipif(not X86, reason="needs tinygrad's x86-64 assembler")
+def test_a_cpu_without_the_vectors_works_and_is_a_class_of_its_own(tmp_path: Path) -> None:
+    report = run(tmp_path, script=WITHOUT_VECTORS + REPORT, PATH="/nonexistent")
+    assert report["determinism_class"] == PLAIN_CLASS
+    assert report["result"] == RESULT
+
+
+def test_other_machines_have_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, system in (("aarch64", "Linux"), ("arm64", "Darwin"), ("x86_64", "Darwin")):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(platform, "system", lambda system=system: system)
+        assert not is_supported.__wrapped__()
+
+
+SOURCES = """
+import hashlib, json
+from tinygrad.device import Device
+from tinygrad.helpers import Context
+from tinygrad.runtime.support.compiler_cpu import ClangCompiler
+digests = []
+def record(self, source):
+    digests.append(hashlib.sha256(source.encode()).hexdigest())
+    return b""
+ClangCompiler.compile = record
+try:
+    with Context(DEV="CPU:X86", CCACHE=0):
+        Device["CPU"]
+except Exception:
+    pass
+print(json.dumps(digests))
+"""
+
+
+@pytest.mark.skipif(not X86, reason="the shipped objects are for x86-64")
+def test_the_shipped_objects_are_for_this_tinygrad(tmp_path: Path) -> None:
+    """Fails when tinygrad is updated: run python -m splitup.cpu.host_programs then."""
+    digests = run(tmp_path, script=SOURCES, PATH="/nonexistent")
+    path = Path(host_programs.__file__).parent / "x86_64.json"
+    assert digests and set(digests) <= set(json.loads(path.read_text())["objects"])
