@@ -97,6 +97,8 @@ ROWS: Final = {
     "S16": "padding of what a lookup reads",
     "S17": "a value with two symbolic axes",
     "S18": "a kernel cache with somebody else's code",
+    "S19": "an executor that empties its own stake",
+    "S25": "evidence judged by a key that the reporter chose",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

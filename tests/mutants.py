@@ -428,7 +428,7 @@ MUTANTS: Final = (
     Mutant(
         "quorum of a certificate",
         f"{_COMMITTEE}/certificates.py",
-        "    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)\n",
+        "    _check_quorum(plan_hash, certificate.signatures, committee, scheme)\n",
         "",
         f"{_TESTS}/committee/test_certificates.py::test_every_part_is_bound",
     ),

@@ -57,15 +57,6 @@ class MadeTensors(SentTensors):
     """A port's tensors of all steps, as an executor says that it computed them."""
 
 
-class OwnCommitment(Message):
-    """An executor's own transaction."""
-
-    execution_id: Bytes32Field
-    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
-    root: Bytes32Field
-    exposure_micro_usdc: Annotated[int, Field(ge=0, lt=2**96)]
-
-
 @dataclass(slots=True)
 class Work:
     """What a node read and gave for a task; ``right`` is what follows from what it read."""

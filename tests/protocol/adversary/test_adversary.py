@@ -24,7 +24,7 @@ from splitup.protocol.settlement import (
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
-from tests.protocol.adversary import reports, world
+from tests.protocol.adversary import market, reports, world
 from tests.protocol.adversary.deviations import KINDS, Adversary
 from tests.protocol.adversary.mutations import Pool, mutate
 from tests.protocol.adversary.promises import REMAINS
@@ -119,6 +119,11 @@ def _without_orders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collected_commitments, "check_order", lambda *arguments: 0)
 
 
+def _without_a_last_call(patch: pytest.MonkeyPatch) -> None:
+    """The chain never commits executors without the one whose stake is not free."""
+    patch.setattr(market, "LAST_CALL_S", -1_000)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -140,10 +145,11 @@ def find_first(party: str, seeds: range) -> str:
         (_without_orders, "client", 0, "the client ordered it"),
         (_without_a_majority, "executor", 0, "somebody did not commit in time"),
         (_without_comparisons, "executor", 700, "a drawn lie is paid"),
+        (_without_a_last_call, "executor", 0, "honest work is unpaid"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
-        *("replaced", "acknowledged", "ordered", "majority", "numbers"),
+        *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -19,7 +19,6 @@ from tests.protocol.machines import (
     EXECUTION,
     EXECUTORS,
     STEPS,
-    commit_on_chain,
     make_commitment,
     make_committing,
     make_context,
@@ -150,17 +149,12 @@ def test_votes_for_another_root_do_not_count_and_false_signatures_are_refused() 
     assert not [c for c in commands if isinstance(c, SubmitCommitments)]
 
 
-def test_own_commitments_on_chain_end_the_vote() -> None:
-    agreement, state = make_full()
-    commit_on_chain(state)
-    assert agreement.advance(state, CONTEXT, 0.0) == []
-
-
 def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
     agreement, state = make_full()
     found = state.find_agreement(0)
     assert found is not None
-    agreed = ExecutionCommitted(EXECUTION, compute_commitments_root(EXECUTION, found), BLOCK)
+    root, exposures = compute_commitments_root(EXECUTION, found), state.list_exposures(found)
+    agreed = ExecutionCommitted(EXECUTION, root, BLOCK, exposures)
     state.chain.agreed = agreed
     assert agreement.advance(state, CONTEXT, 0.0) == []
     assert state.chain.bound.keys() == set(EXECUTORS) and state.find_basis() is not None
