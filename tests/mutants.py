@@ -487,6 +487,13 @@ MUTANTS: Final = (
         f"{_TESTS}/settlement/test_draws.py::test_a_draw_of_another_member_is_taken_if_it_rests_on_our_chain",
     ),
     Mutant(
+        "a stake that is not locked",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        " if locked.get(node)}",
+        "}",
+        f"{_TESTS}/settlement/test_commitments.py::test_s19_a_node_without_free_stake_costs_nobody_else_the_pay",
+    ),
+    Mutant(
         "request of a certificate",
         f"{_PLANNING}/plan_agreement.py",
         "if not is_same(certificate.plan.request, known.request):",

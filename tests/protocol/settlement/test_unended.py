@@ -210,10 +210,12 @@ def test_of_two_common_numbers_the_one_that_pays_more_work_counts() -> None:
     assert len(settle(simulation, plan, *done)) == 3, "3 · 3 steps, not 2 · 4"
 
 
-def test_half_of_the_price_is_not_enough() -> None:
+def test_s19_who_withholds_most_of_the_price_keeps_nobody_elses_pay() -> None:
+    """One of three commits to what the client signed: near the deadline that is enough."""
     simulation, execution_id, plan = open_execution()
-    commit(simulation, plan, 0, STEPS, final=True)
-    assert not run_to_agreement(simulation, execution_id)
+    done = commit(simulation, plan, 0, STEPS, final=True)
+    assert run_to_agreement(simulation, execution_id)
+    assert settle(simulation, plan, done).keys() == {plan.executors()[0]}
 
 
 def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
