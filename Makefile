@@ -18,7 +18,8 @@ PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deplo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
+unexport PYTHONDONTWRITEBYTECODE  # the tests start ninety programs, which would all compile our modules
+.PHONY: demo up test test-all run-tests test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
 
 demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
@@ -26,8 +27,16 @@ demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model o
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint $(FOR_TESTS)  ## everything that CI checks
-	$(BIN)/pytest -n auto --maxprocesses 4
+test:  ## everything that CI checks
+	$(MAKE) --no-print-directory -j4 $(FOR_TESTS)
+	$(MAKE) --no-print-directory -j2 lint run-tests
+
+test-all: test-edge  ## that, and what takes long: marked so, and exported models
+	$(MAKE) --no-print-directory -j4 $(FOR_TESTS)
+	$(MAKE) --no-print-directory -j2 lint run-tests MARKED='-m ""'
+
+run-tests: $(FOR_TESTS)
+	$(BIN)/python -m tests.passes -n auto --maxprocesses 4 $(MARKED)
 
 test-edge: $(EDGE)  ## the tests of exported models, in an environment of their own of 1.9 GB
 	.edge/bin/python -m pytest tests/edge tests/deploy/edge

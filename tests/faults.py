@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorder = Recorder()
     ids = sorted({test for test in tests if not test.startswith("forge::")})
     if ids:
-        pytest.main(["-q", "--no-header", *others, *ids], plugins=[recorder])
+        pytest.main(["-q", "--no-header", "-m", "", *others, *ids], plugins=[recorder])
     forge = sorted({test.removeprefix("forge::") for test in tests if test.startswith("forge::")})
     outcomes = recorder.outcomes | run_forge(forge)
     results = {row: judge(found.get(row, []), outcomes) for row in rows}

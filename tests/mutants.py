@@ -823,7 +823,7 @@ def _run_here(root: Path, test: str, output: Path) -> NoReturn:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         import pytest
 
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
+        code = int(pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *test.split()]))
     except BaseException:
         traceback.print_exc()
     finally:

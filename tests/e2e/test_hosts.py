@@ -166,6 +166,7 @@ def network(tmp_path: Path) -> Iterator[RealNetwork]:
         yield RealNetwork(tmp_path / "hosts", stack)
 
 
+@pytest.mark.long  # tests/docs looks whether each command of the page exists
 def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNetwork) -> None:
     page, owner = network.page, network.owner
     network.run(owner, *page.take_commands("owner"))
