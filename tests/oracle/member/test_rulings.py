@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.settlement.task_replay import append_output
-from splitup_oracle.member import recomputation
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.rulings import Rulings
 
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.errors import Refused
 from splitup.crypto.keys import Identity
@@ -62,6 +64,7 @@ class Court:
     """A network whose store holds the model, and one member's recomputation."""
 
     network: Network
+    recomputer: Recomputer
     rulings: Rulings
 
     def order(
@@ -170,13 +173,15 @@ async def court(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Court
         await store_model(network, [MANIFEST, TOLERANT], GRAPHS)
         member: Identity = network.committee.members[0]
         async with SignedClient(member) as http, network.open(member) as gateway:
-            yield Court(network, Rulings(http, gateway, root / "replays"))
+            with closing(Recomputer(KernelCache(root / "kernels"))) as recomputer:
+                rulings = Rulings(http, gateway, recomputer, root / "replays")
+                yield Court(network, recomputer, rulings)
 
 
 async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> None:
     order = court.order(MANIFEST)
     await court.write(order.certificate, 0, DATA)
-    determinism = await recomputation.find_class("")
+    determinism = await court.recomputer.find_class("")
     ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
     assert (ruling.inputs, ruling.outputs) == ((digest_steps(DATA),), (digest_steps(RIGHT),))
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
@@ -263,7 +268,7 @@ async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_
     court: Court,
 ) -> None:
     near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
-    determinism = await recomputation.find_class("")
+    determinism = await court.recomputer.find_class("")
     for claimed, stored, close in (
         (near, near, True),
         (far, far, False),
