@@ -103,9 +103,9 @@ def _give_up_rights(files: Collection[int]) -> None:
     for number in (signal.SIGTERM, *_OUT_OF_TIME):
         signal.signal(number, signal.SIG_DFL)
     first = 3
-    for number in sorted(files):
-        os.closerange(first, number)
-        first = number + 1
+    for kept in sorted(files):
+        os.closerange(first, kept)
+        first = kept + 1
     os.closerange(first, max(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -17,9 +17,11 @@ from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.recompute_process import write_tensor
 from splitup_oracle.member.rulings import Rulings
 
+from splitup.backend.compiler.compile_server import CompileServer
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.backend.devices.device_choice import select_device
 from splitup.core import limits, tuning
+from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph, encode_float
@@ -217,6 +219,41 @@ async def test_time_is_bounded(
     monkeypatch.setattr(limits, "RULING_STEP_S", 0.0)
     with pytest.raises(Unavailable, match="no answer within"):
         await recomputer.replay(job)
+    monkeypatch.undo()
+    assert await recomputer.replay(job), "the next question starts another process"
+
+
+async def test_a_second_look_starts_no_process_and_compiles_nothing(
+    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    first = await recomputer.replay(job)
+    started, compiled = list[Any](), list[bytes]()
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+
+    async def compile_again(self: CompileServer, graph: bytes, *told: Any) -> bytes:
+        compiled.append(graph)
+        raise Unavailable("it is compiled again")
+
+    monkeypatch.setattr(CompileServer, "compile", compile_again)
+    assert await recomputer.replay(job) == first
+    assert not started and not compiled
+
+
+async def test_s10_a_task_that_breaks_its_process_leaves_the_next_one_alone(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    first = await recomputer.replay(job)
+    kernels = KernelCache(tmp_path / "kernels")
+    task_id, device = compute_digest(job.task.read_bytes()), "CPU"
+    good = kernels.load(task_id, CLASS, device)
+    assert good is not None
+    kernels.store(task_id, CLASS, device, good[:-64])  # as if the code generator had a fault
+    with pytest.raises((InvalidInput, Unavailable)):
+        await recomputer.replay(job)
+    kernels.store(task_id, CLASS, device, good)
+    assert await recomputer.replay(job) == first
 
 
 async def test_memory_is_bounded_and_no_secret_gets_in(

@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from splitup_oracle.member.rulings import Rulings
 
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
-from splitup.core.errors import Refused
+from splitup.core.errors import InvalidModel, Refused, TooSlow
 from splitup.crypto.keys import Identity
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_task_key
@@ -187,6 +190,31 @@ async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> N
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
     ruling = await court.rule(order, MANIFEST, "another/GPU", RIGHT)
     assert "this machine computes as" in ruling.error, "it has no tolerance"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_slow"),
+    [(TooSlow("busy"), True), (OSError("no memory"), True), (InvalidModel("no graph"), False)],
+)
+async def test_a_member_that_could_not_compute_yet_says_that_and_not_that_it_cannot(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    is_slow: bool,
+) -> None:
+    nothing = cast(Any, None)
+    rulings = Rulings(nothing, nothing, nothing, tmp_path / "replays")
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(rulings, "_recompute", fail)
+    command = cast(Any, SimpleNamespace(order=SimpleNamespace(task=TASK)))
+    (ruling,) = await rulings.recompute(command, MANIFEST)
+    assert (ruling.slow, ruling.error) == (is_slow, "" if is_slow else str(error))
+    said = "is not recomputed yet" if is_slow else "cannot be recomputed here"
+    assert caplog.messages == [f"task {TASK} {said}: {error}"]
 
 
 @pytest.mark.parametrize("steps", [0, STEPS - 1])
