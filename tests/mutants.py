@@ -559,6 +559,14 @@ MUTANTS: Final = (
         "test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict",
     ),
     Mutant(
+        "time of slow members",
+        f"{_SETTLEMENT}/verification_rounds.py",
+        "        if verification.attestations.is_delayed(check.task):\n            return False\n",
+        "",
+        f"{_TESTS}/settlement/test_verdicts.py::"
+        "test_members_that_are_slow_at_first_convict_a_liar_before_the_deadline",
+    ),
+    Mutant(
         "numbers of a validator",
         f"{_SETTLEMENT}/proof_of_sampling.py",
         "(right if found.outputs else wrong).append(result.validator)",

@@ -156,8 +156,8 @@ class TaskProgram:
         memory the task needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that
         ``is_foreign``, made by somebody else, is compiled in a process of its own; others in this
         process, which shares kernels with those before it. Raises InvalidModel when the graph
-        breaks a rule or what is said of it, when it takes too long to compile, and when the weights
-        are not those it names.
+        breaks a rule or what is said of it, and when the weights are not those it names; TooSlow
+        when it takes too long to compile here.
         """
         self._report = select_device(device_index)
         self._threads = threads
@@ -182,23 +182,20 @@ class TaskProgram:
         device_index: int = 0,
         threads: int = 1,
         uses_native_code: bool = True,
-        is_foreign: bool = False,
+        kernels: bytes | None = None,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        It is compiled in this process, and shares kernels with those before it, unless it
-        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
-        tinygrad's: to compare with.
+        Without its ``kernels`` it is compiled in this process, and shares kernels with those before
+        it. Without ``uses_native_code`` all kernels are tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
         program.device = program._report.device
-        if is_foreign:
-            schedule = compile_apart(
-                lambda: graph, program.device, uses_native_code=uses_native_code
-            )
+        if kernels is not None:
+            schedule = decode_schedule(kernels, find_native_code(program.device))
         else:
             schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)

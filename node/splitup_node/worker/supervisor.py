@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from splitup.backend.compiler import compile_server
 from splitup.backend.compiler.compile_server import CompileServer
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.sandbox.child import make_command, make_environment
+from splitup.sandbox.warm_child import WarmChild
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
@@ -95,7 +97,8 @@ class Supervisor:
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
         cache = KernelCache(cache_directory or directory / "kernels")
-        self._compiler = CompileServer(self._device, self._device_index, cache)
+        compiler = WarmChild(compile_server.MODULE, self._device)
+        self._compiler = CompileServer(compiler, self._device_index, cache)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._files: socket.socket | None = None  # hands open files to the worker
@@ -171,7 +174,7 @@ class Supervisor:
             raise WorkerLost("the worker is not running")
         try:
             kernels = await self._compiler.find(graph, self.report, memory_bytes, gate)
-        except InvalidModel as error:
+        except (InvalidModel, Unavailable) as error:
             raise TaskFailed(str(error)) from None
         if weights is not None and self._files is not None:
             with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone

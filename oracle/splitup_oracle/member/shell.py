@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, assert_never
 
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
@@ -78,6 +79,7 @@ from splitup_oracle.member.background import BackgroundTasks
 from splitup_oracle.member.contents import ContentFetcher
 from splitup_oracle.member.gossip import GossipTransport
 from splitup_oracle.member.node_requests import NodeRequests
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
@@ -127,8 +129,9 @@ class Member:
         self._contents = ContentFetcher(
             http, gateway, RecordedModels(chain), data_dir / "manifests"
         )
-        self._rulings = Rulings(http, gateway, data_dir / "replays")
-        self._recompute_capabilities = RecomputeCapabilities()
+        self._recomputer = Recomputer(KernelCache(data_dir / "kernels"))
+        self._rulings = Rulings(http, gateway, self._recomputer, data_dir / "replays")
+        self._recompute_capabilities = RecomputeCapabilities(self._recomputer)
         self._waiters: dict[str, _Waiters] = {}
         self.heard = asyncio.Event()  # an unprobed node sent a heartbeat
         self.behind = asyncio.Event()  # another member has seen a block that we lack
@@ -169,6 +172,7 @@ class Member:
         """Cancel all tasks; after a restart the machine repeats what is needed."""
         await self._recompute_capabilities.close()
         await self._background.close()
+        self._recomputer.close()
 
     # ---- events in --------------------------------------------------------------------------
 
