@@ -158,9 +158,9 @@ class TaskProgram:
         machine code, which is run. Results do not depend on ``threads``. The manifest says which
         memory the task needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that
         ``is_foreign``, made by somebody else, is compiled in a process of its own; others in this
-        process, which shares kernels with those before it. ``on_progress`` is called after each part
-        of the work. Raises InvalidModel when the graph breaks a rule or what is said of it, when it
-        takes too long to compile, and when the weights are not those it names.
+        process, which shares kernels with those before it. ``on_progress`` is called after each
+        part of the work. Raises InvalidModel when the graph breaks a rule or what is said of it,
+        when it takes too long to compile, and when the weights are not those it names.
         """
         self._report = select_device(device_index)
         self._threads = threads

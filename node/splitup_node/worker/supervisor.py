@@ -108,6 +108,7 @@ class Supervisor:
         self._next_id = 0
         self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
         self._longest_s: dict[int, float] = {}  # program -> its longest step, estimated
+        self._freeing: asyncio.Task[None] | None = None  # a load that was cancelled, as it ends
         self._load_moves = 0  # answers and progress of loads so far
         self._merging: set[int] = set()  # programs whose consecutive steps can run in one pass
         self._lost: asyncio.Event = asyncio.Event()
@@ -190,7 +191,14 @@ class Supervisor:
                 socket.send_fds(self._files, [b"\0"], [file.fileno()])
         request = LoadRequest(graph, kernels, memory_bytes, gate)
         body = encode_load(request, has_weights=weights is not None)
-        loaded = await self._await_load(self._ask(Kind.LOAD, body, 0.0), task)
+        if self._freeing is not None:
+            await asyncio.wait({self._freeing})
+        loading = asyncio.create_task(self._await_load(self._ask(Kind.LOAD, body, 0.0), task))
+        try:
+            loaded = await asyncio.shield(loading)
+        except asyncio.CancelledError:  # the worker goes on with it
+            self._freeing = asyncio.create_task(self._free(loading))
+            raise
         self._widths[loaded["program"]] = loaded["width"]
         self._longest_s[loaded["program"]] = loaded["longest_s"]
         if loaded["merges"]:
@@ -199,27 +207,20 @@ class Supervisor:
 
     async def _await_load(self, asked: asyncio.Future[memoryview], task: Path) -> dict[str, Any]:
         """Return the answer to a load, however long it takes while parts of it get done."""
-        try:
-            while not asked.done():
-                moves = self._load_moves
-                await asyncio.wait({asked}, timeout=tuning.LOAD_QUIET_S)
-                if not asked.done() and self._load_moves == moves:
-                    self.kill(f"a LOAD made no progress for {tuning.LOAD_QUIET_S:g} s")
-                    asked.add_done_callback(lambda lost: lost.exception())  # ours says more
-                    raise WorkerLost(f"the worker was killed while it loaded {task}")
-        except asyncio.CancelledError:
-            asked.add_done_callback(self._free_unwanted)
-            raise
+        while not asked.done():
+            moves = self._load_moves
+            await asyncio.wait({asked}, timeout=tuning.LOAD_QUIET_S)
+            if not asked.done() and self._load_moves == moves:
+                self.kill(f"a LOAD made no progress for {tuning.LOAD_QUIET_S:g} s")
+                asked.add_done_callback(lambda lost: lost.exception())  # ours says more
+                raise WorkerLost(f"the worker was killed while it loaded {task}")
         loaded: dict[str, Any] = parse_json(bytes(asked.result()))
         return loaded
 
-    def _free_unwanted(self, asked: asyncio.Future[memoryview]) -> None:
-        """Free a task that was loaded although nobody waits for it any more."""
-        if asked.cancelled() or asked.exception() is not None:
-            return
-        program = parse_json(bytes(asked.result()))["program"]
-        body = [struct.pack("<Q", program)]
-        self._send(Kind.UNLOAD, body, self.limit_s, lambda answer: None)
+    async def _free(self, loading: asyncio.Task[dict[str, Any]]) -> None:
+        """Free a task once it is loaded, since nobody waits for it any more."""
+        with contextlib.suppress(SplitUpError):
+            await self.unload((await loading)["program"])
 
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""

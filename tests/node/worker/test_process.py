@@ -250,7 +250,7 @@ async def test_a_load_that_nobody_waits_for_any_more_is_freed(start: Start, tmp_
     supervisor = await start()
     kept = (await load(supervisor, tmp_path, make_sum(2)))["program"]
     unwanted = asyncio.create_task(load(supervisor, tmp_path, make_accumulator(2)))
-    while not supervisor._loads:
+    while not supervisor._loads:  # noqa: ASYNC110 - nobody is told
         await asyncio.sleep(0)
     unwanted.cancel()
     with pytest.raises(asyncio.CancelledError):
