@@ -103,6 +103,7 @@ MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB
 MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
 MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
 VECTOR_STEPS: Final = 3  # with zero state, and with the states after one step and after two
+VECTOR_ROWS: Final = 8  # of the first: whole tiles and an incomplete one of each matmul's kernel
 VECTOR_ELEMENTS: Final = 1_024  # kept of every output port and step, evenly spread
 PLAUSIBLE_L2_PPB: Final = 50_000_000  # 5 %: bfloat16 has 0.4 % per rounding; defects give more
 MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports

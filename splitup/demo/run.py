@@ -29,7 +29,7 @@ from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
-from splitup.devnet.status import fetch_health, read_load_problems
+from splitup.devnet.status import fetch_health, read_load_problems, read_loading
 from splitup.net.http import SignedClient
 
 MODEL: Final = "packages-4m"
@@ -276,14 +276,16 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
                     say(f"{ready}/{len(wanted)} tasks are held by {_MIN_HOLDERS} nodes or more")
                 said = ready, holders.total()
                 ends = time.monotonic() + _LOAD_TIMEOUT_S
+            if read_loading(directory):  # nodes give up themselves what does not go on
+                ends = time.monotonic() + _LOAD_TIMEOUT_S
             if ready == len(wanted):
                 return
             _check_refusals(directory, wanted, state.nodes)
             if time.monotonic() > ends:
                 raise Unavailable(
                     f"only {ready} of {len(wanted)} tasks have {_MIN_HOLDERS} nodes, and no node "
-                    f"loaded another one for {_LOAD_TIMEOUT_S:g} s; run it again with --keep and "
-                    "read the nodes' logs"
+                    f"has been loading another one for {_LOAD_TIMEOUT_S:g} s; run it again with "
+                    "--keep and read the nodes' logs"
                 )
             await asyncio.sleep(_POLL_S)
 

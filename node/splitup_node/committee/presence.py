@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from functools import partial
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel, SplitUpError
@@ -22,7 +23,14 @@ from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.execution.engine import Engine
 from splitup_node.health import Health
 from splitup_node.tasks.loaded_tasks import LoadedTasks
-from splitup_node.tasks.placement import DemandEntry, Trade, Trader, choose_task, merge_demand
+from splitup_node.tasks.placement import (
+    DemandEntry,
+    Trade,
+    Trader,
+    choose_task,
+    choose_unlisted,
+    merge_demand,
+)
 from splitup_node.worker.supervisor import TaskFailed, WorkerLost
 
 _log = logging.getLogger("splitup.node.presence")
@@ -100,6 +108,7 @@ class Presence:
             determinism=self._get_determinism()[:200],
             speed_mflops=self._engine.step_loop.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
+            loading=bool(self._loaded_tasks.loading),
         )
         stated = (beat.resident, beat.determinism)
         only_due = stated == self._stated and not self._is_urgent
@@ -112,6 +121,7 @@ class Presence:
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
         self._demand = merge_demand(self._heartbeat_sender.get_demands())
+        self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
         self._demand_changed.set()
 
     def _get_offers(self) -> tuple[str, ...]:
@@ -141,7 +151,9 @@ class Presence:
                 excluded,
                 self._loaded_tasks.free_bytes,
             )
-            if choice is None and self._trader.is_due(time.time()):
+            if choice is None and await self._free_unlisted(excluded):
+                self._heartbeat_due.set()
+            elif choice is None and self._trader.is_due(time.time()):
                 choice = await self._trade(excluded)
             if choice is not None and await self._load(choice):
                 self._heartbeat_due.set()
@@ -150,12 +162,23 @@ class Presence:
 
     async def _load(self, choice: DemandEntry) -> bool:
         try:
-            await self._loaded_tasks.ensure(choice.model_id, choice.task)
+            is_loaded = await self._loaded_tasks.place(choice.model_id, choice.task)
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
         self._problems.pop(choice.task_id, None)
-        return True
+        return is_loaded
+
+    async def _free_unlisted(self, excluded: Collection[str]) -> bool:
+        """Unload an idle task of a model that is gone, if others lack memory; return if it was."""
+        loaded_tasks = self._loaded_tasks
+        for task_id in choose_unlisted(self._demand, loaded_tasks.programs, excluded):
+            try:
+                if await loaded_tasks.unload(task_id, partial(self._is_unused, task_id)):
+                    return True
+            except SplitUpError as error:
+                _log.warning("%s is not unloaded: %s", task_id[:12], error)
+        return False
 
     def list_problems(self) -> list[dict[str, str | int | bool]]:
         """Return the wanted tasks that could not be loaded, and why; a refused one waits long."""
@@ -221,7 +244,9 @@ class Presence:
             if not self._trader.confirms(trade, self._demand):
                 self._trader.note(trade, time.time(), made=False)
                 return False
-            if not await self._loaded_tasks.unload(given.task_id, lambda: self._is_idle(given)):
+            if not await self._loaded_tasks.unload(
+                given.task_id, partial(self._is_unused, given.task_id)
+            ):
                 return False
         except SplitUpError as error:
             _log.warning("%s is not traded: %s", label, error)
@@ -250,8 +275,8 @@ class Presence:
         )
         return True
 
-    def _is_idle(self, entry: DemandEntry) -> bool:
-        return entry.task_id not in self._engine.list_used()
+    def _is_unused(self, task_id: str) -> bool:
+        return task_id not in self._engine.list_used()
 
 
 def compute_pause_s(refusals: int) -> float:

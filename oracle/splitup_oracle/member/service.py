@@ -125,6 +125,7 @@ class EventSource:
         self._seen_block = -1  # all events below this block were given
         self._nodes_changed = asyncio.Event()
         self._models_changed = asyncio.Event()
+        member.retired.update(model_id for model_id, _ in member.journal.items(_RETIRED))
 
     async def start(self) -> None:
         """Give the member what it must know before it processes peers' messages."""
@@ -211,9 +212,11 @@ class EventSource:
         model_id = event.args["modelId"]
         if event.removed:
             self._journal.delete(_RETIRED, model_id)
+            self._member.retired.discard(model_id)
         else:
             place = {"block": event.block_number, "log_index": event.log_index}
             self._journal.put(_RETIRED, model_id, place)
+            self._member.retired.add(model_id)
 
     def _refuse_retired(self, seen: RequestSeen, event: ChainEvent) -> RequestSeen:
         """Mark a request that the chain holds behind the retirement of its model."""

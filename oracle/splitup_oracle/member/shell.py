@@ -31,7 +31,7 @@ from splitup.crypto.quorum import Domain
 from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
-from splitup.messages.snapshots import Snapshot
+from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import (
@@ -73,6 +73,7 @@ from splitup.protocol.committee.peer_messages import (
 )
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
 from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.snapshots.demand import Holdings
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
 from splitup_oracle.member.background import BackgroundTasks
@@ -136,6 +137,8 @@ class Member:
         self.heard = asyncio.Event()  # an unprobed node sent a heartbeat
         self.behind = asyncio.Event()  # another member has seen a block that we lack
         self._demand: tuple[float, bytes] = (0.0, b"")
+        self._holdings: tuple[float, Holdings] = (0.0, Holdings.collect(()))
+        self.retired: set[str] = set()  # models
         self._request_checks = asyncio.Semaphore(_REQUEST_CHECKS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
 
@@ -296,10 +299,18 @@ class Member:
             reply = {
                 "block": self.machine.get_head(),
                 "period_ms": round(1000 * self.machine.get_heartbeat_period_s()),
-                "tasks": self.machine.compute_demand(now),
+                "tasks": self.machine.compute_demand(now, self.retired),
             }
             self._demand = (now, encode_canonical(reply))
         return self._demand[1]
+
+    def describe_holders(self, model_id: str) -> ModelHolders:
+        """Return how far nodes have loaded a model; it has no tasks while it is unknown here."""
+        now = time.monotonic()
+        if now - self._holdings[0] > tuning.DEMAND_AGE_S:
+            self._holdings = (now, self.machine.collect_holdings(now))
+        manifest = self.machine.find_manifest(model_id)
+        return self._holdings[1].describe(model_id, manifest, self.machine.find_current_snapshot())
 
     async def wait_for_plan(
         self, execution_id: str, wait_s: float

@@ -8,7 +8,7 @@ later becomes a ``Fault`` command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, assert_never
 
 from splitup.core import tuning
@@ -64,7 +64,7 @@ from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_agreement import SettlementAgreement, TokenReader
-from splitup.protocol.snapshots.demand import compute_demand
+from splitup.protocol.snapshots.demand import Holdings, compute_demand
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
 
@@ -183,11 +183,19 @@ class CommitteeMember:
     def is_open(self, execution_id: str) -> bool:
         return self._plans.find_request(execution_id) is not None
 
-    def compute_demand(self, now: float) -> list[dict[str, Any]]:
+    def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
         """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
         nodes = self._snapshots.nodes
         live, operators = nodes.get_live(now), nodes.get_operators()
-        return compute_demand(self._content_store.manifests(), live, operators)
+        return compute_demand(self._content_store.manifests(), live, operators, retired)
+
+    def collect_holdings(self, now: float) -> Holdings:
+        """Return what the live nodes hold and load."""
+        return Holdings.collect(self._snapshots.nodes.get_live(now))
+
+    def find_current_snapshot(self) -> Snapshot | None:
+        """Return the latest snapshot on chain, when its content is here."""
+        return self._snapshots.find_current()
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {

@@ -7,7 +7,7 @@ and stays with it to its end, so two machines may run side by side. No restart i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from splitup.protocol.committee.events import (
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
 from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.snapshots.demand import Holdings
 
 T = TypeVar("T")
 
@@ -149,8 +150,14 @@ class Membership:
     def is_open(self, execution_id: str) -> bool:
         return bool(self._find(lambda m: m.is_open(execution_id)))
 
-    def compute_demand(self, now: float) -> list[dict[str, Any]]:
-        return self._find(lambda m: m.compute_demand(now)) or []
+    def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
+        return self._find(lambda m: m.compute_demand(now, retired)) or []
+
+    def collect_holdings(self, now: float) -> Holdings:
+        return self._find(lambda m: m.collect_holdings(now)) or Holdings.collect(())
+
+    def find_current_snapshot(self) -> Snapshot | None:
+        return self._find(lambda m: m.find_current_snapshot())
 
     def get_status(self, now: float) -> dict[str, Any]:
         status = self._find(lambda m: m.get_status(now)) or {"block": 0, "group_key": ""}

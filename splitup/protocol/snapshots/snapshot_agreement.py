@@ -204,7 +204,7 @@ class SnapshotAgreement:
 
     def _get_reason(self, fields: Sequence[StableFields], now: float) -> str:
         """Return why a snapshot is due: "refresh" for its age, "change" of the nodes, or ""."""
-        current = self._find_current()
+        current = self.find_current()
         if self._sequence == 0:
             return "refresh" if fields else ""
         if now - self._accepted_at >= limits.SNAPSHOT_REFRESH_S:
@@ -215,7 +215,7 @@ class SnapshotAgreement:
 
     def _observe(self, now: float) -> tuple[NodeView, ...] | None:
         """Return our view of the nodes, or None before we listened for a heartbeat timeout."""
-        current = self._find_current()
+        current = self.find_current()
         settled = now - self._started_at >= self.nodes.timeout_s
         if not settled and current is not None and current.entries:
             return None
@@ -286,7 +286,7 @@ class SnapshotAgreement:
         check_proposal(self._context, sender, proposal)
         self._pacemaker.adopt(proposal.epoch)  # 2f+1 observations show that it has begun
         self._follow([])
-        previous = self._find_current()
+        previous = self.find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         snapshot = self._compute(proposal.observations, previous)
@@ -344,7 +344,7 @@ class SnapshotAgreement:
         everybody = len(mine.shares) == len(self._context.view.members)
         if not (everybody or now - mine.quorum_at >= limits.OBSERVATION_GRACE_S):
             return []
-        previous = self._find_current()
+        previous = self.find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         shares = choose_fitting(self._context.account, tuple(mine.shares.values()))
@@ -439,7 +439,7 @@ class SnapshotAgreement:
                 commands += self._signing_guard.forget(slot)
         return commands
 
-    def _find_current(self) -> Snapshot | None:
+    def find_current(self) -> Snapshot | None:
         """Return the content of the chain's latest snapshot, when we have it."""
         return self._content_store.find_snapshot(self._accepted[-1][2]) if self._accepted else None
 
