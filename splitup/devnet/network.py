@@ -261,7 +261,7 @@ class Devnet:
             while True:
                 child.check_running()
                 with contextlib.suppress(ChainUnavailable):
-                    await rpc.request("anvil_setTime", int(time.time()), tries=1)
+                    await rpc.request("anvil_setTime", int(time.time()))
                     return url
                 await asyncio.sleep(0.02)
 

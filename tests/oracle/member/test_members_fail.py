@@ -15,6 +15,7 @@ from splitup.chain.rpc import Rpc
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, Unavailable
 from tests.builders import HANG_S
+from tests.local_chain import mine
 from tests.oracle.committee_network import Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -170,7 +171,7 @@ async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> 
 
 async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
     async with Rpc(network.rpc_url) as rpc:
-        await rpc.request("anvil_mine", hex(tuning.REORG_BLOCKS + 40))
+        await mine(rpc, tuning.REORG_BLOCKS + 40)
         head = (await network.client.fetch_head()).number
 
         async def have_seen() -> bool:
