@@ -30,6 +30,7 @@ from typing import Any, Final, TypeVar
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.core.limits import MIB
+from splitup.sandbox.lifeline import end_with_peer
 
 _HEAD: Final = struct.Struct("<II")
 _MAX_HEAD_BYTES: Final = 1 * MIB
@@ -261,6 +262,7 @@ def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -
         os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
         os.close(nothing)
         os.dup2(2, 1)
+        end_with_peer(questions.fileno())
         while start := questions.read(_HEAD.size):
             head_bytes, count = _HEAD.unpack(start)
             sizes = struct.unpack(f"<{count}Q", questions.read(8 * count))
