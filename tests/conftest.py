@@ -9,9 +9,11 @@ Tests marked ``long`` run with ``make test-all`` only (``-m ""``).
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from splitup.devnet.processes import make_death_pact
 
 TESTS: Final = Path(__file__).parent
 # One process runs all tests of whole networks, in this order: two networks that start at once take
@@ -37,6 +41,18 @@ BUSY: Final = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]
 settings.register_profile("same", derandomize=True, **BUSY)
 settings.register_profile("search", **BUSY)
 settings.load_profile("same")
+
+# Whatever a test starts ends with this process, even when that is killed: a worker of pytest-xdist
+# has no time to stop a network when somebody presses Ctrl-C.
+_start = subprocess.Popen.__init__
+
+
+@functools.wraps(_start)
+def _start_mortal(self: Any, *arguments: Any, preexec_fn: Any = None, **options: Any) -> None:
+    _start(self, *arguments, preexec_fn=preexec_fn or make_death_pact(), **options)
+
+
+subprocess.Popen.__init__ = _start_mortal  # type: ignore[method-assign]
 
 # A shell lets what it runs in the background ignore Ctrl-C, and so would every program that a test
 # starts and then interrupts.

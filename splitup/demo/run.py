@@ -26,7 +26,7 @@ from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.decode.sampler import Sampler
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
-from splitup.devnet.processes import find_program
+from splitup.devnet.processes import find_program, make_death_pact
 from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health, read_load_problems, read_loading
@@ -240,7 +240,10 @@ async def register(directory: Path, example: Path, target_vram: str = TARGET_VRA
 async def _run_program(command: Sequence[str | Path]) -> dict[str, Any]:
     """Run a program to its end and return the JSON object it prints; raise Unavailable."""
     process = await asyncio.create_subprocess_exec(
-        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *map(str, command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=make_death_pact(),
     )
     try:
         out, err = await process.communicate()

@@ -19,7 +19,7 @@ from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailabl
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
-from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
+from splitup.devnet.processes import Child, find_program, spawn
 from splitup.devnet.restarts import Restarts
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import (
@@ -118,9 +118,7 @@ class Devnet:
         parties = funding.load_parties(directory, mnemonic, state)
         self._report("starting the chain and the object store")
         rpc_url = await self._start_chain(state, mnemonic)
-        self._objects = start_object_server(
-            directory / "objects", preexec_fn=die_with_parent if os.name == "posix" else None
-        )
+        self._objects = start_object_server(directory / "objects")
         self._report("preparing contracts, funds and stakes")
         deployment = await funding.load_deployment(
             directory, rpc_url, parties.deployer, self._options.parameters
@@ -261,7 +259,7 @@ class Devnet:
             while True:
                 child.check_running()
                 with contextlib.suppress(ChainUnavailable):
-                    await rpc.request("anvil_setTime", int(time.time()), tries=1)
+                    await rpc.request("anvil_setTime", int(time.time()))
                     return url
                 await asyncio.sleep(0.02)
 

@@ -33,6 +33,7 @@ from typing import Any, Final, TypeVar
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, TooSlow, Unavailable
 from splitup.core.limits import MIB
+from splitup.sandbox.lifeline import end_with_peer
 
 _HEAD: Final = struct.Struct("<II")
 _MAX_HEAD_BYTES: Final = 1 * MIB
@@ -274,6 +275,7 @@ def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -
         os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
         os.close(nothing)
         os.dup2(2, 1)
+        end_with_peer(parent.fileno())
         while (question := _receive_question(parent)) is not None:
             head, buffers = question
             said: Mapping[str, Any]

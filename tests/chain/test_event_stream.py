@@ -17,6 +17,7 @@ from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
 from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
 from tests.chain.proxy import Proxy
+from tests.local_chain import mine
 
 # ---- the trail, without a chain ----------------------------------------------------------------
 
@@ -207,7 +208,7 @@ async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_a
     chain = network.client
     assert chain.deployment.first_block <= (await chain.fetch_head()).number
     await network.request()
-    await network.rpc.request("anvil_mine", hex(500))
+    await mine(network.rpc, 500)
     await network.request(nonce=2)
     head, wanted = await chain.fetch_head(), await chain.fetch_events("market")
     request = chain._rpc.request

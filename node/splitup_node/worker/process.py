@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.lifeline import end_with_peer
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
@@ -426,6 +427,7 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
     sys.setswitchinterval(_SWITCH_S)
+    end_with_peer(arguments.fd)
     with (
         socket.socket(fileno=arguments.fd) as stream,
         socket.socket(fileno=arguments.files) as files,

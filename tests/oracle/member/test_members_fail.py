@@ -26,6 +26,7 @@ from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
 from splitup.net.tunnel import Tunnel
 from tests.builders import HANG_S, anybody
+from tests.local_chain import mine
 from tests.oracle.committee_network import MANIFEST, MNEMONIC, STEPS, Network, Node, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -321,7 +322,7 @@ async def test_what_was_requested_before_a_retirement_goes_on(network: Network) 
 
 async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
     async with Rpc(network.rpc_url) as rpc:
-        await rpc.request("anvil_mine", hex(tuning.REORG_BLOCKS + 40))
+        await mine(rpc, tuning.REORG_BLOCKS + 40)
         head = (await network.client.fetch_head()).number
 
         async def have_seen() -> bool:
