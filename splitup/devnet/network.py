@@ -38,7 +38,8 @@ from splitup.net.http import SignedClient
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
 _READY_TIMEOUT_S: Final = 60.0  # until the network is ready
 _PARTY_TIMEOUT_S: Final = 6.0  # more for every member and node, as they share the cores
-_PROBE_S: Final = 0.2
+_PROBE_S: Final = 0.2  # while it starts
+_WATCH_S: Final = 1.0  # between looks whether all processes run
 _DISK_PERIOD_S: Final = 10.0
 
 Report = Callable[[str], None]
@@ -152,7 +153,7 @@ class Devnet:
         clock = asyncio.get_running_loop().time
         disk_due = clock() + _DISK_PERIOD_S
         while True:
-            await asyncio.sleep(_PROBE_S)
+            await asyncio.sleep(_WATCH_S)
             self._check_essential()
             for child in self.children:
                 if not child.is_running():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -65,6 +66,7 @@ class Presence:
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
+        self._pinged_at = -math.inf
         self._is_urgent = False  # the next heartbeat goes to all members, due or not
         self._stated: tuple[tuple[str, ...], str] | None = None  # offers and class, told to all
         self._failures: Counter[str] = Counter()
@@ -93,6 +95,10 @@ class Presence:
         finally:
             await self._heartbeat_sender.close()
 
+    def note_ping(self) -> None:
+        """Send the heartbeats that members wait for no longer: one that pings us may have woken."""
+        self._pinged_at = time.monotonic()
+
     async def _send_heartbeat(self) -> None:
         committee = self._get_committee()
         self._sequence += 1
@@ -113,7 +119,9 @@ class Presence:
         stated = (beat.resident, beat.determinism)
         only_due = stated == self._stated and not self._is_urgent
         self._stated = stated
-        if not await self._heartbeat_sender.send(beat, committee, only_due=only_due):
+        if not await self._heartbeat_sender.send(
+            beat, committee, only_due=only_due, pinged_at=self._pinged_at
+        ):
             return
         is_refused = self._heartbeat_sender.is_refused(committee)
         self._refusals = self._refusals + 1 if is_refused else 0

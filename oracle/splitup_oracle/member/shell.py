@@ -134,8 +134,11 @@ class Member:
         self._rulings = Rulings(http, gateway, self._recomputer, data_dir / "replays")
         self._recompute_capabilities = RecomputeCapabilities(self._recomputer)
         self._waiters: dict[str, _Waiters] = {}
-        self.heard = asyncio.Event()  # an unprobed node sent a heartbeat
-        self.behind = asyncio.Event()  # another member has seen a block that we lack
+        self.heard = asyncio.Event()  # an unprobed node sent a heartbeat, or all are to be probed
+        self.woken = False  # a rest has ended since nodes were last probed
+        self.stirred = asyncio.Event()  # the machine's next tick has something to do
+        self.behind = asyncio.Event()  # the chain may have a block that we lack
+        self._asked_at = -math.inf  # when somebody last asked for a plan that we do not know
         self._demand: tuple[float, bytes] = (0.0, b"")
         self._holdings: tuple[float, Holdings] = (0.0, Holdings.collect(()))
         self.retired: set[str] = set()  # models
@@ -181,10 +184,23 @@ class Member:
 
     def feed(self, event: Event) -> None:
         """Give the machine an event that is not a peer's, and carry out its commands."""
-        commands = self.machine.handle(event, time.monotonic())
+        now = time.monotonic()
+        rested = self.machine.is_resting(now)
+        commands = self.machine.handle(event, now)
         if isinstance(event, ConfigurationSeen):
             self.gossip.set_peers(self.machine.list_peers())
+        if rested and not self.machine.is_resting(now):
+            self._wake()
+        if self.machine.get_next_s(now) <= now:
+            self.stirred.set()
         self.carry_out(commands)
+
+    def _wake(self) -> None:
+        """Look at the chain and probe all nodes: that has them send heartbeats."""
+        self._demand = (0.0, b"")  # it names the period of a member that rests
+        self.woken = True
+        self.heard.set()
+        self.behind.set()
 
     def feed_peer(self, event: Event) -> None:
         """Give the machine a peer's event; log and raise a PeerFault."""
@@ -285,6 +301,19 @@ class Member:
             raise PeerFault(f"the client has used nonce {request.nonce} already")
         return int(balance), int(frozen)
 
+    def get_poll_s(self) -> float:
+        """Return the least pause between two looks at the chain."""
+        now = time.monotonic()
+        rests = self.machine.is_resting(now) and now - self._asked_at >= tuning.PLAN_ASKED_S
+        return tuning.REST_POLL_S if rests else 0.0
+
+    def note_asked(self, execution_id: str) -> None:
+        """Look at the chain for a request whose plan a client asks for."""
+        if not self.machine.is_open(execution_id):
+            if self.get_poll_s():
+                self.behind.set()
+            self._asked_at = time.monotonic()
+
     # ---- questions --------------------------------------------------------------------------
 
     def get_status(self) -> dict[str, Any]:
@@ -299,6 +328,7 @@ class Member:
             reply = {
                 "block": self.machine.get_head(),
                 "period_ms": round(1000 * self.machine.get_heartbeat_period_s()),
+                "rest_ms": round(1000 * self.machine.get_heartbeat_rest_s(now)),
                 "tasks": self.machine.compute_demand(now, self.retired),
             }
             self._demand = (now, encode_canonical(reply))
@@ -316,6 +346,7 @@ class Member:
         self, execution_id: str, wait_s: float
     ) -> tuple[PlanCertificate | None, str]:
         """Return certificate or refusal as soon as there is one, or neither after ``wait_s``."""
+        self.note_asked(execution_id)
         waiters = self._waiters.setdefault(execution_id, _Waiters())
         waiters.count += 1
         try:

@@ -163,6 +163,18 @@ class CommitteeMember:
         """Return how often a node is to send this member a heartbeat."""
         return self._snapshots.nodes.period_s
 
+    def get_heartbeat_rest_s(self, now: float) -> float:
+        """Return how long a node may wait with one that this member has not asked for."""
+        return self._snapshots.nodes.get_rest_s(now)
+
+    def is_resting(self, now: float) -> bool:
+        """Return whether nothing is open and nothing has changed for a while."""
+        return self.context.activity.is_resting(now)
+
+    def get_next_s(self, now: float) -> float:
+        """Return when the next tick has something to do, unless an event comes before."""
+        return self._snapshots.get_next_s(now) if self.is_resting(now) else now
+
     def is_recent(self, block_hash: str, now: float) -> bool:
         """Return whether a heartbeat may name this block."""
         return self._snapshots.nodes.heads.is_recent(block_hash, now)
@@ -212,6 +224,8 @@ class CommitteeMember:
     def handle(self, event: MemberEvent, now: float) -> list[Command]:
         """Process one event at monotonic time ``now`` (seconds); return commands in order."""
         commands = self._dispatch(event, now)
+        if self._is_busy(event):
+            self.context.activity.note(now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
                 if self._plans.find_refusal(command.execution_id):  # it will never be opened
@@ -223,6 +237,12 @@ class CommitteeMember:
                     if manifest is not None:
                         self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
+
+    def _is_busy(self, event: MemberEvent) -> bool:
+        """Return whether an event leaves something to do, here or for nodes."""
+        if isinstance(event, ManifestFetched | KeyReady | ExecutionEnded | EventReverted):
+            return True  # tasks to load, and what may follow the last end
+        return bool(self._plans) or not self._snapshots.is_started
 
     def _dispatch(self, event: MemberEvent, now: float) -> list[Command]:
         if isinstance(event, ChainFact):
