@@ -115,7 +115,10 @@ async def test_requests_at_once_have_leases_of_their_own_up_to_the_limit() -> No
 async def test_a_request_gets_the_lease_that_holds_most_of_its_prompt() -> None:
     async with make_pool(warm=2, most=2) as (pool, _):
         await settle(lambda: pool.idle == 2)
-        async with pool.borrow(ANN, [1, 2, 3], 1) as first, pool.borrow(ANN, [7, 8, 9], 1) as second:
+        async with (
+            pool.borrow(ANN, [1, 2, 3], 1) as first,
+            pool.borrow(ANN, [7, 8, 9], 1) as second,
+        ):
             first.contents.feed(make_causal_step([1, 2, 3], 0))
             second.contents.feed(make_causal_step([7, 8, 9], 0))
         for _ in range(2):
