@@ -265,7 +265,6 @@ class Door(asyncio.Protocol):
     async def _begin_tls(self, tls: ssl.SSLContext) -> None:
         """Put TLS between the connection and this protocol, which then passes on what is inside."""
         loop, below = asyncio.get_running_loop(), self._transport
-        early, self._early = self._early, b""
         starting = asyncio.ensure_future(
             loop.start_tls(
                 *(below, self, tls),
@@ -274,9 +273,10 @@ class Door(asyncio.Protocol):
                 ssl_shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
             )
         )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # now ``below`` has the protocol of TLS, and that has begun
+        early, self._early = self._early, b""
         if early:
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)  # now ``below`` has the protocol of TLS, and that has begun
             _feed(below.get_protocol(), early)
         try:
             above = await starting
@@ -300,7 +300,7 @@ class Door(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._inner is not None:
             self._inner.data_received(data)
-        elif self._handshake is not None:  # it has just ended: what came with its last message
+        elif self._handshake is not None:  # it is about to begin, or has just ended
             self._early += data
         elif len(data) > tuning.STRANGER_EARLY_BYTES:
             self._transport.abort()
