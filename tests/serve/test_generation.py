@@ -72,7 +72,7 @@ async def generate(charge: Charge) -> Report:
         (1_000, 6 * PRICE, LOST * PRICE),  # nor beyond what the client agreed to
     ],
 )
-async def test_s21_all_attempts_are_charged_and_shown(
+async def test_all_attempts_are_charged_and_shown(
     budget: int, limit: int | None, spent: int, tmp_path: Path
 ) -> None:
     keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")

@@ -210,7 +210,7 @@ async def test_s22_a_server_that_others_reach_needs_keys_even_if_there_are_none(
 
 @pytest.mark.parametrize("field", ["Authorization", "Host", "Origin", "Last-Event-ID", "X-\xff"])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/\xff", "/health?x=\xff", "/v1/quote"])
-async def test_a_head_that_is_not_utf8_is_refused(
+async def test_a25_a_head_that_is_not_utf8_is_refused(
     field: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")

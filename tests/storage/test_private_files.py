@@ -27,7 +27,7 @@ def list_modes(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_databases_are_private_with_all_their_files(tmp_path: Path, exists: bool) -> None:
+def test_a12_databases_are_private_with_all_their_files(tmp_path: Path, exists: bool) -> None:
     if exists:  # an earlier version made them
         for name in ("keys.sqlite", "index.sqlite"):
             (tmp_path / name).touch(mode=0o644)
@@ -41,7 +41,7 @@ def test_databases_are_private_with_all_their_files(tmp_path: Path, exists: bool
     assert set(modes.values()) == {0o600}
 
 
-def test_a_file_is_private_also_where_there_was_one(tmp_path: Path) -> None:
+def test_a12_a_file_is_private_also_where_there_was_one(tmp_path: Path) -> None:
     (tmp_path / "old.toml").touch(mode=0o644)
     for name in ("old.toml", "new.toml"):
         write_private(tmp_path / name, "text")
