@@ -97,6 +97,10 @@ ROWS: Final = {
     "S16": "padding of what a lookup reads",
     "S17": "a value with two symbolic axes",
     "S18": "a kernel cache with somebody else's code",
+    "S21": "a cache or a clock that tells one key what another one asked",
+    "S22": "a right that was decided when the program began",
+    "S23": "an address of another network inside a public one",
+    "S24": "slow connections that take every place",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
