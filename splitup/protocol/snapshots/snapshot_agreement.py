@@ -227,7 +227,7 @@ class SnapshotAgreement:
 
         There is one more after the last change: its consequences may have come later.
         """
-        current = self._find_current()
+        current = self.find_current()
         since_s = self._accepted_at - self._context.activity.busy_at
         return (
             current is not None
