@@ -1,5 +1,6 @@
 # Needs Python 3.11 or newer with venv, Node 20 or newer with npm, and make. Installs nothing globally.
 
+MAKEFLAGS += --jobs=2  # npm installs while pip does, and lint runs beside the tests
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,14 +12,18 @@ NODE_MODULES := contracts/node_modules/.stamp
 SWIFTSHADER := $(VENV)/.swiftshader.stamp
 NODE_CLIENTS := tests/npm/node_modules/.stamp
 PAGE_MODULES := page/node_modules/.stamp
+BROWSER := page/node_modules/.chromium/.stamp
+PACKED_BROWSER := page/node_modules/@sparticuz/chromium/bin
 READY := $(ENVIRONMENT) $(NODE_MODULES)
-FOR_TESTS := $(READY) $(SWIFTSHADER) $(NODE_CLIENTS) $(PAGE_MODULES)
+FOR_TESTS := $(READY) $(SWIFTSHADER) $(NODE_CLIENTS) $(BROWSER)
 SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+UNBROTLI := node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))'
 
 .DEFAULT_GOAL := demo
-.PHONY: demo up test test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
+unexport PYTHONDONTWRITEBYTECODE  # the tests start ninety programs, which would all compile our modules
+.PHONY: demo up check-machine test test-all run-tests test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
 
 demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
@@ -26,8 +31,18 @@ demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model o
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up
 
-test: lint $(FOR_TESTS)  ## everything that CI checks
-	$(BIN)/pytest -n auto --maxprocesses 4
+check-machine:  ## say in one line what must be installed before anything else works
+	@.ci/check-machine "$(PYTHON)"
+
+test: $(FOR_TESTS)  ## everything that CI checks
+	$(MAKE) --no-print-directory lint run-tests
+
+test-all: $(FOR_TESTS)  ## that, and what takes long: marked so, and exported models
+	$(MAKE) --no-print-directory lint run-tests MARKED='-m ""'
+	$(MAKE) --no-print-directory test-edge
+
+run-tests: $(FOR_TESTS)
+	$(BIN)/python -m tests.passes -n auto --maxprocesses 4 $(MARKED)
 
 test-edge: $(EDGE)  ## the tests of exported models, in an environment of their own of 1.9 GB
 	.edge/bin/python -m pytest tests/edge tests/deploy/edge
@@ -71,12 +86,12 @@ constraints: $(READY) $(DOCS)  ## write the installed versions of all dependenci
 	$(BIN)/python -m pip freeze --exclude-editable >> constraints.new
 	mv constraints.new constraints.txt
 
-$(ENVIRONMENT): pyproject.toml constraints.txt
+$(ENVIRONMENT): pyproject.toml constraints.txt | check-machine
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[devnet,dev]'
 	touch $@
 
-$(EDGE): pyproject.toml constraints.txt
+$(EDGE): pyproject.toml constraints.txt | check-machine
 	test -x .edge/bin/python || $(PYTHON) -m venv .edge
 	.edge/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[edge]' hypothesis pytest pytest-asyncio safetensors
@@ -91,23 +106,29 @@ $(HALMOS):  # in an environment of its own, because it pins other versions than 
 	.halmos/bin/python -m pip install --quiet --disable-pip-version-check halmos==0.3.3
 	touch $@
 
-$(NODE_MODULES): contracts/package.json contracts/package-lock.json
+$(NODE_MODULES): contracts/package.json contracts/package-lock.json | check-machine
 	cd contracts && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
-$(SWIFTSHADER): $(ENVIRONMENT) $(NODE_MODULES)  # Vulkan without a GPU, for tests on WebGPU
+$(SWIFTSHADER): $(ENVIRONMENT) $(PAGE_MODULES)  # Vulkan without a GPU, for tests on WebGPU
 	folder=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/swiftshader && \
-	mkdir -p $$folder && \
-	node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))' \
-		contracts/node_modules/@sparticuz/chromium/bin/swiftshader.tar.br | tar -x -C $$folder
+	mkdir -p $$folder && $(UNBROTLI) $(PACKED_BROWSER)/swiftshader.tar.br | tar -x -C $$folder
 	touch $@
 
-$(NODE_CLIENTS): tests/npm/package.json tests/npm/package-lock.json
+$(NODE_CLIENTS): tests/npm/package.json tests/npm/package-lock.json | check-machine
 	cd tests/npm && npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
-$(PAGE_MODULES): page/package.json page/package-lock.json
+$(PAGE_MODULES): page/package.json page/package-lock.json | check-machine
 	cd page && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+$(BROWSER): $(PAGE_MODULES)  # with its libraries and fonts, which a bare machine lacks
+	rm -rf $(@D) && mkdir $(@D)
+	$(UNBROTLI) $(PACKED_BROWSER)/al2023.tar.br | tar -x -C $(@D) --no-same-owner
+	$(UNBROTLI) $(PACKED_BROWSER)/fonts.tar.br | tar -x -C $(@D) --no-same-owner
+	$(UNBROTLI) $(PACKED_BROWSER)/chromium.br > $(@D)/chromium
+	chmod +x $(@D)/chromium
 	touch $@
 
 clean:  ## remove what tools left behind; keeps .venv, node_modules and .splitup

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ def compile_contracts() -> dict[str, str]:
     return artifacts
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the artifacts; exit code 1 when ``--check`` finds one stale."""
     parser = argparse.ArgumentParser(description="compile the contracts")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if stale")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     if not (ROOT / "node_modules" / "solc").is_dir():
         print("the compiler is missing; run: npm ci --ignore-scripts", file=sys.stderr)
         return 2

@@ -98,6 +98,10 @@ ROWS: Final = {
     "S17": "a value with two symbolic axes",
     "S18": "a kernel cache with somebody else's code",
     "S19": "an executor that empties its own stake",
+    "S21": "a cache or a clock that tells one key what another one asked",
+    "S22": "a right that was decided when the program began",
+    "S23": "an address of another network inside a public one",
+    "S24": "slow connections that take every place",
     "S25": "evidence judged by a key that the reporter chose",
 }
 
@@ -223,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorder = Recorder()
     ids = sorted({test for test in tests if not test.startswith("forge::")})
     if ids:
-        pytest.main(["-q", "--no-header", *others, *ids], plugins=[recorder])
+        pytest.main(["-q", "--no-header", "-m", "", *others, *ids], plugins=[recorder])
     forge = sorted({test.removeprefix("forge::") for test in tests if test.startswith("forge::")})
     outcomes = recorder.outcomes | run_forge(forge)
     results = {row: judge(found.get(row, []), outcomes) for row in rows}

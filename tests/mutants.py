@@ -566,6 +566,14 @@ MUTANTS: Final = (
         "test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict",
     ),
     Mutant(
+        "time of slow members",
+        f"{_SETTLEMENT}/verification_rounds.py",
+        "        if verification.attestations.is_delayed(check.task):\n            return False\n",
+        "",
+        f"{_TESTS}/settlement/test_verdicts.py::"
+        "test_members_that_are_slow_at_first_convict_a_liar_before_the_deadline",
+    ),
+    Mutant(
         "numbers of a validator",
         f"{_SETTLEMENT}/proof_of_sampling.py",
         "(right if found.outputs else wrong).append(result.validator)",
@@ -751,7 +759,7 @@ MUTANTS: Final = (
     Mutant(
         "private addresses",
         "splitup/net/endpoints.py",
-        "if local and not allow_loopback:",
+        "if is_local and not allow_loopback:",
         "if False:",
         "tests/net/test_endpoints.py::test_a13_private_addresses_need_permission",
         is_quick=False,
@@ -759,9 +767,65 @@ MUTANTS: Final = (
     Mutant(
         "addresses never connected to",
         "splitup/net/endpoints.py",
-        "            candidate in _METADATA\n            or candidate.is_link_local\n",
-        "            False\n",
+        "if address in _METADATA or not (is_local or _is_public(address)):",
+        "if False:",
         "tests/net/test_endpoints.py::test_a13_metadata_and_link_local_addresses_are_never_connected_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "addresses of IPv4 inside those of IPv6",
+        "splitup/net/endpoints.py",
+        "address.ipv4_mapped is not None or address in _NAT64",
+        "address.ipv4_mapped is not None",
+        "tests/net/test_endpoints.py::test_s23_a_translated_private_address_needs_permission",
+        is_quick=False,
+    ),
+    Mutant(
+        "IPv6 that nobody was given",
+        "splitup/net/endpoints.py",
+        "isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST",
+        "False",
+        "tests/net/test_endpoints.py::test_s23_of_ipv6_only_what_iana_has_allotted_is_connected_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "slow connections of one address",
+        "splitup/net/admission.py",
+        "if (oldest := next(silent, None)) is None:",
+        "if (oldest := None) is None:",
+        "tests/serve/test_hostile_clients.py::test_s24_slow_connections_stop_nobody",
+        is_quick=False,
+    ),
+    Mutant(
+        "owner of a lease",
+        "splitup/serve/leases.py",
+        "if lease.principal in (None, waiter.principal) and lease.can_serve(waiter.steps, now)",
+        "if lease.can_serve(waiter.steps, now)",
+        "tests/serve/test_leases.py::test_s21_what_is_cached_tells_of_ones_own_prompts_alone",
+        is_quick=False,
+    ),
+    Mutant(
+        "owner of an execution's times",
+        "splitup/serve/timelines.py",
+        "self._owners.get(execution_id) == principal",
+        "execution_id in self._owners",
+        "tests/serve/test_generation.py::test_s21_times_are_shown_to_whose_texts_they_are_of",
+        is_quick=False,
+    ),
+    Mutant(
+        "keys that are created later",
+        "splitup/serve/access.py",
+        "            if not await self.has_keys():\n",
+        "            if True:\n",
+        "tests/serve/test_hostile_clients.py::test_s22_a_key_that_is_created_closes_a_server_that_runs",
+        is_quick=False,
+    ),
+    Mutant(
+        "attempts that failed",
+        "splitup/serve/generation.py",
+        "not await charge.cover(lost)",
+        "False",
+        "tests/serve/test_generation.py::test_all_attempts_are_charged_and_shown",
         is_quick=False,
     ),
     Mutant(
@@ -830,7 +894,7 @@ def _run_here(root: Path, test: str, output: Path) -> NoReturn:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         import pytest
 
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *test.split()]))
+        code = int(pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *test.split()]))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -31,7 +31,7 @@ from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.devnet.processes import Child, die_with_parent, spawn
+from splitup.devnet.processes import Child, spawn
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import write_json
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
@@ -164,9 +164,9 @@ async def run_engines(
     not share processors with the nodes.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    objects = start_object_server(
-        directory / "objects", preexec_fn=_give_way if store_gives_way else die_with_parent
-    )
+    objects = start_object_server(directory / "objects")
+    if store_gives_way:
+        _give_way(objects.process.pid)
     engines = Engines(directory, objects, direct_bytes=direct_bytes)
     children: list[Child] = []
     try:
@@ -196,11 +196,10 @@ async def run_engines(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _give_way() -> None:
-    die_with_parent()
-    os.nice(_LOWEST)
+def _give_way(process: int) -> None:
+    os.setpriority(os.PRIO_PGRP, process, _LOWEST)
     with contextlib.suppress(OSError):  # a session's share counts first, where the kernel does so
-        Path("/proc/self/autogroup").write_text(str(_LOWEST))
+        Path(f"/proc/{process}/autogroup").write_text(str(_LOWEST))
 
 
 async def _wait_ready(child: Child) -> Node:

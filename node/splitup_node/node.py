@@ -49,7 +49,7 @@ from splitup_node.health import Health
 from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier, VerifierContext
-from splitup_node.status_file import write_status
+from splitup_node.status_file import REWRITE_S, write_status
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
@@ -89,6 +89,8 @@ class Node:
         self._committee = committee
         self.device = device
         self.reachability: Reachability | None = None  # known once the server listens
+        self._written: dict[str, Any] = {}  # the status file's content
+        self._write_again_at = 0.0
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
@@ -267,6 +269,7 @@ class Node:
         )
 
     async def _handle_ping(self, request: web.Request) -> web.Response:
+        self._presence.note_ping()
         return web.json_response({"node": self._identity.address})
 
     async def _handle_plan(self, request: web.Request) -> web.Response:
@@ -418,7 +421,11 @@ class Node:
         )
 
     def _write_status(self, *, running: bool) -> None:
-        write_status(self._config.data_dir, {"running": running, **self.get_status()})
+        """Write what has changed; without a change, that the daemon still runs."""
+        values, now = {"running": running, **self.get_status()}, time.monotonic()
+        if values != self._written or now >= self._write_again_at:
+            write_status(self._config.data_dir, values)
+            self._written, self._write_again_at = values, now + REWRITE_S
 
     def get_status(self) -> dict[str, Any]:
         """Return what the node does, as a JSON object."""

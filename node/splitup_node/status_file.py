@@ -1,4 +1,4 @@
-"""The status of the running daemon: a small file, replaced every second."""
+"""The status of the running daemon: a small file, replaced after changes and every few seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from splitup.config import NODE_STATUS_FILE
 from splitup.storage.download import write_file
 from splitup_node.config import make_command
 
-_STALE_MS: Final = 10_000  # after ten missed updates the daemon hangs or was killed
+REWRITE_S: Final = 4.0  # the longest between two updates
+_STALE_MS: Final = 10_000  # after two missed updates the daemon hangs or was killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import create_identity, create_passphrase
+from splitup.storage.private_files import write_private
 from splitup_oracle.config import OracleConfig
 
 
@@ -65,7 +66,9 @@ def create_member(
     # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
     try:
-        draft.write_text("# A committee member. Relative paths are relative to this file.\n" + text)
+        write_private(
+            draft, "# A committee member. Relative paths are relative to this file.\n" + text
+        )
     except OSError as error:
         raise ConfigurationError(f"cannot write to {directory} ({error.strerror})") from None
     try:

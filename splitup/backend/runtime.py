@@ -15,7 +15,9 @@ import functools
 import gc
 import hashlib
 import itertools
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -147,6 +149,7 @@ class TaskProgram:
         memory_bytes: int | None = None,
         gate: int | None = None,
         is_foreign: bool = True,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Check, load, compile and run once. Takes seconds of CPU, less with its ``kernels``.
 
@@ -155,9 +158,9 @@ class TaskProgram:
         machine code, which is run. Results do not depend on ``threads``. The manifest says which
         memory the task needs, and which input shuts it: ``memory_bytes`` and ``gate``. A task that
         ``is_foreign``, made by somebody else, is compiled in a process of its own; others in this
-        process, which shares kernels with those before it. Raises InvalidModel when the graph
-        breaks a rule or what is said of it, when it takes too long to compile, and when the weights
-        are not those it names.
+        process, which shares kernels with those before it. ``on_progress`` is called after each
+        part of the work. Raises InvalidModel when the graph breaks a rule or what is said of it,
+        and when the weights are not those it names; TooSlow when it takes too long to compile here.
         """
         self._report = select_device(device_index)
         self._threads = threads
@@ -171,7 +174,7 @@ class TaskProgram:
             schedule = compile_graph(graph, self.device)
         else:
             schedule = compile_apart(load, self.device)
-        self._start(graph or load(), schedule, open_weights(weights))
+        self._start(graph or load(), schedule, open_weights(weights), on_progress=on_progress)
 
     @classmethod
     def from_graph(
@@ -182,23 +185,20 @@ class TaskProgram:
         device_index: int = 0,
         threads: int = 1,
         uses_native_code: bool = True,
-        is_foreign: bool = False,
+        kernels: bytes | None = None,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        It is compiled in this process, and shares kernels with those before it, unless it
-        ``is_foreign``: made by somebody else. Without ``uses_native_code`` all kernels are
-        tinygrad's: to compare with.
+        Without its ``kernels`` it is compiled in this process, and shares kernels with those before
+        it. Without ``uses_native_code`` all kernels are tinygrad's: to compare with.
         """
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
         program.device = program._report.device
-        if is_foreign:
-            schedule = compile_apart(
-                lambda: graph, program.device, uses_native_code=uses_native_code
-            )
+        if kernels is not None:
+            schedule = decode_schedule(kernels, find_native_code(program.device))
         else:
             schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
@@ -210,6 +210,7 @@ class TaskProgram:
         schedule: Schedule,
         get_bytes: Callable[[str], memoryview],
         uses_native_code: bool = True,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
@@ -230,8 +231,9 @@ class TaskProgram:
             "value": self._allocate(schedule.values),
         }
         self._state_sizes = schedule.states
-        load_weights(graph.weights, get_bytes, self._buffers["weight"])
+        load_weights(graph.weights, get_bytes, self._buffers["weight"], on_progress)
         self._calls = self._prepare(schedule)
+        on_progress()
         nothing = States(([], []), None, 0)
         self._shared = [
             call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # never moved
@@ -254,7 +256,11 @@ class TaskProgram:
         )
         self.width = self._compute_width(schedule)
         self._merging = self._find_merging(schedule)
-        self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
+        state, row = self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs]
+        started_s = time.perf_counter()
+        self.run(state, row)
+        # an upper estimate: many rows share the weights that one row reads
+        self.longest_s = (time.perf_counter() - started_s) * math.prod(self._most_rows.values())
 
     @property
     def allocated_bytes(self) -> int:

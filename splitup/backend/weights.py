@@ -18,9 +18,15 @@ from splitup.graph.ir import Weight
 
 
 def load_weights(
-    weights: Sequence[Weight], get_bytes: Callable[[str], memoryview], buffers: Sequence[Buffer]
+    weights: Sequence[Weight],
+    get_bytes: Callable[[str], memoryview],
+    buffers: Sequence[Buffer],
+    on_progress: Callable[[], None],
 ) -> None:
-    """Fill each weight's buffer; raises InvalidModel for bytes that are not those it names."""
+    """Fill each weight's buffer, and call ``on_progress`` after each.
+
+    Raises InvalidModel for bytes that are not those it names.
+    """
     for weight, buffer in zip(weights, buffers, strict=True):
         data = get_bytes(weight.name)
         if len(data) != weight.spec.nbytes:
@@ -35,6 +41,7 @@ def load_weights(
         if weight.dtype == "bool" and max(bytes(data)) > 1:
             raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
         make_writer(buffer)(data)
+        on_progress()
 
 
 def open_weights(weights: bytes | Path | BinaryIO | None) -> Callable[[str], memoryview]:

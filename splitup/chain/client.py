@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -55,6 +55,7 @@ class Block:
 class _Told:
     block: BlockId
     events: tuple[ChainEvent, ...]
+    is_latest: bool  # there were no further blocks to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +243,15 @@ class Chain:
         poll_s: float = 0.05,
         confirmations: int = 0,
         wake: asyncio.Event | None = None,
+        get_least_s: Callable[[], float] = lambda: 0.0,
     ) -> AsyncGenerator[ChainEvent, None]:
         """Yield the events of committee, nodes, models and market, in order, without end.
 
         Failures of the RPC node are waited out. A reorganisation yields the reverted events
         again, ``removed``, and then the new ones; an event may come twice, but is never missed.
         Only blocks with ``confirmations`` blocks above them are read. ``poll_s`` is the pause
-        between looks for a block that is due. Setting ``wake`` makes it look at once. Raises
+        between looks for a block that is due; ``get_least_s`` returns what no pause is below, for
+        whom a block may be late. Setting ``wake`` makes it look at once. Raises
         ChainUnavailable when the chain was reorganised deeper than ``tuning.REORG_BLOCKS``.
         """
         trail: Trail | None = None
@@ -267,7 +270,7 @@ class Chain:
                 continue
             pause_s = tuning.RPC_BACKOFF_S
             if news is None:
-                await _pause(pace.compute_pause(time.monotonic()), wake)
+                await _pause(max(pace.compute_pause(time.monotonic()), get_least_s()), wake)
             elif isinstance(news, _Forked):
                 for event in trail.rewind(news.ancestor):
                     yield event
@@ -276,6 +279,8 @@ class Chain:
                 pace.note_block(news.block.number, time.monotonic())
                 for event in news.events:
                     yield event
+                if news.is_latest and (least_s := get_least_s()):
+                    await _pause(least_s, wake)
 
     async def fetch_events(
         self, contract: ContractName, *, from_block: int = 0, last: int | None = None
@@ -349,7 +354,8 @@ class Chain:
             return None  # a lower head comes from an endpoint that lags behind: ignore it
         if head["parentHash"] != last.hash and not await self.holds(last):
             return _Forked(await self._find_ancestor(trail))
-        end = min(head_id.number - confirmations, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
+        latest = head_id.number - confirmations
+        end = min(latest, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
         if end < trail.next_block:
             return None
         if end != head_id.number:
@@ -363,7 +369,7 @@ class Chain:
         events = decode_logs(self.deployment, logs)
         if events and events[-1].block_number == end and events[-1].block_hash != head_id.hash:
             return None  # reorganised between the two requests; ask again
-        return _Told(head_id, events)
+        return _Told(head_id, events, end == latest)
 
     async def _find_ancestor(self, trail: Trail) -> BlockId | None:
         for checkpoint in trail.checkpoints:

@@ -81,7 +81,8 @@ class Committees:
         """
         if self._current is None or time.monotonic() - self._looked_s > max_age_s:
             try:
-                self._current = await fetch_committee(self._chain)
+                number = int(await self._chain.call("committee", "configuration"))
+                self._current = await self._fetch(number)
             except ChainUnavailable:
                 if self._current is None:
                     raise

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
-from web3.utils.address import get_create_address
 
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.rpc import Rpc
@@ -132,6 +131,8 @@ def encode_creation(
 
 def compute_address(account: str, nonce: int) -> str:
     """Return the address of the contract that an account's transaction with this nonce makes."""
+    from web3.utils.address import get_create_address  # at use: only a deployment needs it
+
     return str(get_create_address(account, nonce)).lower()  # type: ignore[arg-type]
 
 

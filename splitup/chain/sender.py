@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from eth_account import Account
-from eth_account.signers.local import LocalAccount
-
 from splitup.chain.account_lock import AccountLock
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
+from splitup.chain.signing import sign_transaction
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, SplitUpError
+from splitup.crypto.keys import Identity
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +73,8 @@ class Sender:
     ) -> None:
         self._rpc = rpc
         self._chain_id = chain_id
-        self._account: LocalAccount = Account.from_key(private_key)
-        self.address = self._account.address.lower()
+        self._private_key = private_key
+        self.address = Identity.from_private_key(private_key).address
         self._fee_ceiling_wei = fee_ceiling_wei
         self._nonce: int | None = None
         self._lock = asyncio.Lock()
@@ -196,11 +195,9 @@ class Sender:
 
     async def _broadcast(self, submitted: Submitted) -> bool:
         """Send the transaction as its fields say; False when its nonce is taken by another one."""
-        signed = self._account.sign_transaction(
-            {"chainId": self._chain_id, "nonce": submitted.nonce, "value": 0} | submitted.fields
+        submitted.raw, transaction = sign_transaction(
+            self._private_key, self._chain_id, submitted.nonce, submitted.fields
         )
-        submitted.raw = signed.raw_transaction.to_0x_hex()
-        transaction = signed.hash.to_0x_hex()
         if transaction not in submitted.hashes:
             submitted.hashes.append(transaction)
             if submitted.reserved is not None:

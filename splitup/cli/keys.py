@@ -11,7 +11,7 @@ from splitup.cli.console import Output, run_command
 from splitup.cli.options import ConfigFlag, JsonFlag, KeysFlag, find_keys_url
 
 if TYPE_CHECKING:
-    from splitup.serve.api_keys import ApiKey, ApiKeys
+    from splitup.serve.api_keys import ApiKey
 
 
 class Action(StrEnum):
@@ -45,6 +45,14 @@ def command(
             "--model", metavar="MODEL", help="Model it may use (default: all). Repeatable."
         ),
     ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            metavar="GROUP",
+            help="Keys of one group share cached prompts, times and receipts (default: no key's).",
+        ),
+    ] = "",
     keys: KeysFlag = None,
     config: ConfigFlag = None,
     as_json: JsonFlag = False,
@@ -71,22 +79,21 @@ def command(
                 output.say(f"key '{name}' is refused from now on")
             else:
                 limit = None if budget is None else parse_usdc(budget, name="--budget")
-                _create(output, table, name or "", limit, rate, tuple(models or ()))
+                secret = table.create(
+                    name or "",
+                    budget_micro_usdc=limit,
+                    requests_per_minute=rate,
+                    models=tuple(models or ()),
+                    group=group,
+                )
+                _print_secret(output, name or "", secret)
         finally:
             table.close()
 
     run_command(output, run)
 
 
-def _create(
-    output: Output,
-    table: ApiKeys,
-    name: str,
-    limit: int | None,
-    rate: int | None,
-    models: tuple[str, ...],
-) -> None:
-    secret = table.create(name, budget_micro_usdc=limit, requests_per_minute=rate, models=models)
+def _print_secret(output: Output, name: str, secret: str) -> None:
     if output.as_json:
         output.print_json({"name": name, "key": secret})
     else:
@@ -106,7 +113,7 @@ def _print_list(output: Output, found: list[ApiKey]) -> None:
         output.say("there is no key, so the server needs none; create one: splitup keys new NAME")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "spent", "budget", "a minute", "models", "state"):
+    for heading in ("name", "spent", "budget", "a minute", "models", "group", "state"):
         table.add_column(heading)
     for key in found:
         budget, rate = key.budget_micro_usdc, key.requests_per_minute
@@ -116,6 +123,7 @@ def _print_list(output: Output, found: list[ApiKey]) -> None:
             "no limit" if budget is None else format_usdc(budget),
             "no limit" if rate is None else str(rate),
             ", ".join(key.models) or "all",
+            key.group or "none",
             "revoked" if key.is_revoked else "valid",
         )
     output.out.print(table)

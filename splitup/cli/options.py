@@ -80,15 +80,16 @@ class PaymentOptions:
         ),
     ] = None
     deadline: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--deadline",
             metavar="SECONDS",
             min=10.0,
             help="Seconds after which the money for what was not computed comes back. Nodes stop "
-            f"{tuning.STOP_MARGIN_S:g} s before.",
+            f"{tuning.STOP_MARGIN_S:g} s before. By default {defaults.DEADLINE_S:g}, and "
+            f"{defaults.DEADLINE_STEP_S:g} for each step, up to {defaults.MAX_DEADLINE_S:g}.",
         ),
-    ] = defaults.DEADLINE_S
+    ] = None
     verify: VerifyFlag = None
 
 

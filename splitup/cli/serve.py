@@ -203,7 +203,7 @@ def command(
     """Offer models over HTTP to clients of the OpenAI API, paid from this account.
 
     At the same address is a page to chat and to look at the network. Requests need a key as soon
-    as there is one: splitup keys new NAME.
+    as there is one, also while the server runs: splitup keys new NAME.
     """
     output = Output.open()
 
@@ -216,14 +216,14 @@ def command(
 
         table = ApiKeys.open(find_keys_url(keys, config))
         try:
-            needs_keys, tls = bool(table.list()), listen.load_tls()
-            if not is_loopback(listen.host) and not (needs_keys and tls):
+            tls, is_public = listen.load_tls(), not is_loopback(listen.host)
+            if is_public and not (table.has_any() and tls):
                 raise InvalidInput(
                     f"--host {listen.host} is not a loopback address, and whoever reaches the "
                     "server spends this account's money; create a key (splitup keys new NAME) and "
                     "give --tls-cert and --tls-key"
                 )
-            access = Access(table if needs_keys else None)
+            access = Access(table, needs_keys=is_public)
             index_url = find_database_url(index, config, "explorer.sqlite")
             drafts = decoding.find_drafts(models)
             event_loop.run(
@@ -280,11 +280,11 @@ async def _serve(
                 )
             app = api.make_app()
             explorer.add_to(app, timelines, access)
-            add_page(app, MARKET_PAGE, has_keys=access.keys is not None, adapter_hosts=hosts)
+            add_page(app, MARKET_PAGE, has_keys=access.has_keys, adapter_hosts=hosts)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
             names = ", ".join(drafts)
-            needs = "no key needed" if access.keys is None else "API keys needed"
+            needs = "API keys needed" if await access.has_keys() else "no key needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
             if api.private_models:
                 found = ", ".join(api.private_models)

@@ -36,6 +36,7 @@ def _show(output: Output, status: NetworkStatus) -> None:
     from rich.table import Table
 
     from splitup.client.inputs import format_usdc
+    from splitup.devnet.status import read_loading
 
     running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
     output.out.print(f"network in {status.directory}: {running}")
@@ -48,11 +49,14 @@ def _show(output: Output, status: NetworkStatus) -> None:
         output.out.print(status.problem, soft_wrap=True)
         return
     output.out.print(status.health.describe())
-    table = Table("node", "endpoint", "stake", "tasks", "live", box=None, pad_edge=False)
+    loading = read_loading(status.directory)
+    columns = "node", "endpoint", "stake", "tasks", "live", "is loading"
+    table = Table(*columns, box=None, pad_edge=False)
     table.columns[0].no_wrap = True  # an address that is copied must stay on one line
     for node in status.health.nodes:
         stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")
         listed = "yes" if node.in_snapshot else "no"
         endpoint = node.endpoint.removeprefix("http://")
-        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), listed)
+        loads = loading.get(node.address, "")[:12]
+        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), listed, loads)
     output.out.print(table)

@@ -45,6 +45,7 @@ from splitup.client.images.image_prompts import (
 from splitup.client.images.image_reader import ImageReader
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
+from splitup.client.market.holders import wait_until_held
 from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.market.receipts import wait_for_receipt
@@ -104,6 +105,7 @@ class Network:
         self._background: set[asyncio.Task[None]] = set()
         self._experiences: dict[tuple[str, str], Experience] = {}  # by names of target and draft
         self._equal_vocabularies: set[tuple[str, str]] = set()  # pairs of tokenizers, by digest
+        self._held_until: dict[str, float] = {}  # by model: no look is due before
         self._chain: Chain | None = None
         self._committees: Committees  # these three exist once the connection is open
         self._account: MarketAccount
@@ -239,7 +241,7 @@ class Network:
         inputs: Mapping[str, Array],
         *,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = defaults.DEADLINE_S,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
     ) -> Result:
         """Run a model, by name or id, and return its complete, verified result.
@@ -284,7 +286,7 @@ class Network:
         *,
         steps: int,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = defaults.DEADLINE_S,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
@@ -293,7 +295,9 @@ class Network:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
         ``verify``: the share of its tasks that are verified, such as 0.5 or "50%"; by default, and
-        at least, the network's.
+        at least, the network's. ``deadline_s`` counts from the request, by default 30 s and 2 s for
+        each step, up to 600 s. Before it, this waits until live nodes hold the model, as long as
+        some go on loading it, and logs how far they are; Unavailable says that none does.
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
@@ -339,7 +343,7 @@ class Network:
         draft: str | None = None,
         diffusion: DiffusionOptions | None = None,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = defaults.DEADLINE_S,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
         adapter: AdapterOptions | None = None,
         images: Sequence[ImageFile] = (),
@@ -412,7 +416,7 @@ class Network:
         images: Sequence[ImageFile],
         steps: int,
         max_price_usdc: Usdc | None,
-        deadline_s: float,
+        deadline_s: float | None,
         verify: float | str | None,
     ) -> tuple[Result, Usdc | None]:
         """Return what a model's tower makes of images, and what is left of the price.
@@ -465,7 +469,7 @@ class Network:
         texts: Sequence[str | Sequence[int]],
         *,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = defaults.DEADLINE_S,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, each a string or its tokens with the special ones.
@@ -668,7 +672,7 @@ class Network:
         name: str,
         steps: int,
         limit: int | None,
-        deadline_s: float,
+        deadline_s: float | None,
         verify: float | str | None,
         inputs_digest: str | None,
         nodes_only: bool,
@@ -692,12 +696,13 @@ class Network:
                 f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
                 f"cost up to {format_usdc(price)}; raise it to that"
             )
+        await self._wait_until_held(model)
         order = Order(
             model_id=model.model_id,
             task_ids=tuple(task.task_id for task in model.manifest.tasks),
             steps=steps,
             price_micro_usdc=price,
-            deadline_s=deadline_s,
+            deadline_s=defaults.get_deadline_s(steps) if deadline_s is None else deadline_s,
             verify_bps=quote.verify_bps,
             inputs_digest=inputs_digest,
         )
@@ -711,6 +716,13 @@ class Network:
         session = self._make_session(certificate, model, programs, ends, opened)
         session.open()
         return session
+
+    async def _wait_until_held(self, model: Model) -> None:
+        """Wait until nodes hold a model; raise Unavailable when that is hopeless."""
+        if time.monotonic() > self._held_until.get(model.model_id, 0.0):
+            fetch = self._committees.fetch_current
+            await wait_until_held(self._http, fetch, model.name, model.model_id)
+            self._held_until[model.model_id] = time.monotonic() + tuning.HOLDERS_AGE_S
 
     async def _open_adapter(
         self, model: Model, options: AdapterOptions | None

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequen
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from splitup.client import defaults
 from splitup.client.market.payments import Quote
 from splitup.client.network import Network, Usdc
 from splitup.client.outcome import Array, Receipt, Result
@@ -72,7 +71,7 @@ class SyncSplitUp:
         inputs: Mapping[str, Array],
         *,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = defaults.DEADLINE_S,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
     ) -> Result:
         """Like ``SplitUp.execute``; ``result.receipt.wait()`` gives the receipt."""

@@ -10,6 +10,7 @@
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
     │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
+    │   ├── TooSlow             this machine did not finish within the time it spends on such work
     │   └── Throttled           a server limits our request rate; do not try another server
     ├── ChainRejected           a transaction reverted; names the contract's error
     └── ExecutionFailed         an execution ended without a result; names task, node and refund
@@ -64,6 +65,10 @@ class Refused(SplitUpError):
 
 class Unavailable(SplitUpError):
     """The environment failed; the same call may succeed later."""
+
+
+class TooSlow(Unavailable):
+    """Work took more time than this machine spends on it at once: slow, and not wrong."""
 
 
 class Throttled(Unavailable):

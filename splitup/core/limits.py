@@ -52,6 +52,10 @@ MAX_HEARTBEAT_PERIOD_S: Final = 21.0  # a member with MAX_NODES names 20.48 s
 # Longer than a pause, below a restart. A longer period adds what exceeds the shortest one: a
 # heartbeat that fails is repeated after a second whatever the period is.
 HEARTBEAT_TIMEOUT_S: Final = 5.0
+# A member rests when no execution is open and nothing has changed for so long. Whatever changes
+# ends that, and a ping asks each node for a heartbeat, so what follows is as fast as ever.
+REST_AFTER_S: Final = 30.0
+REST_HEARTBEAT_S: Final = 15.0  # nodes' period while a member rests
 # A block that a reorganisation replaced may be named for two heartbeat timeouts. A node that was
 # away longer counted as dead, and learns the new head from the answer to its next heartbeat.
 HEAD_MEMORY_S: Final = 10.0
@@ -103,6 +107,7 @@ MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB
 MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
 MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
 VECTOR_STEPS: Final = 3  # with zero state, and with the states after one step and after two
+VECTOR_ROWS: Final = 8  # of the first: whole tiles and an incomplete one of each matmul's kernel
 VECTOR_ELEMENTS: Final = 1_024  # kept of every output port and step, evenly spread
 PLAUSIBLE_L2_PPB: Final = 50_000_000  # 5 %: bfloat16 has 0.4 % per rounding; defects give more
 MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
@@ -150,6 +155,7 @@ MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes ea
 MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; a few suffice to converge
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
 SNAPSHOT_REFRESH_S: Final = 30.0  # certify unchanged membership again, for current load figures
+REST_SNAPSHOT_S: Final = 1_800.0  # the same while a member rests: the load does not change either
 OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, the leader waits this for the others
 OBSERVE_PERIOD_S: Final = 1.0  # between observations of all nodes; also bounds answers to a leader
 EPOCH_TIMEOUT_S: Final = 5.0  # a leader with a quorum needs 0.5 s; a lost heartbeat costs 1 s
@@ -157,6 +163,7 @@ EPOCH_DOUBLINGS: Final = 4  # of EPOCH_TIMEOUT_S after failed epochs: 80 s at mo
 EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member leads and chooses observations
 MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs by a quarter
 MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
+REST_MEMBER_HEARTBEAT_S: Final = 15.0  # the same while they rest
 MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
 VERIFICATION_SILENCE_S: Final = 10.0  # then a validator that does not answer is replaced
 VERIFICATION_STEP_S: Final = 0.1  # more for every step that it has to recompute

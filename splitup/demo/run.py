@@ -26,10 +26,10 @@ from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.decode.sampler import Sampler
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
-from splitup.devnet.processes import find_program
+from splitup.devnet.processes import find_program, make_death_pact
 from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
-from splitup.devnet.status import fetch_health, read_load_problems
+from splitup.devnet.status import fetch_health, read_load_problems, read_loading
 from splitup.net.http import SignedClient
 
 MODEL: Final = "packages-4m"
@@ -240,7 +240,10 @@ async def register(directory: Path, example: Path, target_vram: str = TARGET_VRA
 async def _run_program(command: Sequence[str | Path]) -> dict[str, Any]:
     """Run a program to its end and return the JSON object it prints; raise Unavailable."""
     process = await asyncio.create_subprocess_exec(
-        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *map(str, command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=make_death_pact(),
     )
     try:
         out, err = await process.communicate()
@@ -276,14 +279,16 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
                     say(f"{ready}/{len(wanted)} tasks are held by {_MIN_HOLDERS} nodes or more")
                 said = ready, holders.total()
                 ends = time.monotonic() + _LOAD_TIMEOUT_S
+            if read_loading(directory):  # nodes give up themselves what does not go on
+                ends = time.monotonic() + _LOAD_TIMEOUT_S
             if ready == len(wanted):
                 return
             _check_refusals(directory, wanted, state.nodes)
             if time.monotonic() > ends:
                 raise Unavailable(
                     f"only {ready} of {len(wanted)} tasks have {_MIN_HOLDERS} nodes, and no node "
-                    f"loaded another one for {_LOAD_TIMEOUT_S:g} s; run it again with --keep and "
-                    "read the nodes' logs"
+                    f"has been loading another one for {_LOAD_TIMEOUT_S:g} s; run it again with "
+                    "--keep and read the nodes' logs"
                 )
             await asyncio.sleep(_POLL_S)
 

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from eth_account import Account
-
 from splitup.core.errors import ConfigurationError
 from splitup.devnet.source_tree import find_source_tree
 
@@ -56,6 +54,8 @@ def compose_anvil_install() -> str:
 
 def create_mnemonic() -> str:
     """Return twelve random words (BIP-39), a seed for ``derive_key``."""
+    from eth_account import Account  # at use: its import costs most of a second of CPU time
+
     Account.enable_unaudited_hdwallet_features()
     _, mnemonic = Account.create_with_mnemonic()
     return str(mnemonic)
@@ -63,6 +63,8 @@ def create_mnemonic() -> str:
 
 def derive_key(mnemonic: str, index: int) -> bytes:
     """Return the private key of Anvil's account ``index``, m/44'/60'/0'/0/index (BIP-44)."""
+    from eth_account import Account
+
     Account.enable_unaudited_hdwallet_features()
     account = Account.from_mnemonic(mnemonic, account_path=f"m/44'/60'/0'/0/{index}")
     return bytes(account.key)

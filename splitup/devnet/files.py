@@ -13,6 +13,7 @@ from splitup.config import NETWORK_FILE, find_cache_directory
 from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
 from splitup.devnet.s3_server import ObjectServer
 from splitup.devnet.state import DevnetState, write_json
+from splitup.storage.private_files import write_private
 
 # party -> (program, command)
 PROGRAMS: Final = {
@@ -64,7 +65,7 @@ def write_network_file(layout: Layout) -> None:
 def write_gateway_file(layout: Layout, index: int) -> Path:
     """Write a gateway's ``gateway.toml``."""
     folder = layout.directory / f"gateway-{index}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return _write_toml(
         folder / "gateway.toml",
         {
@@ -130,5 +131,5 @@ def write_node_file(layout: Layout, index: int) -> Path:
 
 def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:
     # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    write_private(path, "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return path

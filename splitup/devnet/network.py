@@ -19,7 +19,7 @@ from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailabl
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
-from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
+from splitup.devnet.processes import Child, find_program, spawn
 from splitup.devnet.restarts import Restarts
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import (
@@ -38,7 +38,8 @@ from splitup.net.http import SignedClient
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
 _READY_TIMEOUT_S: Final = 60.0  # until the network is ready
 _PARTY_TIMEOUT_S: Final = 6.0  # more for every member and node, as they share the cores
-_PROBE_S: Final = 0.2
+_PROBE_S: Final = 0.2  # while it starts
+_WATCH_S: Final = 1.0  # between looks whether all processes run
 _DISK_PERIOD_S: Final = 10.0
 
 Report = Callable[[str], None]
@@ -118,9 +119,7 @@ class Devnet:
         parties = funding.load_parties(directory, mnemonic, state)
         self._report("starting the chain and the object store")
         rpc_url = await self._start_chain(state, mnemonic)
-        self._objects = start_object_server(
-            directory / "objects", preexec_fn=die_with_parent if os.name == "posix" else None
-        )
+        self._objects = start_object_server(directory / "objects")
         self._report("preparing contracts, funds and stakes")
         deployment = await funding.load_deployment(
             directory, rpc_url, parties.deployer, self._options.parameters
@@ -154,7 +153,7 @@ class Devnet:
         clock = asyncio.get_running_loop().time
         disk_due = clock() + _DISK_PERIOD_S
         while True:
-            await asyncio.sleep(_PROBE_S)
+            await asyncio.sleep(_WATCH_S)
             self._check_essential()
             for child in self.children:
                 if not child.is_running():
@@ -261,7 +260,7 @@ class Devnet:
             while True:
                 child.check_running()
                 with contextlib.suppress(ChainUnavailable):
-                    await rpc.request("anvil_setTime", int(time.time()), tries=1)
+                    await rpc.request("anvil_setTime", int(time.time()))
                     return url
                 await asyncio.sleep(0.02)
 

@@ -7,11 +7,13 @@ in order. On Linux the kernel also stops the children of a supervisor that was k
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -91,7 +93,7 @@ def spawn(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent if _LIBC is not None else None,
+                preexec_fn=make_death_pact(),
             )
         except OSError as error:
             raise ConfigurationError(
@@ -123,7 +125,17 @@ def read_tail(log: Path, lines: int = 12, *, start: int = 0) -> str:
     return "\n".join(f"    {line}" for line in tail) or "    (the log is empty)"
 
 
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies; runs between fork and exec."""
+def make_death_pact() -> Callable[[], None] | None:
+    """Return what a process runs between fork and exec (``preexec_fn``) to end with this one.
+
+    The kernel sends it SIGTERM when the thread that started it ends, however this process dies;
+    exec keeps that. None where the kernel cannot: only Linux can.
+    """
+    return None if _LIBC is None else functools.partial(_die_with, os.getpid())
+
+
+def _die_with(parent: int) -> None:
     assert _LIBC is not None
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew of the wish
+        os.kill(os.getpid(), signal.SIGKILL)

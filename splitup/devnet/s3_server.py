@@ -16,17 +16,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from botocore.exceptions import BotoCoreError, ClientError
 
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError, StorageUnavailable
 from splitup.crypto.keystore import read_secret_file, write_secret_file
 from splitup.devnet.ports import find_free_ports
+from splitup.devnet.processes import make_death_pact
 from splitup.storage.s3_client import create_client
 
 HOST: Final = "127.0.0.1"
@@ -108,13 +106,12 @@ def start_object_server(
     bucket: str = "splitup",
     s3_port: int | None = None,
     timeout_s: float = 20.0,
-    preexec_fn: Callable[[], None] | None = None,
 ) -> ObjectServer:
     """Start a server on ``data_dir``, new or used, and return when the bucket answers (≈ 1 s).
 
-    Blocks. Ports and keys are chosen at the first start and kept. Raises ConfigurationError when a
-    port is taken or the binary is missing, StorageUnavailable when the disk is full or the server
-    does not come up.
+    Blocks. The server ends with the thread that calls this, at the latest. Ports and keys are
+    chosen at the first start and kept. Raises ConfigurationError when a port is taken or the binary
+    is missing, StorageUnavailable when the disk is full or the server does not come up.
     """
     weed = find_weed()
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,7 +127,7 @@ def start_object_server(
             stderr=log,
             cwd=data_dir,
             env=_compose_environment(data_dir),
-            preexec_fn=preexec_fn,  # lets the server end with its supervisor
+            preexec_fn=make_death_pact(),
             start_new_session=True,  # Ctrl-C reaches the supervisor, which stops the server last
         )
     server = ObjectServer(
@@ -255,6 +252,8 @@ def _prepare_secrets(data_dir: Path) -> Path:
 
 def _is_ready(client: Any, bucket: str) -> bool:
     """Return whether an object can be written and read; the bucket alone exists earlier."""
+    from botocore.exceptions import ClientError  # at use: only who starts a server needs boto3
+
     try:
         client.create_bucket(Bucket=bucket)
     except ClientError as error:
@@ -268,6 +267,8 @@ def _is_ready(client: Any, bucket: str) -> bool:
 
 
 def _wait_for_bucket(server: ObjectServer, deadline: float) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
     client = create_client(server.endpoint_url, server.credentials_path)
     log = server.data_dir / "weed.log"
     try:

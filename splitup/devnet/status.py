@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,15 +140,26 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
     )
 
 
+def read_loading(directory: Path) -> dict[str, str]:
+    """Return the ids of the tasks that running nodes of the devnet load now, by node."""
+    values = [value for value in _read_node_status(directory) if value.get("running")]
+    return {value["address"]: value["loading"] for value in values if value["loading"]}
+
+
 def read_load_problems(directory: Path) -> dict[str, Counter[str]]:
     """Return why nodes of the devnet refuse tasks: by task, how many nodes give each reason."""
     found: dict[str, Counter[str]] = {}
+    for value in _read_node_status(directory):
+        for problem in value.get("not_loaded", []):
+            if problem["is_refused"]:
+                found.setdefault(problem["task_id"], Counter())[problem["reason"]] += 1
+    return found
+
+
+def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(directory.glob(f"node-*/{NODE_STATUS_FILE}")):
         with suppress(OSError, ValueError):  # the node has not written it yet
-            for problem in json.loads(path.read_text()).get("not_loaded", []):
-                if problem["is_refused"]:
-                    found.setdefault(problem["task_id"], Counter())[problem["reason"]] += 1
-    return found
+            yield json.loads(path.read_text())
 
 
 async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -> Snapshot | None:

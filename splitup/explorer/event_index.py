@@ -22,6 +22,7 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import BlockId, ChainEvent
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.explorer.mentions import find_mentions, name_subject
+from splitup.storage.private_files import open_database
 
 _SCHEMA: Final = 2  # another number in the database: it is filled again from block 0
 _METADATA: Final = sql.MetaData()
@@ -89,7 +90,7 @@ class EventIndex:
         name = ""
         try:
             name = sql.make_url(url).render_as_string(hide_password=True)
-            engine = sql.create_engine(url, pool_pre_ping=True)
+            engine = open_database(url)
             if engine.dialect.name == "sqlite":
                 sql_events.listen(engine, "connect", _set_up_sqlite)
             _METADATA.create_all(engine)

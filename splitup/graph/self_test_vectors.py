@@ -7,7 +7,9 @@ serves the task, before its stake is at risk: ``audit`` says whether it would be
 The inputs come from Philox 4x64 (Salmon et al., SC11; numpy's raw stream, which is stable across
 versions), keyed by the SHA-256 of seed, step and port: floats uniform in ±√3, so of variance 1;
 integers from 0 to 63, so that tokens and positions of every model are in range; bools 0 or 1.
-The first step has the largest number of rows, every other step has one row.
+The first step has ``rows`` rows, or the largest number where the vectors name none (those of older
+registrations); every other step has one row. Few rows find a broken device as well as many, since
+a kernel repeats itself over them, and a slow machine is done with them sooner.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class SelfTestVectors(_Record):
     version: Literal[1]
     task_id: _Digest
     seed: Annotated[int, Field(ge=0, le=2**53 - 1)]
+    rows: Annotated[int, Field(ge=0, le=2**31)] = 0  # of the first step; 0: the largest number
     classes: Annotated[tuple[ClassVectors, ...], Field(min_length=1, max_length=64)]
 
     def to_bytes(self) -> bytes:
@@ -111,14 +114,15 @@ class Audit:
         return {**asdict(self), "verdict": self.verdict.value}
 
 
-def make_inputs(ports: Sequence[TensorSpec], seed: int, step: int) -> list[bytes]:
-    """Return the bytes of every input port for one step."""
+def make_inputs(ports: Sequence[TensorSpec], seed: int, step: int, rows: int = 0) -> list[bytes]:
+    """Return the bytes of every input port for one step; ``rows`` is as in the vectors."""
     result = []
     for place, port in enumerate(ports):
         key = hashlib.sha256(f"{FORMAT}/{seed}/{step}/{place}".encode()).digest()
         count = math.prod(port.shape)
-        if port.rows and step > 0:
-            count //= port.shape[0]
+        if port.rows:
+            most = port.shape[0]
+            count = count // most * (1 if step else min(rows or most, most))
         # 128 of the 256 bits are a key; the raw stream is the generator's own, without numpy's
         # distributions, which may change
         raw = np.random.Philox(key=int.from_bytes(key[:16], "little")).random_raw(count)
@@ -126,8 +130,8 @@ def make_inputs(ports: Sequence[TensorSpec], seed: int, step: int) -> list[bytes
             uniform = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
             array = round_array(port.dtype, (2.0 * uniform - 1.0) * math.sqrt(3.0))
         else:
-            most = 2 if port.dtype == "bool" else _INTEGERS
-            array = (raw % np.uint64(most)).astype(get_numpy_dtype(port.dtype))
+            values = 2 if port.dtype == "bool" else _INTEGERS
+            array = (raw % np.uint64(values)).astype(get_numpy_dtype(port.dtype))
         result.append(encode_array(port.dtype, array))
     return result
 
@@ -138,8 +142,12 @@ def make_vectors(
     determinism: str,
     outputs: Sequence[Sequence[bytes]],
     ports: Sequence[TensorSpec],
+    rows: int = 0,
 ) -> SelfTestVectors:
-    """Return the vectors of a task from its outputs, per step and port, on one class."""
+    """Return the vectors of a task from its outputs, per step and port, on one class.
+
+    ``rows`` is what ``make_inputs`` was given.
+    """
     steps = tuple(
         tuple(
             PortVector(
@@ -155,6 +163,7 @@ def make_vectors(
         version=VERSION,
         task_id=task_id,
         seed=seed,
+        rows=rows,
         classes=(ClassVectors(determinism=determinism, steps=steps),),
     )
 

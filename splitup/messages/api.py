@@ -22,7 +22,7 @@ from splitup.messages.base import RELAY_PATH, Message
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.network import NetworkDescription
 from splitup.messages.plans import PlanCertificate, SignedRequest
-from splitup.messages.snapshots import Heartbeat, ReachRequest, Snapshot
+from splitup.messages.snapshots import Heartbeat, ModelHolders, ReachRequest, Snapshot
 from splitup.messages.storage import (
     ExecutionRequest,
     Grants,
@@ -102,6 +102,9 @@ PLAN: Final = Route[Message](
     "client",
     reply=PlanCertificate,
     max_wait_s=limits.MAX_PLAN_WAIT_S,
+)
+HOLDERS: Final = Route[Message](
+    "GET", "/v1/models/{model_id}/holders", "client", reply=ModelHolders
 )
 EVIDENCE: Final = Route[Message]("GET", "/v1/evidence/{execution_id}", "anybody", reply=Evidence)
 ATTESTATION: Final = Route[Message](
@@ -243,8 +246,8 @@ ADAPTER_END: Final = Route[Message]("POST", "/v1/adapter-sessions/{session}/end"
 
 ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
     "member": (
-        *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, EVIDENCE, ATTESTATION, HEARTBEAT),
-        *(REACH_REQUEST, SIGNED_REQUEST, GOSSIP, EXECUTOR_COMMITMENT, TAKEOVERS),
+        *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, HOLDERS, EVIDENCE, ATTESTATION),
+        *(HEARTBEAT, REACH_REQUEST, SIGNED_REQUEST, GOSSIP, EXECUTOR_COMMITMENT, TAKEOVERS),
         *(VALIDATOR_COMMITMENT, COMPLETION, VERIFICATION_RESULT),
     ),
     "gateway": (

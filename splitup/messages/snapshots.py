@@ -63,6 +63,22 @@ class Heartbeat(Message):
     determinism: str = Field(max_length=200)
     speed_mflops: Speed = 0  # measured over its runs; 0 means not yet
     bandwidth_kbps: Bandwidth = 0  # measured over its downloads; 0 means not yet
+    loading: bool = False  # a task that is not resident yet
+
+
+class ModelHolders(Message):
+    """How far live nodes have loaded a model, as one member sees it.
+
+    Plans are made from the snapshot on chain; heartbeats tell what the next one will show.
+    """
+
+    model_id: Bytes32Field
+    tasks: Count  # distinct ones
+    held: Count  # of them, by nodes of the snapshot
+    reported: Count  # of them, by heartbeats
+    loading: Count  # live nodes that load a task, of any model
+    able: Count  # live nodes with memory for one of the tasks that nobody reports
+    live: Count  # nodes
 
 
 class NodeView(Message):

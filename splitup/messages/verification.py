@@ -113,7 +113,8 @@ class Ruling(Message):
     the claimed numbers differ from its own by more than the task's tolerance, and ``state`` is the
     claimed one. The claim is the executor's, or that of a ``validator`` that contradicts it. A
     member of the executor's class adds whether the claimed outputs are within the tolerance of its
-    own (``close``); without a tolerance they are not.
+    own (``close``); without a tolerance they are not. A member that took too long, or whose machine
+    lacked something, only says that it will try again (``slow``).
     """
 
     task: TaskField
@@ -124,6 +125,7 @@ class Ruling(Message):
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
     compared: bool = False
     close: bool = False
+    slow: bool = False
     validator: AddressField | None = None
 
     @property
@@ -159,7 +161,9 @@ class TaskVerdict(Message):
     """The outcome of the verification of one drawn task."""
 
     task: TaskField
-    outcome: Literal["honest", "lied", "withheld", "contradicted", "outvoted", "unresolved"]
+    outcome: Literal[
+        "honest", "lied", "withheld", "contradicted", "outvoted", "undecided", "unresolved"
+    ]
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)

@@ -9,8 +9,10 @@ bounds here apply to it any more. Strangers share
 - turns, one for each connection, request and piece of a body. They come at a limited rate, and to
   addresses in rotation, so that a flood waits for itself (``Turns``).
 
-A connection that waits for its first turn has no parser yet and is read once at most. So a flood
-costs little more than what the operating system does for it.
+A connection that waits for its first turn has no parser yet and is read once at most; TLS begins
+with that turn, too. So a flood costs little more than what the operating system does for it. When
+one address has taken every place, its connections that have not asked anything yet make room for
+its new ones, oldest first: slow heads do not lock out their neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -96,7 +99,8 @@ class Admission:
         self._groups: dict[asyncio.Transport, str] = {}  # of all connections
         self._keys: dict[asyncio.Transport, str] = {}  # of those that are vouched for
         self._per_key: Counter[str] = Counter()
-        self._strangers: Places[asyncio.Transport] = Places(tuning.STRANGERS)
+        self._silent: dict[asyncio.Transport, None] = {}  # strangers that asked nothing, by age
+        self._strangers: Places[asyncio.Transport] = Places(_count_places())
         self._turns = Turns(tuning.STRANGERS_PER_S, tuning.STRANGERS_BURST)
 
     # ---- connections ---------------------------------------------------------------------------
@@ -106,16 +110,36 @@ class Admission:
         peer = transport.get_extra_info("peername")
         group = get_group(peer[0]) if isinstance(peer, tuple) else "local"
         shed = self._strangers.take(group, transport)
-        if shed is not None:
-            shed[1].abort()
-            if shed == (group, transport):
+        if shed == (group, transport):
+            silent = (one for one in self._silent if self._groups[one] == group)
+            if (oldest := next(silent, None)) is None:
+                transport.abort()
                 return
+            self.leave(oldest)
+            oldest.abort()
+            self._strangers.take(group, transport)
+        elif shed is not None:
+            shed[1].abort()
         self._groups[transport] = group
+        self._silent[transport] = None
         self._turns.ask(group, transport, begin)
+
+    def replace(self, old: asyncio.Transport, new: asyncio.Transport) -> bool:
+        """Count TLS in place of the connection under it; return False when that has ended."""
+        group = self._groups.pop(old, None)
+        if group is None:
+            return False
+        self._strangers.leave(group, old)
+        self._strangers.take(group, new)
+        self._silent.pop(old, None)
+        self._silent[new] = None
+        self._groups[new] = group
+        return True
 
     def leave(self, transport: asyncio.Transport) -> None:
         """Forget a connection that has ended."""
         group = self._groups.pop(transport, None)
+        self._silent.pop(transport, None)
         if group is not None:
             self._strangers.leave(group, transport)
             if (go := self._turns.leave(group, transport)) is not None:
@@ -149,6 +173,8 @@ class Admission:
 
     async def wait_turn(self, request: web.Request, turns: int = 1) -> None:
         """Wait for a stranger's turns; raise Unavailable when the connection ends."""
+        if request.transport is not None:
+            self._silent.pop(request.transport, None)
         for _ in range(turns if self.is_stranger(request) else 0):
             transport = request.transport
             group = self._groups.get(transport) if transport is not None else None
@@ -180,6 +206,29 @@ class Admission:
         return self._groups.get(transport, "closed") if transport is not None else "closed"
 
 
+def _count_places() -> int:
+    """Return how many strangers there may be: half of the open files if those are few."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return tuning.STRANGERS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        tuning.STRANGERS if files == resource.RLIM_INFINITY else min(tuning.STRANGERS, files // 2)
+    )
+
+
+def _feed(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """Pass on what was read before a protocol of buffers was there."""
+    reader = cast(asyncio.BufferedProtocol, protocol)  # of asyncio or uvloop
+    while data:
+        buffer = memoryview(reader.get_buffer(len(data)))
+        count = min(len(buffer), len(data))
+        buffer[:count] = data[:count]
+        reader.buffer_updated(count)
+        data = data[count:]
+
+
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -188,9 +237,16 @@ def _set(future: asyncio.Future[None]) -> None:
 class Door(asyncio.Protocol):
     """Passes a connection on to an HTTP server's protocol, when its turn has come."""
 
-    def __init__(self, admission: Admission, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._admission = admission
         self._make_protocol = make_protocol
+        self._tls = tls
+        self._handshake: asyncio.Task[None] | None = None
         self._inner: asyncio.Protocol | None = None
         self._early = b""  # read before the turn
 
@@ -201,6 +257,39 @@ class Door(asyncio.Protocol):
     def _begin(self) -> None:
         if self._transport.is_closing():
             return
+        if self._tls is not None:
+            self._handshake = asyncio.create_task(self._begin_tls(self._tls))
+            return
+        self._pass_on()
+
+    async def _begin_tls(self, tls: ssl.SSLContext) -> None:
+        """Put TLS between the connection and this protocol, which then passes on what is inside."""
+        loop, below = asyncio.get_running_loop(), self._transport
+        starting = asyncio.ensure_future(
+            loop.start_tls(
+                *(below, self, tls),
+                server_side=True,
+                ssl_handshake_timeout=tuning.HTTP_READ_S,
+                ssl_shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
+            )
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # now ``below`` has the protocol of TLS, and that has begun
+        early, self._early = self._early, b""
+        if early:
+            _feed(below.get_protocol(), early)
+        try:
+            above = await starting
+        except (OSError, TimeoutError):  # no TLS, or the other side has gone
+            above = None
+        if above is None or not self._admission.replace(below, above):
+            below.abort()
+            self._admission.leave(below)
+            return
+        self._transport = above
+        self._pass_on()
+
+    def _pass_on(self) -> None:
         self._inner = self._make_protocol()
         self._inner.connection_made(self._transport)
         if self._early:
@@ -211,6 +300,8 @@ class Door(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._inner is not None:
             self._inner.data_received(data)
+        elif self._handshake is not None:  # it is about to begin, or has just ended
+            self._early += data
         elif len(data) > tuning.STRANGER_EARLY_BYTES:
             self._transport.abort()
         else:  # uvloop reads once before it can be stopped
@@ -238,13 +329,20 @@ class Door(asyncio.Protocol):
 class AdmittingSite(web.BaseSite):
     """A listening socket whose connections are admitted before the server sees them."""
 
-    def __init__(self, runner: web.AppRunner, admission: Admission, host: str, port: int) -> None:
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        admission: Admission,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__(runner, backlog=tuning.HTTP_BACKLOG)
-        self._admission, self._host, self._port = admission, host, port
+        self._admission, self._host, self._port, self._tls = admission, host, port, tls
 
     @property
     def name(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        return f"http{'s' if self._tls else ''}://{self._host}:{self._port}"
 
     async def start(self) -> None:
         """Listen; raise OSError when the port is taken."""
@@ -252,5 +350,8 @@ class AdmittingSite(web.BaseSite):
         server = self._runner.server
         assert server is not None
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Door(self._admission, server), self._host, self._port, backlog=self._backlog
+            lambda: Door(self._admission, server, self._tls),
+            self._host,
+            self._port,
+            backlog=self._backlog,
         )

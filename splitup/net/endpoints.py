@@ -3,6 +3,10 @@
 An endpoint is chosen by a stranger. The check is made when the socket is created, on the address
 that it connects to, so that a name that resolves differently the second time, or an IPv4 address
 written as IPv6, cannot evade it. Redirects are not followed.
+
+What is not known to lead to the public internet is refused. Of IPv6 only 2000::/3 does, less what
+IANA's registry of special-purpose addresses takes from it, and the addresses that a translator
+(NAT64) makes of public IPv4 addresses.
 """
 
 from __future__ import annotations
@@ -18,10 +22,40 @@ import aiohttp
 from splitup.core import tuning
 
 _AddressInfo = tuple[Any, ...]
-_SHARED: Final = ipaddress.ip_network("100.64.0.0/10")  # carrier-grade NAT, RFC 6598
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 _METADATA: Final = frozenset(  # where clouds serve credentials; not all of them are link-local
-    ipaddress.ip_address(text) for text in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254")
+    map(
+        ipaddress.ip_address,
+        (
+            *("169.254.169.254", "100.100.100.200", "168.63.129.16"),
+            *("fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
+        ),
+    )
 )
+_LOCAL: Final = tuple(  # of one machine or one operator; 100.64.0.0/10 is of a carrier, RFC 6598
+    map(
+        ipaddress.ip_network,
+        (
+            *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
+            *("::1/128", "fc00::/7"),
+        ),
+    )
+)
+# IANA's registries of special-purpose addresses, and multicast; Python's ``is_global`` knows most
+# of them, by its version. Anycast relays and tunnels are left out: nodes are not there.
+_SPECIAL: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24"),
+            *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+            *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+        ),
+    )
+)
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that IANA has allotted
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
+_ISATAP: Final = frozenset((0x0000_5EFE, 0x0200_5EFE))  # RFC 5214, before an IPv4 address
 
 
 class EndpointRefused(OSError):
@@ -42,31 +76,36 @@ def is_loopback(host: str) -> bool:
 def check_ip(text: str, *, allow_loopback: bool) -> None:
     """Raise EndpointRefused unless this address is allowed for peers.
 
-    Link-local, metadata, multicast and unspecified addresses are always refused, loopback and
-    private ones unless ``allow_loopback`` (a network on one machine or in one local network).
+    Loopback and private addresses are refused unless ``allow_loopback`` (a network on one machine
+    or in one local network), all others always unless they are public.
     """
-    address = ipaddress.ip_address(text.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
-    for candidate in (address, mapped):
-        if candidate is None:
-            continue
-        if (
-            candidate in _METADATA
-            or candidate.is_link_local
-            or candidate.is_multicast
-            or candidate.is_unspecified
-        ):
+    for address in _unwrap(ipaddress.ip_address(text.partition("%")[0])):
+        is_local = any(address in network for network in _LOCAL)
+        if address in _METADATA or not (is_local or _is_public(address)):
             raise EndpointRefused(f"the peer's address {text} is never connected to")
-        local = (
-            candidate.is_private
-            or candidate.is_loopback
-            or (isinstance(candidate, ipaddress.IPv4Address) and candidate in _SHARED)
-        )
-        if local and not allow_loopback:
+        if is_local and not allow_loopback:
             raise EndpointRefused(
                 f"the peer's address {text} is on a private network; "
                 "set allow_loopback to permit that"
             )
+
+
+def _unwrap(address: _Ip) -> tuple[_Ip, ...]:
+    """Return all addresses that a connection to one may lead to."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return (address,)
+    embedded = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    if address.ipv4_mapped is not None or address in _NAT64:
+        return (embedded,)
+    if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP:
+        return address, embedded
+    return (address,)
+
+
+def _is_public(address: _Ip) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST:
+        return False
+    return address.is_global and not any(address in network for network in _SPECIAL)
 
 
 def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], socket.socket]:

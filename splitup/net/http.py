@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
@@ -61,7 +62,7 @@ class Server:
     port: int
     _runner: web.AppRunner
     _scheme: str
-    _admission: Admission | None
+    _admission: Admission
 
     @property
     def url(self) -> str:
@@ -80,17 +81,54 @@ class Server:
     async def close(self) -> None:
         """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
         await self._runner.cleanup()
-        if self._admission is not None:
-            self._admission.close()
+        self._admission.close()
 
 
-def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
-    """Return an application that limits bodies and strangers, and answers errors in JSON."""
+@web.middleware
+async def answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Answer errors as ``{"error": "<sentence>"}``."""
+    try:
+        return await handler(request)
+    except Refused as error:
+        return error_reply(error.status, str(error))
+    except BadSignature as error:
+        return error_reply(401, str(error))
+    except (PeerFault, InvalidInput, ChainRejected) as error:
+        return error_reply(400, str(error))
+    except Unavailable as error:
+        return error_reply(503, str(error))
+    except web.HTTPException as error:
+        return error_reply(error.status, f"{request.method} {request.path}: {error.reason}")
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return error_reply(500, "internal error; the server's log has the details")
+
+
+def make_app(
+    *, max_body_bytes: int = limits.HTTP_BODY_BYTES, errors: Middleware = answer_errors
+) -> web.Application:
+    """Return an application that limits bodies and strangers; ``errors`` answers errors."""
     app = web.Application(
-        client_max_size=max_body_bytes, middlewares=[count_requests, _answer_errors]
+        client_max_size=max_body_bytes, middlewares=[count_requests, errors, _admit]
     )
     app[_ADMISSION] = Admission()
     return app
+
+
+@web.middleware
+async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Wait for a stranger's turn; refuse a head that is no text before somebody encodes it."""
+    await get_admission(request).wait_turn(request)
+    try:
+        for text in (request.path_qs, request.path, request.query_string):
+            text.encode()
+        for header in request.raw_headers:
+            b"".join(header).decode()
+    except UnicodeError:
+        raise Refused("the request's address and headers have to be UTF-8", status=400) from None
+    return await handler(request)
 
 
 def get_admission(request: web.Request) -> Admission:
@@ -130,13 +168,9 @@ async def serve_app(
         logger=_malformed,
     )
     await runner.setup()
-    admission = app.get(_ADMISSION)
-    if admission is None:
-        site: web.BaseSite = web.TCPSite(runner, host, port, ssl_context=tls)
-    else:
-        site = AdmittingSite(runner, admission, host, port)
+    admission = app.get(_ADMISSION) or Admission()
     try:
-        await site.start()
+        await AdmittingSite(runner, admission, host, port, tls).start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
@@ -247,28 +281,6 @@ async def read_message(request: web.Request, route: Route[M], *, audience: str) 
 async def read_unsigned(request: web.Request, route: Route[M]) -> M:
     """Parse a message that needs no signature of its own; raise PeerFault."""
     return route.parse(await read_json(request))
-
-
-@web.middleware
-async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        await get_admission(request).wait_turn(request)
-        return await handler(request)
-    except Refused as error:
-        return error_reply(error.status, str(error))
-    except BadSignature as error:
-        return error_reply(401, str(error))
-    except (PeerFault, InvalidInput, ChainRejected) as error:
-        return error_reply(400, str(error))
-    except Unavailable as error:
-        return error_reply(503, str(error))
-    except web.HTTPException as error:
-        return error_reply(error.status, f"{request.method} {request.path}: {error.reason}")
-    except (asyncio.CancelledError, ConnectionError):
-        raise
-    except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
-        return error_reply(500, "internal error; the server's log has the details")
 
 
 # ---- clients -----------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ The child's module calls ``serve`` and gets open files and messages, nothing els
 answered after the other. The parent trusts no answer: it may be of any form and size, or missing.
 
     message    u32 bytes of the head | u32 buffers | per buffer: u64 bytes | head | buffers
-    head       a JSON object; an answer with "error" says in a sentence why there is no other
+    head       a JSON object; an answer with "error" says in a sentence why there is no other, and
+               "lacks" what the machine lacked: "time", "something", or "" if it is not the cause;
+               "passed" in a question are the numbers of open files that came with its first byte,
+               and are closed after the answer
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from splitup.core.codec import parse_json
-from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.errors import SplitUpError, TooSlow, Unavailable
 from splitup.core.limits import MIB
+from splitup.sandbox.lifeline import end_with_peer
 
 _HEAD: Final = struct.Struct("<II")
 _MAX_HEAD_BYTES: Final = 1 * MIB
 _MAX_BUFFERS: Final = 1_024
+_MAX_FILES: Final = 253  # of one message; Linux passes on as many
 _MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
 _MAX_COMPLAINT_CHARS: Final = 300
 _LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
@@ -133,18 +138,21 @@ class Child:
         *,
         timeout_s: float,
         max_bytes: int,
+        files: Sequence[int] = (),
     ) -> tuple[dict[str, Any], list[memoryview]]:
         """Return the answer, with buffers of at most ``max_bytes`` in all; blocks.
 
-        Raises ChildFailed when the child refuses, and ChildDied when it ends, when it does not
-        answer in ``timeout_s`` or when its answer has another form; the child is dead then.
+        The child gets copies of open ``files``. Raises ChildFailed when the child refuses, TooSlow
+        or Unavailable when it says that the machine was the reason, and ChildDied when it ends,
+        when it does not answer in ``timeout_s`` or when its answer has another form; the child is
+        dead then.
         """
         with self._turn:
             if not self.is_running:
                 raise ChildDied("its process has ended")
             try:
                 deadline = time.monotonic() + timeout_s
-                self._send(_encode(question, buffers), deadline)
+                self._send(_encode(question, buffers), deadline, files)
                 head, found = self._receive_answer(max_bytes, deadline)
             except TimeoutError:
                 self._end()
@@ -155,7 +163,7 @@ class Child:
                 self._end()
                 raise ChildDied(f"its answer cannot be read: {error}") from None
         if "error" in head:
-            raise ChildFailed(str(head["error"])[:_MAX_COMPLAINT_CHARS])
+            raise _find_error_type(head.get("lacks"))(str(head["error"])[:_MAX_COMPLAINT_CHARS])
         return head, found
 
     async def ask_apart(
@@ -165,10 +173,13 @@ class Child:
         *,
         timeout_s: float,
         max_bytes: int,
+        files: Sequence[int] = (),
     ) -> tuple[dict[str, Any], list[memoryview]]:
         """Do the same on the child's thread. Whoever is cancelled leaves the child running."""
         return await self.run_apart(
-            lambda: self.ask(question, buffers, timeout_s=timeout_s, max_bytes=max_bytes)
+            lambda: self.ask(
+                question, buffers, timeout_s=timeout_s, max_bytes=max_bytes, files=files
+            )
         )
 
     async def run_apart(self, call: Callable[[], R]) -> R:
@@ -185,10 +196,13 @@ class Child:
         self._end()
         self._thread.shutdown(wait=False)
 
-    def _send(self, parts: Buffers, deadline: float) -> None:
-        for part in parts:
+    def _send(self, parts: Buffers, deadline: float, files: Sequence[int]) -> None:
+        for place, part in enumerate(parts):
             self._set_timeout(deadline)
-            self._socket.sendall(part)
+            sent = 0
+            if files and not place:
+                sent = socket.send_fds(self._socket, [part], files)
+            self._socket.sendall(memoryview(part)[sent:])
 
     def _receive_answer(
         self, max_bytes: int, deadline: float
@@ -256,23 +270,60 @@ def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -
 
     What libraries print goes to standard error.
     """
-    with os.fdopen(os.dup(1), "wb") as output, os.fdopen(os.dup(0), "rb") as questions:
+    with socket.socket(fileno=os.dup(0)) as parent:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
         os.close(nothing)
         os.dup2(2, 1)
-        while start := questions.read(_HEAD.size):
-            head_bytes, count = _HEAD.unpack(start)
-            sizes = struct.unpack(f"<{count}Q", questions.read(8 * count))
-            head = json.loads(questions.read(head_bytes))
-            buffers = [memoryview(questions.read(size)) for size in sizes]
+        end_with_peer(parent.fileno())
+        while (question := _receive_question(parent)) is not None:
+            head, buffers = question
+            said: Mapping[str, Any]
+            made: Buffers
             try:
                 said, made = answer(head, buffers)
             except SplitUpError as error:
-                said, made = {"error": str(error)}, ()
+                said, made = {"error": str(error), "lacks": _describe_lack(error)}, ()
+            finally:
+                for number in head.get("passed", ()):
+                    os.close(number)
             for part in _encode(said, made):
-                output.write(part)
-            output.flush()
+                parent.sendall(part)
+
+
+def _receive_question(parent: socket.socket) -> tuple[dict[str, Any], list[memoryview]] | None:
+    """Return the next question, None at the end."""
+    start, files, _, _ = socket.recv_fds(parent, _HEAD.size, _MAX_FILES)
+    if not start:
+        return None
+    head_bytes, count = _HEAD.unpack(start + _receive(parent, _HEAD.size - len(start)))
+    sizes = struct.unpack(f"<{count}Q", _receive(parent, 8 * count))
+    head = json.loads(bytes(_receive(parent, head_bytes)))
+    if files:
+        head["passed"] = files
+    return head, [_receive(parent, size) for size in sizes]
+
+
+def _receive(parent: socket.socket, length: int) -> memoryview:
+    view, received = memoryview(bytearray(length)), 0
+    while received < length:
+        count = parent.recv_into(view[received:])
+        if not count:
+            raise EOFError("the parent ended in the middle of a question")
+        received += count
+    return view
+
+
+def _describe_lack(error: SplitUpError) -> str:
+    if isinstance(error, TooSlow):
+        return "time"
+    return "something" if isinstance(error, Unavailable) else ""
+
+
+def _find_error_type(lacks: object) -> type[SplitUpError]:
+    if lacks == "time":
+        return TooSlow
+    return Unavailable if lacks == "something" else ChildFailed
 
 
 def _encode(head: Mapping[str, Any], buffers: Buffers) -> list[bytes | memoryview]:

@@ -12,19 +12,40 @@ from typing import Final
 from aiohttp import web
 
 from splitup.client.inputs import format_usdc
-from splitup.net.http import read_in_time
-from splitup.serve.api_keys import ApiKey, ApiKeys
+from splitup.core import tuning
+from splitup.net.http import get_admission, read_in_time
+from splitup.serve.api_keys import ApiKey, ApiKeys, get_principal
 from splitup.serve.errors import ApiError
 
-MOST_BODIES: Final = 32  # that are read at once; further requests wait
+MOST_BODIES: Final = 32  # large ones that are read at once; further requests wait
+MOST_BODIES_OF_ONE: Final = 8  # principal
 
 
 @dataclass(slots=True)
 class Charge:
-    """What a request may cost at most, and what it did cost once it has ended; micro-USDC."""
+    """Who pays for a request, what it may cost at most, and what it did cost; micro-USDC.
 
-    most: int
+    ``limit`` is the most that its client has agreed to, None for no limit.
+    """
+
+    principal: str = ""
+    most: int = 0
+    limit: int | None = None
     used: int = 0
+    name: str = ""  # of the key, "" without one
+    keys: ApiKeys | None = None
+
+    async def cover(self, more: int) -> bool:
+        """Charge so much beyond ``most``, for steps that are run once more.
+
+        Returns False, without a change, beyond the client's limit or the key's budget.
+        """
+        if self.limit is not None and self.most + more > self.limit:
+            return False
+        if self.keys is not None and not await asyncio.to_thread(self.keys.charge, self.name, more):
+            return False
+        self.most += more
+        return True
 
 
 @dataclass(slots=True)
@@ -37,15 +58,37 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Access:
-    """Checks requests against the keys in a database; without one everybody may ask.
+    """Checks requests against the keys in a database, as they are when a request comes.
 
-    Rates are those of this server alone.
+    While there is no key everybody may ask, unless the server ``needs_keys`` in any case: whoever
+    reaches it from elsewhere. Rates are those of this server alone.
     """
 
-    keys: ApiKeys | None
+    keys: ApiKeys | None  # None: there never is one
+    needs_keys: bool = False
     clock: Callable[[], float] = monotonic
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
     _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
+    _bodies_of: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+
+    async def has_keys(self) -> bool:
+        """Return whether requests need a key now."""
+        if self.needs_keys or self.keys is None:
+            return self.needs_keys
+        return await asyncio.to_thread(self.keys.has_any)
+
+    async def let_in(
+        self, request: web.Request, authorization: str | None = None, *, is_counted: bool = True
+    ) -> ApiKey | None:
+        """Authorise a request, by its header unless another one is given, and its connection.
+
+        Raises what ``authorise`` raises.
+        """
+        header = authorization or request.headers.get("Authorization")
+        key = await self.authorise(header, is_counted=is_counted)
+        if key is not None:
+            get_admission(request).vouch(request, key.name)
+        return key
 
     async def authorise(
         self, authorization: str | None, *, is_counted: bool = True
@@ -54,13 +97,13 @@ class Access:
 
         Raises ApiError (401) without a valid key, (429) for too many requests that are counted.
         """
-        if self.keys is None:
-            return None
         kind, _, secret = (authorization or "").partition(" ")
         found = None
-        if kind.lower() == "bearer" and len(secret) <= 200:
+        if self.keys is not None and kind.lower() == "bearer" and len(secret) <= 200:
             found = await asyncio.to_thread(self.keys.find, secret.strip())
         if found is None:
+            if not await self.has_keys():
+                return None
             raise ApiError(
                 "the request has no valid API key; send it as: Authorization: Bearer sk-splitup-…",
                 status=401,
@@ -89,21 +132,31 @@ class Access:
             )
         bucket.left -= 1
 
-    async def read_body(self, request: web.Request) -> bytes:
-        """Return a request's body; few are read at once, so that they take little memory."""
-        async with self._bodies:
+    async def read_body(self, request: web.Request, key: ApiKey | None) -> bytes:
+        """Return a request's body; few large ones are read at once, and fewer of one principal."""
+        length = request.content_length
+        if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
+            return await read_in_time(request)
+        theirs = self._bodies_of.setdefault(
+            get_principal(key), asyncio.Semaphore(MOST_BODIES_OF_ONE)
+        )
+        async with theirs, self._bodies:
             return await read_in_time(request)
 
     @asynccontextmanager
-    async def charge(self, key: ApiKey | None, most_micro_usdc: int) -> AsyncIterator[Charge]:
+    async def charge(
+        self, key: ApiKey | None, most_micro_usdc: int, limit: int | None = None
+    ) -> AsyncIterator[Charge]:
         """Charge a key the most that a request may cost; afterwards give back what is left.
 
-        Raises ApiError (429, insufficient_quota) beyond its budget.
+        ``limit``: what its client has agreed to. Raises ApiError (429, insufficient_quota) beyond
+        its budget.
         """
-        charge = Charge(most_micro_usdc)
+        charge = Charge(get_principal(key), most_micro_usdc, limit)
         if self.keys is None or key is None:
             yield charge
             return
+        charge.name, charge.keys = key.name, self.keys
         if not await asyncio.to_thread(self.keys.charge, key.name, charge.most):
             raise ApiError(
                 f"the request may cost {format_usdc(charge.most)}, which the budget of key "

@@ -21,10 +21,13 @@ import sqlalchemy as sql
 from sqlalchemy import exc
 
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+from splitup.storage.private_files import open_database
 
 PREFIX: Final = "sk-splitup-"
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _METADATA: Final = sql.MetaData()
+# keys of one group share what caches hold
+_GROUP: Final = sql.Column("cache_group", sql.String(64), nullable=False, server_default="")
 _KEYS: Final = sql.Table(
     "api_keys",
     _METADATA,
@@ -36,6 +39,7 @@ _KEYS: Final = sql.Table(
     sql.Column("models", sql.Text, nullable=False),  # names, one a line; "": all
     sql.Column("created_s", sql.BigInteger, nullable=False),
     sql.Column("is_revoked", sql.Boolean, nullable=False),
+    _GROUP,
 )
 
 
@@ -50,10 +54,21 @@ class ApiKey:
     models: tuple[str, ...]  # empty: all
     created_s: int
     is_revoked: bool
+    group: str = ""  # of keys that share caches, times and receipts; "": none
 
     def allows(self, model: str) -> bool:
         """Return whether the key may use a model."""
         return not self.models or model in self.models
+
+
+def get_principal(key: ApiKey | None) -> str:
+    """Return whose a key's caches and executions are: its group's, or its own.
+
+    Without keys there is one principal, "".
+    """
+    if key is None:
+        return ""
+    return f"group {key.group}" if key.group else f"key {key.name}"
 
 
 class ApiKeys:
@@ -72,8 +87,9 @@ class ApiKeys:
         name = ""
         try:
             name = sql.make_url(url).render_as_string(hide_password=True)
-            engine = sql.create_engine(url, pool_pre_ping=True)
+            engine = open_database(url)
             _METADATA.create_all(engine)
+            _add_group(engine)
         except (exc.SQLAlchemyError, ImportError, OSError) as error:
             raise ConfigurationError(
                 f"the database of API keys {name} cannot be opened: {_shorten(error)}"
@@ -91,16 +107,19 @@ class ApiKeys:
         budget_micro_usdc: int | None = None,
         requests_per_minute: int | None = None,
         models: tuple[str, ...] = (),
+        group: str = "",
     ) -> str:
         """Add a key and return its secret, which is not stored.
 
-        Raises InvalidInput for a name that exists, or that has other characters than letters,
-        digits, dots, dashes and underscores.
+        Raises InvalidInput for a name that exists, and for a name or group that has other
+        characters than letters, digits, dots, dashes and underscores.
         """
-        if not _NAME.fullmatch(name):
-            raise InvalidInput(
-                f"'{name:.80}' is no name of a key; use up to 64 letters, digits, '.', '-', '_'"
-            )
+        for word in (name, group) if group else (name,):
+            if not _NAME.fullmatch(word):
+                raise InvalidInput(
+                    f"'{word:.80}' is no name of a key or group; use up to 64 letters, digits, "
+                    "'.', '-', '_'"
+                )
         secret = PREFIX + secrets.token_urlsafe(32)
         row = {
             "name": name,
@@ -111,6 +130,7 @@ class ApiKeys:
             "models": "\n".join(models),
             "created_s": int(time.time()),
             "is_revoked": False,
+            "cache_group": group,
         }
         try:
             with self._begin() as connection:
@@ -125,6 +145,11 @@ class ApiKeys:
         with self._begin() as connection:
             if connection.execute(change).rowcount != 1:
                 raise InvalidInput(f"there is no key '{name:.80}'; list them: splitup keys list")
+
+    def has_any(self) -> bool:
+        """Return whether there is a key, be it revoked."""
+        with self._begin() as connection:
+            return connection.execute(sql.select(_KEYS.c.name).limit(1)).first() is not None
 
     def list(self) -> list[ApiKey]:
         """Return all keys by name, revoked ones too."""
@@ -170,6 +195,14 @@ class ApiKeys:
             raise Unavailable(f"the database of API keys failed: {_shorten(error)}") from None
 
 
+def _add_group(engine: sql.Engine) -> None:
+    """Add the column that a table of an earlier version lacks."""
+    if _GROUP.name not in {each["name"] for each in sql.inspect(engine).get_columns(_KEYS.name)}:
+        column = sql.schema.CreateColumn(_GROUP).compile(engine)
+        with engine.begin() as connection:
+            connection.execute(sql.text(f"ALTER TABLE {_KEYS.name} ADD COLUMN {column}"))
+
+
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
@@ -189,4 +222,5 @@ def _read(row: sql.Row[tuple[object, ...]]) -> ApiKey:
         models=tuple(row.models.split("\n")) if row.models else (),
         created_s=row.created_s,
         is_revoked=row.is_revoked,
+        group=row.cache_group,
     )

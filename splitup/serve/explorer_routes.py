@@ -17,6 +17,7 @@ from splitup.explorer.event_index import EventIndex, Place
 from splitup.explorer.follower import Follower
 from splitup.explorer.views import Explorer
 from splitup.serve.access import Access
+from splitup.serve.api_keys import get_principal
 from splitup.serve.errors import ApiError
 from splitup.serve.timelines import Timelines
 
@@ -25,6 +26,7 @@ MOST_WAITING: Final = 64
 _PLACE: Final = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}")
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
+_PRINCIPAL: Final = "principal"
 _View = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
@@ -41,7 +43,8 @@ class ExplorerRoutes:
         explorer = self._explorer
 
         async def show_timeline(request: web.Request) -> dict[str, Any]:
-            return timelines.show(_get_execution(request), _get_start(request))
+            execution, start = _get_execution(request), _get_start(request)
+            return timelines.show(execution, request[_PRINCIPAL], start)
 
         views: dict[str, _View] = {
             "status": lambda _: explorer.show_status(),
@@ -70,8 +73,7 @@ class ExplorerRoutes:
         self, view: _View, access: Access
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            authorization = request.headers.get("Authorization")
-            await access.authorise(authorization, is_counted=False)
+            request[_PRINCIPAL] = get_principal(await access.let_in(request, is_counted=False))
             if self._waiting >= MOST_WAITING:
                 raise Throttled("too many pages are being read; try again in a few seconds")
             self._waiting += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias
 
+from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import PromptImages
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
@@ -19,6 +20,8 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
 from splitup.decode.stop import StopFilter
+from splitup.graph.manifest import Manifest
+from splitup.serve.access import Charge
 from splitup.serve.leases import Lease, LeasePool, Totals
 from splitup.serve.metrics import FIRST_TOKEN
 
@@ -57,12 +60,12 @@ class Report:
     cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
     completion_tokens: int = 0
     finish_reason: FinishReason = "length"
-    execution_id: str = ""
-    first_step: int = 0  # of the execution
-    steps: int = 0
+    execution_ids: list[str] = field(default_factory=list)  # of all attempts
+    first_step: int = 0  # of the first execution
+    steps: int = 0  # of all attempts, as are the next
     cost_micro_usdc: int = 0
-    # of the tower for images, an execution of its own
-    image_execution_id: str = ""
+    # of the tower for images, in executions of its own
+    image_execution_ids: list[str] = field(default_factory=list)
     image_steps: int = 0
     image_cost_micro_usdc: int = 0
 
@@ -70,6 +73,17 @@ class Report:
     def total_micro_usdc(self) -> int:
         """The cost of the text and of its images."""
         return self.cost_micro_usdc + self.image_cost_micro_usdc
+
+    def begin(self, session: Session) -> None:
+        """Note the execution of an attempt."""
+        if not self.execution_ids:
+            self.first_step = session.steps
+        self.execution_ids.append(session.execution_id)
+
+    def add_steps(self, steps: int, manifest: Manifest) -> None:
+        """Add the steps of an attempt, also of one that failed: nodes computed them."""
+        self.steps += steps
+        self.cost_micro_usdc += manifest.price_micro_usdc(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +140,25 @@ async def generate_text(
     model: TextModel,
     options: TextOptions,
     report: Report,
+    charge: Charge,
     speculate: Speculate | None = None,
     images: PlacesImages | None = None,
 ) -> AsyncGenerator[Piece, None]:
-    """Yield the tokens of a text, and fill in ``report``.
+    """Yield the tokens of a text, and fill in ``report``; ``charge`` says for whom it is.
 
     With ``speculate`` they are the same tokens in fewer steps; ``images`` are those of its request,
-    which are read one token at a time. A lease that fails before the first
-    token is replaced once. Raises InvalidInput, Throttled, ExecutionFailed and what opening a
-    lease raises.
+    which are read one token at a time. A lease that fails before the first token is replaced once,
+    if ``charge`` covers the steps that were run for nothing. Raises InvalidInput, Throttled,
+    ExecutionFailed and what opening a lease raises.
     """
     began = time.monotonic()
     try:
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow(options.cache_key, count_steps(model, options)) as lease:
+            async with pool.borrow(
+                charge.principal, options.cache_key, count_steps(model, options)
+            ) as lease:
+                cost = report.cost_micro_usdc
+                report.begin(lease.session)
                 found = _generate(lease, model, options, report, speculate, images)
                 try:
                     async with contextlib.aclosing(found):
@@ -149,7 +168,9 @@ async def generate_text(
                             yield piece
                     return
                 except ExecutionFailed:
-                    if report.completion_tokens or attempt == ATTEMPTS:
+                    is_last = report.completion_tokens or attempt == ATTEMPTS
+                    lost = report.cost_micro_usdc - cost
+                    if is_last or not await charge.cover(lost):
                         raise
     finally:
         add_to_totals(pool.totals, report)
@@ -192,9 +213,8 @@ async def _generate(
     if images is not None and options.images:
         placed = await images.place(options, request.images, cached, report)
     ends = StopFilter(options.stop)
-    report.cached_tokens, report.execution_id = cached, lease.session.execution_id
-    before = report.first_step = lease.session.steps
-    last = options.prompt[-1]
+    report.cached_tokens = cached
+    before, last = lease.session.steps, options.prompt[-1]
     decoder, drafting = make_decoder(None, request), None
     if speculate is not None and allowed is None and placed is None:  # these go token by token
         try:
@@ -226,8 +246,7 @@ async def _generate(
                     yield Piece(token, None)
                 last = token.id
     finally:
-        report.steps = lease.session.steps - before
-        report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
+        report.add_steps(lease.session.steps - before, model.manifest)
     if ends.found or report.completion_tokens < options.max_tokens:
         report.finish_reason = "stop"
 

@@ -18,9 +18,10 @@ from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
-from splitup.net.metrics import Reading, count_requests
+from splitup.net.http import make_app
+from splitup.net.metrics import Reading
 from splitup.serve.access import Access
-from splitup.serve.api_keys import ApiKey
+from splitup.serve.api_keys import ApiKey, get_principal
 from splitup.serve.apis.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
 from splitup.serve.apis.encoding import (
     EmbeddingRequest,
@@ -190,9 +191,7 @@ class ApiServer:
 
     def make_app(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[count_requests, _answer_errors]
-        )
+        app = make_app(max_body_bytes=MAX_BODY_BYTES, errors=_answer_errors)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
         app.router.add_post("/v1/completions", self._complete)
@@ -232,7 +231,7 @@ class ApiServer:
         return web.json_response(self._describe(served.model.name))
 
     async def _authorise(self, request: web.Request) -> ApiKey | None:
-        return await self._access.authorise(request.headers.get("Authorization"))
+        return await self._access.let_in(request)
 
     def _describe(self, name: str) -> dict[str, object]:
         served = self._models[name]
@@ -274,7 +273,7 @@ class ApiServer:
 
     async def _serve(self, request: web.Request, kind: type[Sampling]) -> web.StreamResponse:
         key = await self._authorise(request)
-        asked = parse_request(kind, await self._read_json(request))
+        asked = parse_request(kind, await self._read_json(request, key))
         served = await self._find(asked.model, key)
         form = _make_form(served.get_text_model(), asked)
         return await self._answer(request, served, asked, form, key)
@@ -289,25 +288,25 @@ class ApiServer:
 
     async def _encode(self, request: web.Request, kind: type[EncodingRequest]) -> web.Response:
         key = await self._authorise(request)
-        asked = parse_request(kind, await self._read_json(request))
+        asked = parse_request(kind, await self._read_json(request, key))
         served = await self._find(asked.model, key)
         model = served.get_encoder()
         prepared = await prepare_texts(model, asked)
         report = prepared.make_report()
         most = model.manifest.price_micro_usdc(prepared.steps)
-        self._quotes.check(request.headers, model.name, most)
-        async with self._access.charge(key, most) as charge:
+        limit = self._quotes.check(request.headers, model.name, most)
+        async with self._access.charge(key, most, limit) as charge:
             try:
-                rows = await encode(served.pool, model, prepared, report)
+                rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
         headers = make_headers([report]) | {"x-splitup-cost": str(charge.used)}
         answer = make_answer(model, asked, rows, report)
         return web.json_response(answer, headers=headers)
 
-    async def _read_json(self, request: web.Request) -> object:
+    async def _read_json(self, request: web.Request, key: ApiKey | None) -> object:
         try:
-            return parse_json(await self._access.read_body(request))
+            return parse_json(await self._access.read_body(request, key))
         except ValueError:
             raise ApiError("the request's body is not JSON") from None
 
@@ -315,7 +314,7 @@ class ApiServer:
 
     async def _ollama_generate(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        wanted = parse_request(GenerateRequest, await self._read_json(request))
+        wanted = parse_request(GenerateRequest, await self._read_json(request, key))
         served = await self._find(wanted.model.removesuffix(":latest"), key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
@@ -323,7 +322,7 @@ class ApiServer:
 
     async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
         key = await self._authorise(request)
-        asked = parse_request(OllamaChatRequest, await self._read_json(request)).convert()
+        asked = parse_request(OllamaChatRequest, await self._read_json(request, key)).convert()
         served = await self._find(asked.model, key)
         form = OllamaForm(served.get_text_model(), True)
         return await self._answer(request, served, asked, form, key)
@@ -335,7 +334,7 @@ class ApiServer:
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
-        wanted = parse_request(ShowRequest, await self._read_json(request))
+        wanted = parse_request(ShowRequest, await self._read_json(request, key))
         served = await self._find(wanted.name.removesuffix(":latest"), key)
         return web.json_response(show_model(served.get_text_model()))
 
@@ -347,7 +346,7 @@ class ApiServer:
     async def _quote(self, request: web.Request) -> web.Response:
         """Answer what a request of any kind may cost."""
         key = await self._authorise(request)
-        body = await self._read_json(request)
+        body = await self._read_json(request, key)
         fields = body if isinstance(body, dict) else {}
         named = self._models.get(str(fields.get("model")))
         if named is not None and isinstance(named.model, EncoderModel):
@@ -383,11 +382,12 @@ class ApiServer:
 
     async def _get_receipt(self, request: web.Request) -> web.Response:
         """Answer how an execution of this server was closed; "open" while it is not."""
-        await self._authorise(request)
+        principal = get_principal(await self._authorise(request))
         execution = request.match_info["execution"]
-        if not any(execution in pool.opened for pool in self._pools.values()):
+        if not any(pool.is_of(execution, principal) for pool in self._pools.values()):
             raise ApiError(
-                "this server opened no such execution lately; ask the chain: splitup receipt ID",
+                "this server ran no such execution for you lately; ask the chain: "
+                "splitup receipt ID",
                 status=404,
                 code="receipt_not_found",
             )
@@ -418,11 +418,11 @@ class ApiServer:
             for index, text in enumerate(prepared.texts)
         ]
         most = served.compute_price(prepared)
-        images = None if served.tower is None else RequestImages(served.tower)
-        self._quotes.check(request.headers, model.name, most)
-        async with self._access.charge(key, most) as charge:
+        limit = self._quotes.check(request.headers, model.name, most)
+        async with self._access.charge(key, most, limit) as charge:
+            images = None if served.tower is None else RequestImages(served.tower, charge)
             pieces = generate_all(
-                *(served.pool, served.speculate, model, prepared.texts, choices), images
+                *(served.pool, served.speculate, model, prepared.texts, choices), charge, images
             )
             try:
                 async with contextlib.aclosing(pieces):

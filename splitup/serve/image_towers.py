@@ -12,6 +12,7 @@ from splitup.client.images.image_reader import ImageReader
 from splitup.client.outcome import Array
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.graph.manifest import Manifest, Port
+from splitup.serve.access import Charge
 from splitup.serve.errors import ApiError
 from splitup.serve.generation import ATTEMPTS, Report, TextOptions
 from splitup.serve.leases import LeasePool
@@ -28,11 +29,13 @@ class ImageTower:
     pool: LeasePool
     reader: ImageReader
 
-    async def run(self, files: Mapping[int, bytes], report: Report) -> dict[int, Array]:
+    async def run(
+        self, files: Mapping[int, bytes], report: Report, charge: Charge
+    ) -> dict[int, Array]:
         """Return each image's rows, float32 [rows, width], and fill in ``report``.
 
-        A lease that fails is replaced once. Raises ApiError for a file that is no image, Throttled,
-        ExecutionFailed and what opening a lease raises.
+        A lease that fails is replaced once, if ``charge`` covers what it ran. Raises ApiError for a
+        file that is no image, Throttled, ExecutionFailed and what opening a lease raises.
         """
         _, height, width = self.port.shape
         pixels = []
@@ -43,24 +46,22 @@ class ImageTower:
             except InvalidInput as error:
                 raise ApiError(str(error), param="image_url") from None
         for attempt in range(1, ATTEMPTS + 1):
-            async with self.pool.borrow((), len(pixels)) as lease:
-                report.image_execution_id = lease.session.execution_id
-                before = lease.session.steps
+            async with self.pool.borrow(charge.principal, (), len(pixels)) as lease:
+                report.image_execution_ids.append(lease.session.execution_id)
                 steps = [lease.session.submit({self.port.name: each}) for each in pixels]
                 try:
                     made = await asyncio.gather(*steps)
                 except ExecutionFailed:
                     await asyncio.gather(*steps, return_exceptions=True)
-                    if attempt == ATTEMPTS:
+                    cost = self.manifest.price_micro_usdc(len(steps))
+                    if attempt == ATTEMPTS or not await charge.cover(cost):
                         raise
                 else:
                     (output,) = self.manifest.user_outputs
                     return dict(zip(files, (each[output.name] for each in made), strict=True))
                 finally:
-                    report.image_steps = lease.session.steps - before
-                    report.image_cost_micro_usdc = self.manifest.price_micro_usdc(
-                        report.image_steps
-                    )
+                    report.image_steps += len(steps)
+                    report.image_cost_micro_usdc += self.manifest.price_micro_usdc(len(steps))
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -69,6 +70,7 @@ class RequestImages:
     """The images of one request, of which the tower sees each once at most."""
 
     tower: ImageTower
+    charge: Charge
     _seen: dict[int, Array] = field(default_factory=dict)
 
     async def place(
@@ -84,8 +86,9 @@ class RequestImages:
             if place.stop > cached and number not in self._seen
         }
         if files:
-            self._seen.update(await self.tower.run(files, report))
-            self.tower.pool.totals.cost_micro_usdc += report.image_cost_micro_usdc
+            before = report.image_cost_micro_usdc
+            self._seen.update(await self.tower.run(files, report, self.charge))
+            self.tower.pool.totals.cost_micro_usdc += report.image_cost_micro_usdc - before
         rows: dict[int, Array] = {}
         marks: dict[int, int] = {}
         for number, place in enumerate(places):

@@ -4,13 +4,16 @@ Requesting an execution takes a block. So a lease is opened ahead, for many step
 request at a time. The model's cache stays on its nodes between two requests, so that a request is
 given the lease that holds the longest beginning of its prompt. Steps that were not used are given
 back by the market when the lease ends.
+
+How much of a prompt was cached tells what earlier prompts said. So a lease belongs to the first
+principal that uses it (an API key, or a group of keys) until it ends, with its times and receipt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -69,7 +72,10 @@ class LeaseOptions:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """An open execution, and what the model's cache holds. Lent to one request at a time."""
+    """An open execution, and what the model's cache holds. Lent to one request at a time.
+
+    ``principal`` is whose requests it serves, None before the first one.
+    """
 
     session: Session
     contents: CacheContents
@@ -77,6 +83,7 @@ class Lease:
     lend_until: float  # on the event loop's clock
     use_until: float
     used_at: float
+    principal: str | None = None
 
     @property
     def steps_left(self) -> int:
@@ -94,6 +101,7 @@ class Lease:
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
+    principal: str
     prompt: Sequence[int]
     steps: int
     lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
@@ -118,9 +126,9 @@ class LeasePool:
         net: Sessions,
         model: str,
         options: LeaseOptions,
-        on_end: Callable[[Session], Awaitable[None]] | None = None,
+        on_end: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:
-        """``on_end`` is called with the session of every lease that has ended."""
+        """``on_end`` is called with every lease that has ended."""
         self.totals = Totals()
         self._net = net
         self._on_end = on_end
@@ -134,7 +142,7 @@ class LeasePool:
         self._timer: asyncio.TimerHandle | None = None
         self._retry_at = 0.0
         self._is_open = False
-        self.opened: deque[str] = deque(maxlen=KNOWN_EXECUTIONS)
+        self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
 
     @property
     def idle(self) -> int:
@@ -150,6 +158,10 @@ class LeasePool:
     def waiting(self) -> int:
         """How many requests wait for a lease."""
         return len(self._waiting)
+
+    def is_of(self, execution_id: str, principal: str) -> bool:
+        """Return whether an execution of this pool served this principal's requests lately."""
+        return self._owners.get(execution_id) == principal
 
     def open(self) -> None:
         """Begin to keep leases warm."""
@@ -178,19 +190,22 @@ class LeasePool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @asynccontextmanager
-    async def borrow(self, prompt: Sequence[int], steps: int) -> AsyncIterator[Lease]:
-        """Lend a lease with at least so many steps left, for one request.
+    async def borrow(
+        self, principal: str, prompt: Sequence[int], steps: int
+    ) -> AsyncIterator[Lease]:
+        """Lend a lease with at least so many steps left, for one request of ``principal``.
 
-        Requests are served in the order of their arrival. Raises Throttled when too many wait
+        Requests are served in the order of their arrival; one that waits for a lease to be opened
+        may be overtaken by those whose leases are there. Raises Throttled when too many wait
         already, and what ``Network.session`` raises when no lease can be opened.
         """
-        lease = await self._acquire(prompt, steps)
+        lease = await self._acquire(principal, prompt, steps)
         try:
             yield lease
         finally:
             self._release(lease)
 
-    async def _acquire(self, prompt: Sequence[int], steps: int) -> Lease:
+    async def _acquire(self, principal: str, prompt: Sequence[int], steps: int) -> Lease:
         if steps > limits.MAX_STEPS:
             raise InvalidInput(f"the request takes {steps} steps; at most {limits.MAX_STEPS} go")
         if len(self._waiting) >= self._options.waiting:
@@ -198,7 +213,7 @@ class LeasePool:
                 f"{len(self._waiting)} requests wait for model {self._model} already; try again "
                 "in a few seconds"
             )
-        waiter = _Waiter(prompt, steps)
+        waiter = _Waiter(principal, prompt, steps)
         self._waiting.append(waiter)
         self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
         self._adjust()
@@ -226,10 +241,7 @@ class LeasePool:
         self._waiting = deque(one for one in self._waiting if not one.lease.done())  # cancelled
         for ended in [one for one in self._idle if not one.can_serve(1, now) or not self._is_open]:
             self._retire(ended)
-        while self._waiting and (lease := self._pick(self._waiting[0], now)) is not None:
-            self._idle.remove(lease)
-            self._lent.add(lease)
-            self._waiting.popleft().lease.set_result(lease)
+        self._serve_waiting(now)
         self._retire_unused(now)
         if self._is_open and now >= self._retry_at:
             for _ in range(self._count_missing(now)):
@@ -238,9 +250,39 @@ class LeasePool:
                 self._start(self._open(steps), f"a new lease of model {self._model}")
         self._set_timer(now)
 
+    def _serve_waiting(self, now: float) -> None:
+        """Lend idle leases in the order of arrival.
+
+        Who has to wait is overtaken while a lease can be opened for each that waits; then nobody
+        is served before the first of them, for whom an idle lease of others ends.
+        """
+        room = max(self._options.most - self._count_live(), 0) + self._opening
+        for waiter in tuple(self._waiting):
+            lease = self._pick(waiter, now)
+            if lease is not None:
+                self._waiting.remove(waiter)
+                self._lend(lease, waiter)
+            elif room <= 0:
+                return
+            else:
+                room -= 1
+
+    def _lend(self, lease: Lease, waiter: _Waiter) -> None:
+        self._idle.remove(lease)
+        self._lent.add(lease)
+        lease.principal = waiter.principal
+        self._owners[lease.session.execution_id] = waiter.principal
+        while len(self._owners) > KNOWN_EXECUTIONS:
+            self._owners.popitem(last=False)
+        waiter.lease.set_result(lease)
+
     def _pick(self, waiter: _Waiter, now: float) -> Lease | None:
         """Return the idle lease that holds most of the prompt; of equal ones the least used."""
-        fitting = [lease for lease in self._idle if lease.can_serve(waiter.steps, now)]
+        fitting = [
+            lease
+            for lease in self._idle
+            if lease.principal in (None, waiter.principal) and lease.can_serve(waiter.steps, now)
+        ]
         if not fitting:
             return None
         return max(
@@ -252,6 +294,9 @@ class LeasePool:
         steps, seconds = self._options.steps / 4, self._options.seconds / 8
         return lease.steps_left < steps or now >= lease.lend_until - seconds
 
+    def _count_live(self) -> int:
+        return len(self._idle) + len(self._lent) + self._opening
+
     def _count_fresh(self, now: float) -> int:
         leases = [*self._idle, *self._lent]
         return self._opening + sum(not self._is_worn(lease, now) for lease in leases)
@@ -259,14 +304,15 @@ class LeasePool:
     def _retire_unused(self, now: float) -> None:
         """End idle leases that nobody needs; make room for who waits and fits into none."""
         for lease in sorted(self._idle, key=lambda one: (not self._is_worn(one, now), one.used_at)):
-            live = len(self._idle) + len(self._lent) + self._opening
+            live = self._count_live()
             if self._is_worn(lease, now):
                 is_unused = self._count_fresh(now) - self._opening >= max(1, self._options.warm)
             else:
                 is_unused = (
                     live > self._options.warm and now >= lease.used_at + self._options.idle_s
                 )
-            if is_unused or (self._waiting and live >= self._options.most):
+            is_in_the_way = len(self._waiting) > self._opening and live >= self._options.most
+            if is_unused or is_in_the_way:
                 self._retire(lease)
 
     def _count_missing(self, now: float) -> int:
@@ -274,7 +320,7 @@ class LeasePool:
 
         Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
         """
-        live = len(self._idle) + len(self._lent) + self._opening
+        live = self._count_live()
         asked = min(len(self._waiting) - self._opening, self._options.most - live)
         warm = min(self._options.warm - self._count_fresh(now), 2 * self._options.most - live)
         return max(asked, warm, 0)
@@ -318,7 +364,6 @@ class LeasePool:
             self._opening -= 1
             raise
         self._opening -= 1
-        self.opened.append(session.execution_id)
         now = _now()
         contents = make_cache_contents(session.manifest)
         lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
@@ -337,7 +382,7 @@ class LeasePool:
             _log.warning("%s", error)
         else:
             if self._on_end is not None:
-                await self._on_end(lease.session)
+                await self._on_end(lease)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -93,14 +93,19 @@ class _File:
 
 
 def add_page(
-    app: web.Application, page: Files, *, has_keys: bool, adapter_hosts: Sequence[str] = ()
+    app: web.Application,
+    page: Files,
+    *,
+    has_keys: Callable[[], Awaitable[bool]] | None = None,
+    adapter_hosts: Sequence[str] = (),
 ) -> None:
     """Add a page's files, and refuse what other sites' pages send.
 
     The private page's worker may also send to ``adapter_hosts``, and to nobody else.
 
     Without keys whoever reaches the server spends its money, and a page of any site can send
-    requests to this machine from the browser of who looks at it.
+    requests to this machine from the browser of who looks at it. ``has_keys`` says whether there
+    are some now; without it there are none.
     """
     folder = files("splitup.serve") / "page"
     for path, (name, content_type) in page.items():
@@ -114,13 +119,14 @@ def add_page(
 
     @web.middleware
     async def refuse_other_sites(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        host = request.headers.get("Host", "")
         check_site(
-            request.headers.get("Host", ""),
+            host,
             request.headers.get("Origin"),
             request.headers.get("Sec-Fetch-Site"),
             is_navigation=request.method == "GET"
             and request.headers.get("Sec-Fetch-Mode") == "navigate",
-            has_keys=has_keys,
+            has_keys=has_keys is not None and not _is_own_name(host) and await has_keys(),
         )
         return await handler(request)
 
@@ -135,7 +141,7 @@ def check_site(
     Programs send neither ``Origin`` nor ``Sec-Fetch-Site``. Without keys also a page whose name
     was made to point to this machine (DNS rebinding) is refused: such a name is in ``Host``.
     """
-    foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    foreign = origin is not None and _find_host(origin) != host.lower()
     if fetch_site in ("cross-site", "same-site") and not is_navigation:
         foreign = True
     if foreign:
@@ -146,6 +152,14 @@ def check_site(
             f"'{host:.80}'; create a key (splitup keys new NAME) to use another name",
             status=403,
         )
+
+
+def _find_host(origin: str) -> str:
+    """Return an origin's host and port, "" for what is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _is_own_name(host: str) -> bool:

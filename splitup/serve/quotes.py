@@ -32,8 +32,8 @@ class Quotes:
         until = int(self._clock()) + QUOTE_S
         return f"quote-{most_micro_usdc}-{until}-{self._sign(model, most_micro_usdc, until)}", until
 
-    def check(self, headers: Mapping[str, str], model: str, most_micro_usdc: int) -> None:
-        """Raise ApiError when a request may cost more than its headers allow."""
+    def check(self, headers: Mapping[str, str], model: str, most_micro_usdc: int) -> int | None:
+        """Return the most that a request's headers allow; raise ApiError if it may cost more."""
         limits = {}
         if QUOTE_HEADER in headers:
             limits[QUOTE_HEADER] = self._read(headers[QUOTE_HEADER], model)
@@ -47,6 +47,7 @@ class Quotes:
                     param=name,
                     code="max_cost_exceeded",
                 )
+        return min(limits.values(), default=None)
 
     def _read(self, quote: str, model: str) -> int:
         parts = quote.split("-")

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import boto3
-from botocore.config import Config
-
 from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError
@@ -24,6 +21,9 @@ _CREDENTIAL: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
 def create_client(endpoint_url: str, credentials_path: Path) -> Any:
     """Return a boto3 S3 client; see ``read_settings`` for the credentials file."""
+    import boto3  # at use: the address and the keys of a store are read by programs without one
+    from botocore.config import Config
+
     access_key, secret_key = read_settings(endpoint_url, credentials_path)
     return boto3.client(
         "s3",

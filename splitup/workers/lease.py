@@ -32,7 +32,7 @@ class LeasedModel:
         """
         async with self._order:
             if self._lease is None:
-                borrowed = self._pool.borrow(step.tokens, self._steps)
+                borrowed = self._pool.borrow("", step.tokens, self._steps)
                 self._lease = await self._stack.enter_async_context(borrowed)
             if not self._lease.can_go_on(1, asyncio.get_running_loop().time()):
                 raise refuse_step("the session's paid steps or seconds are used up")

@@ -17,7 +17,7 @@ from splitup.devnet import anvil
 from splitup.devnet.source_tree import find_source_tree
 from tests.builders import find_free_port
 from tests.chain.conftest import MNEMONIC
-from tests.local_chain import start_anvil
+from tests.local_chain import mine, start_anvil
 
 
 async def test_chain_with_a_state_file_is_the_same_one_the_next_time(
@@ -49,7 +49,7 @@ async def test_old_states_are_dropped_not_written_to_the_users_home(
         find_free_port(), mnemonic=MNEMONIC, accounts=1, binary=anvil_binary
     ) as chain:
         async with Rpc(chain.url) as rpc:
-            await rpc.request("anvil_mine", hex(3 * anvil.KEPT_STATES))
+            await mine(rpc, 3 * anvil.KEPT_STATES)
             address = "0x" + "11" * 20
             recent = hex(2 * anvil.KEPT_STATES + 1)
             assert await rpc.request("eth_getBalance", address, recent) == "0x0"

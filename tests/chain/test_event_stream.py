@@ -17,6 +17,7 @@ from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
 from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
 from tests.chain.proxy import Proxy
+from tests.local_chain import mine
 
 # ---- the trail, without a chain ----------------------------------------------------------------
 
@@ -147,6 +148,28 @@ async def test_who_follows_no_events_is_told_of_every_head(network: Network) -> 
             await following
 
 
+async def test_who_may_be_late_asks_seldom_until_it_is_woken(network: Network) -> None:
+    start = (await network.owner.fetch_head()).number + 1
+    wake, looks = asyncio.Event(), asyncio.Event()
+
+    def get_least_s() -> float:
+        looks.set()
+        return 10 * HANG_S
+
+    async with await Chain.connect(network.url, network.deployment) as chain:
+        following = chain.events(from_block=start, wake=wake, get_least_s=get_least_s)
+        async with contextlib.aclosing(following) as events:
+            waiting = asyncio.ensure_future(anext(events))
+            await asyncio.wait_for(looks.wait(), HANG_S)
+            await network.request(nonce=3)
+            asked = chain.count_requests()
+            done, _ = await asyncio.wait([waiting], timeout=0.3)
+            assert not done and chain.count_requests() == asked
+            wake.set()
+            event = await asyncio.wait_for(waiting, HANG_S)
+            assert event.name == "RequestNodeSelections"
+
+
 async def test_confirmations_hold_events_back(network: Network) -> None:
     start = (await network.owner.fetch_head()).number + 1
     async with contextlib.aclosing(
@@ -207,7 +230,7 @@ async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_a
     chain = network.client
     assert chain.deployment.first_block <= (await chain.fetch_head()).number
     await network.request()
-    await network.rpc.request("anvil_mine", hex(500))
+    await mine(network.rpc, 500)
     await network.request(nonce=2)
     head, wanted = await chain.fetch_head(), await chain.fetch_events("market")
     request = chain._rpc.request

@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from eth_keyfile.keyfile import decode_keyfile_json
 
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import (
@@ -139,3 +140,53 @@ def test_missing_empty_long_and_odd_files(tmp_path: Path, passphrase: Path) -> N
     os.mkfifo(tmp_path / "fifo", 0o600)
     with pytest.raises(ConfigurationError, match="regular"):
         read_secret_file(tmp_path / "fifo", what="file", max_bytes=8)
+
+
+# The two examples of "Web3 Secret Storage Definition"; their passphrase is "testpassword".
+_SECRET = "7a28b5ba57c53603b0b07b56bba752f7784bf506fa95edc395f5cf6c7514fe9d"
+_OFFICIAL = {
+    "pbkdf2": {
+        "cipher": "aes-128-ctr",
+        "cipherparams": {"iv": "6087dab2f9fdbbfaddc31a909735c1e6"},
+        "ciphertext": "5318b4d5bcd28de64ee5559e671353e16f075ecae9f99c7a79a38af5f869aa46",
+        "kdf": "pbkdf2",
+        "kdfparams": {
+            "c": 262144,
+            "dklen": 32,
+            "prf": "hmac-sha256",
+            "salt": "ae3cd4e7013836a3df6bd7241b12db061dbe2c6785853cce422d148a624ce0bd",
+        },
+        "mac": "517ead924a9d0dc3124507e3393d175ce3ff7c1e96529c6c555ce9e51205e9b2",
+    },
+    "scrypt": {
+        "cipher": "aes-128-ctr",
+        "cipherparams": {"iv": "83dbcc02d8ccb40e466191a123791e0e"},
+        "ciphertext": "d172bf743a674da9cdad04534d56926ef8358534d458fffccd4e6ad2fbde479c",
+        "kdf": "scrypt",
+        "kdfparams": {
+            "dklen": 32,
+            "n": 262144,
+            "p": 8,
+            "r": 1,
+            "salt": "ab0c7876052600dd703518d6fc3fe8984592145b591fc8fb5c6d43190334ba19",
+        },
+        "mac": "2103ac29920d71da29f15d75b4a16dbe95cfd7ff8faea1056c33131d846e3097",
+    },
+}
+
+
+@pytest.mark.parametrize("function", _OFFICIAL)
+@pytest.mark.parametrize("name", ["crypto", "Crypto"])
+def test_key_files_of_other_wallets_are_read(tmp_path: Path, function: str, name: str) -> None:
+    keystore = {name: _OFFICIAL[function], "version": 3}
+    write_secret_file(tmp_path / "key", json.dumps(keystore).encode(), what="key file")
+    create_passphrase(tmp_path / "passphrase", "testpassword")
+    loaded = load_identity(tmp_path / "key", tmp_path / "passphrase")
+    assert loaded.private_key.hex() == _SECRET
+
+
+def test_other_wallets_read_our_key_files(tmp_path: Path, passphrase: Path) -> None:
+    made = create_identity(tmp_path / "key", passphrase, work_factor=DEVNET_WORK_FACTOR)
+    keystore = json.loads((tmp_path / "key").read_text())
+    assert decode_keyfile_json(keystore, passphrase.read_bytes().rstrip()) == made.private_key
+    assert "0x" + keystore["address"] == made.address

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.client.connection import SplitUp
-from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.config import NETWORK_FILE, NetworkConfig, find_cache_directory
 from splitup.crypto.keystore import load_identity
 from splitup.devnet.processes import find_program, read_tail
 from splitup.devnet.state import DevnetState, is_ready, read_runtime
@@ -39,7 +39,8 @@ TARGET_VRAM = "1.9MB"
 CHUNK = 8
 NODES = 5
 NODE_VRAM_BYTES = 100_000_000
-PATIENCE_S = 3 * HANG_S  # a node that starts compiles every kernel
+PATIENCE_S = 3 * HANG_S  # without any progress
+MOST_S = 15 * HANG_S  # with progress
 SERVE = Path(__file__).with_name("serve_network.py")
 
 
@@ -82,7 +83,7 @@ class Network:
                 env=self.environment,
                 start_new_session=True,
             )
-        wait_for(self.is_ready, self.describe)
+        self.wait_for(self.is_ready)
 
     def register(self, target_vram: str = TARGET_VRAM) -> None:
         """Register the example model, and wait until every node holds all of it."""
@@ -146,7 +147,7 @@ class Network:
 
     def wait_for_all(self) -> None:
         """Wait until every node is live and holds every task of the model."""
-        wait_for(lambda: self.fetch_health().live_nodes == self.nodes, self.describe)
+        self.wait_for(lambda: self.fetch_health().live_nodes == self.nodes)
         self.wait_for_holders(self.nodes)
 
     def pid_of(self, name: str) -> int:
@@ -185,7 +186,7 @@ class Network:
         """Start nodes that were killed, and wait until they hold everything again."""
         self.revive(*names)
         for name in names:
-            wait_for(partial(self.is_replaced, name), self.describe)
+            self.wait_for(partial(self.is_replaced, name))
         self.wait_for_all()
 
     def name_of(self, address: str) -> str:
@@ -232,17 +233,42 @@ class Network:
             holders = self.fetch_health().count_holders()
             return all(holders[task] >= count for task in tasks)
 
-        wait_for(is_held, self.describe)
+        self.wait_for(is_held)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait as long as the parties make progress."""
+        wait_for(condition, self.describe, self.measure_progress)
+
+    def measure_progress(self) -> tuple[int, int, int]:
+        """Return what grows while parties start, compile and load."""
+        logs = sum(log.stat().st_size for log in (self.directory / "logs").glob("*.log"))
+        resident = 0
+        for status in self.directory.glob("node-*/status.json"):
+            with contextlib.suppress(OSError, ValueError):  # it is being replaced
+                resident += len(json.loads(status.read_text())["resident"])
+        kernels = sum(1 for _ in (find_cache_directory() / "kernels").rglob("*"))
+        return logs, resident, kernels
 
     def describe(self) -> str:
         return read_tail(self.log, 30)
 
 
-def wait_for(condition: Any, describe: Any = lambda: "") -> None:
-    """Poll processes of other programs, which no event of ours can announce."""
-    ends = time.monotonic() + PATIENCE_S
+def wait_for(
+    condition: Callable[[], bool],
+    describe: Callable[[], str] = lambda: "",
+    measure: Callable[[], object] = lambda: None,
+) -> None:
+    """Poll processes of other programs, which no event of ours can announce.
+
+    What ``measure`` returns changes as long as there is progress; a slow machine gets more time.
+    """
+    now = time.monotonic()
+    ends, stalls, seen = now + MOST_S, now + PATIENCE_S, measure()
     while not condition():
-        assert time.monotonic() < ends, f"not so after {PATIENCE_S:.0f} s: {describe()}"
+        now = time.monotonic()
+        if (found := measure()) != seen:
+            seen, stalls = found, now + PATIENCE_S
+        assert now < min(ends, stalls), f"not so, and nothing changes any more: {describe()}"
         time.sleep(0.2)
 
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from splitup.devnet.processes import die_with_parent
+from splitup.devnet.processes import make_death_pact
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Host:
             stderr=output,
             cwd=self.folder,
             env=self.environment,
-            preexec_fn=die_with_parent,
+            preexec_fn=make_death_pact(),
         )
 
     def check_running(self) -> None:

@@ -52,7 +52,10 @@ def undisturbed(network: Network) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("position", ["first", "middle", "last"])
+@pytest.mark.parametrize(
+    "position",
+    [*(pytest.param(name, marks=pytest.mark.long) for name in ("first", "middle")), "last"],
+)
 def test_f26_killed_node_costs_a_pause_and_no_token(
     network: Network, undisturbed: list[int], position: str
 ) -> None:

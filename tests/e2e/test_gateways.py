@@ -38,7 +38,7 @@ def test_a_gateway_killed_in_mid_execution_costs_nothing(network: Network) -> No
         done = asyncio.run(generate(network, disturb))
     finally:
         network.replace(name, find_program("splitup-oracle"), "gateway")
-        wait_for(lambda: len(network.fetch_health().gateways) == 2, network.describe)
+        network.wait_for(lambda: len(network.fetch_health().gateways) == 2)
     assert done.tokens == expected and done.session.takeovers == 0
 
 

@@ -25,7 +25,6 @@ from splitup.chain.rpc import Rpc
 from splitup.config import find_cache_directory
 from splitup.crypto.keys import Identity
 from splitup.devnet.anvil import build_command, create_mnemonic, find_anvil
-from splitup.devnet.processes import die_with_parent
 from splitup.devnet.s3_server import start_object_server
 from tests.e2e.conftest import PATIENCE_S, ROOT
 from tests.e2e.hosts import Host, Internet, find_obstacle
@@ -70,9 +69,7 @@ class RealNetwork:
         self.storage, self.user = self.net.add("storage"), self.net.add("user")
         self.members = [self.net.add(f"member-{i}") for i in range(MEMBERS)]
         self.nodes = [self.net.add(f"node-{i}") for i in range(NODES)]
-        self.objects = self.s3.call(
-            lambda: start_object_server(folder / "objects", preexec_fn=die_with_parent)
-        )
+        self.objects = self.s3.call(lambda: start_object_server(folder / "objects"))
         stack.callback(self.objects.stop)
         s3_port = int(self.objects.endpoint_url.rpartition(":")[2])
         self.net.publish(**PORTS, s3=s3_port)
@@ -166,6 +163,7 @@ def network(tmp_path: Path) -> Iterator[RealNetwork]:
         yield RealNetwork(tmp_path / "hosts", stack)
 
 
+@pytest.mark.long  # tests/docs looks whether each command of the page exists
 def test_the_pages_commands_make_a_network_on_hosts_of_their_own(network: RealNetwork) -> None:
     page, owner = network.page, network.owner
     network.run(owner, *page.take_commands("owner"))

@@ -18,7 +18,7 @@ from splitup.devnet.ports import find_free_ports
 from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
 from tests.client.test_telemetry import run_collector
-from tests.e2e.conftest import MODEL, ROOT, Network, wait_for
+from tests.e2e.conftest import MODEL, ROOT, Network
 from tests.e2e.test_serve import run_server
 
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -55,7 +55,7 @@ def test_every_party_is_measured_and_dashboard_and_alerts_ask_for_what_there_is(
         live = scrape(find_url(network, "member-0"))["splitup_member_nodes_live"]["{}"]
         return live == network.nodes
 
-    wait_for(is_complete, network.describe)  # on a busy machine a heartbeat may be late
+    network.wait_for(is_complete)  # on a busy machine a heartbeat may be late
     names = ("node-0", "member-0", "gateway-0", "gateway-1")
     parties = {name: scrape(find_url(network, name)) for name in names}
     node, member, *gateways = parties.values()

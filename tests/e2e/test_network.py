@@ -384,7 +384,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
         # slashed as a validator it would fall below the least stake: it would be given no task,
         # and an execution whose snapshot still offers it could not be settled
         asyncio.run(network.top_up(name, SPARE_MICRO_USDC))
-        wait_for(lambda: network.is_replaced(name), network.describe)
+        network.wait_for(lambda: network.is_replaced(name))
         network.wait_for_all()
         address = next(
             node.address

@@ -16,7 +16,6 @@ from typing import Any, cast
 import aiohttp
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 
 from splitup.client.connection import SplitUp
 from splitup.devnet.processes import find_program
@@ -198,6 +197,8 @@ def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: st
 
 
 def test_langchain_runs_unchanged(url: str) -> None:
+    from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
+
     chat = ChatOpenAI(
         model=MODEL, base_url=url, api_key="none", max_completion_tokens=6, temperature=0
     )

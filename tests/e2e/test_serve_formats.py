@@ -15,7 +15,6 @@ import aiohttp
 import ollama
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.builders import HANG_S
@@ -170,6 +169,8 @@ def test_a_response_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> N
 
 
 def test_langchain_calls_tools_and_parses(url: str) -> None:
+    from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
+
     chat = ChatOpenAI(
         model=MODEL, base_url=url, api_key="none", max_completion_tokens=90, temperature=0
     )

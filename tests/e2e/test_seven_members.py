@@ -24,6 +24,7 @@ def seven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
             network.stop()
 
 
+@pytest.mark.long  # in small: tests/protocol/committee/test_histories.py has up to 31 members
 def test_f06_two_of_seven_members_killed(seven: Network) -> None:
     health = seven.fetch_health()
     assert health.is_ready() and len(health.members) == 7, health.describe()

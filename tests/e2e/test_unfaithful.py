@@ -18,7 +18,7 @@ from splitup.core.errors import ExecutionFailed
 from splitup.devnet.processes import find_program
 from splitup.messages.verification import TaskVerdict
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network, wait_for
+from tests.e2e.conftest import MODEL, Network
 from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
@@ -44,7 +44,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def honest_again(network: Network) -> Iterator[None]:
     """Leave a network behind in which all nodes serve."""
     yield
-    wait_for(lambda: all(map(network.is_replaced, network.replacements)), network.describe)
+    network.wait_for(lambda: all(map(network.is_replaced, network.replacements)))
     network.wait_for_all()
 
 
@@ -55,7 +55,7 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
     for name, how in names.items():
         network.replace(name, sys.executable, LYING_NODE, *how.split())
     try:
-        wait_for(lambda: all(map(network.is_replaced, names)), network.describe)
+        network.wait_for(lambda: all(map(network.is_replaced, names)))
         network.wait_for_all()
         health = network.fetch_health()
         yield {node.address: network.name_of(node.address) for node in health.nodes}

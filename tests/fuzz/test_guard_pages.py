@@ -11,7 +11,8 @@ import pytest
 
 from tests.fuzz.guard_pages import describe_find, search
 
-CASES: Final = 2_000
+CASES: Final = 500  # of a test
+LONG: Final = pytest.mark.long
 # Python that takes a protection away, and a graph of those below that it protects from
 PROTECTIONS: Final = {
     "s15": (
@@ -52,13 +53,15 @@ print(*search([{}], cases=1).finds.values())
 """
 
 
-def test_hostile_inputs_of_legal_graphs_stay_in_their_buffers() -> None:
-    report = search(itertools.count(), cases=CASES)
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=LONG) for part in range(1, 4))])
+def test_hostile_inputs_of_legal_graphs_stay_in_their_buffers(part: int) -> None:
+    report = search(itertools.count(part * 10 * CASES), cases=CASES)
     finds = [describe_find(*find) for find in report.finds.items()]
     assert not finds, "\n".join(finds)
     assert report.cases >= CASES and report.kinds["refused"] < sum(report.kinds.values()) / 20
 
 
+@pytest.mark.long  # what each protection prevents has a test of its own beside it
 @pytest.mark.parametrize("name", PROTECTIONS)
 def test_the_fuzzer_finds_what_a_protection_prevents(name: str) -> None:
     """The graphs are among those of the test above; other drawing needs other numbers here."""

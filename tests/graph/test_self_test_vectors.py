@@ -56,6 +56,15 @@ def test_inputs_are_in_range_and_differ() -> None:
     assert 0 <= tokens.min() and tokens.max() == 63
 
 
+def test_the_first_step_has_as_many_rows_as_the_vectors_say() -> None:
+    ports = [TensorSpec("x", "float32", (64, 3), "n"), TensorSpec("w", "float32", (5,))]
+    most, few, one = [make_inputs(ports, 1, *step) for step in ((0,), (0, 8), (1, 8))]
+    assert [len(data) for data in most] == [64 * 12, 20]
+    assert [len(data) for data in few] == [8 * 12, 20] and most[0].startswith(few[0])
+    assert [len(data) for data in one] == [12, 20]
+    assert len(make_inputs(ports, 1, 0, 100)[0]) == 64 * 12
+
+
 def test_vectors_come_back_from_their_bytes() -> None:
     data = VECTORS.to_bytes()
     assert load_vectors(data, TASK, PORTS) == VECTORS

@@ -141,7 +141,7 @@ async def test_s11_connections_are_shared_by_address_and_known_parties_keep_thei
         assert b" 200 " in await known.ask("/known")
         for _ in range(8):
             idle = await flood.connect()
-        assert b" 200 " in await idle.ask("/greet")  # the known connection takes no place
+            assert b" 200 " in await idle.ask("/greet")  # the known connection takes no place
         assert await (await flood.connect()).is_closed()  # the newest one
         stranger = await other.connect()
         assert b" 200 " in await stranger.ask("/greet")

@@ -20,10 +20,10 @@ class FragileWorker(Worker):
     runs_together = False  # it breaks single runs
     _corrupts = False
 
-    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+    def load(self, wanted: LoadRequest, weights: BinaryIO | None, *rest: Any) -> Any:
         if weights is not None and weights.read() == CRASHING_WEIGHTS:
             os.abort()
-        return super().load(wanted, weights)
+        return super().load(wanted, weights, *rest)
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]

@@ -84,7 +84,9 @@ class Members:
             return web.json_response({"block": HEAD})
         self.heartbeats[beat.node] = beat
         await self._tell()
-        return web.json_response({"block": HEAD, "period_ms": 1000, "tasks": self.demand})
+        return web.json_response(
+            {"block": HEAD, "period_ms": 1000, "rest_ms": 1000, "tasks": self.demand}
+        )
 
     async def on_completion(self, request: web.Request) -> web.Response:
         completion = await self._read(request, api.COMPLETION)

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.serve.access import Access
-from splitup.serve.api_keys import PREFIX, ApiKey, ApiKeys
+from splitup.serve.api_keys import PREFIX, ApiKey, ApiKeys, get_principal
 from splitup.serve.errors import ApiError
 
 
@@ -76,6 +77,33 @@ def test_a_revoked_key_is_refused(keys: ApiKeys) -> None:
 def test_a_name_is_plain(keys: ApiKeys, name: str) -> None:
     with pytest.raises(InvalidInput, match="no name of a key"):
         keys.create(name)
+
+
+def test_s21_keys_are_principals_of_their_own_unless_they_have_one_group(keys: ApiKeys) -> None:
+    made = {}
+    for name, group in (("lone", ""), ("team", ""), ("left", "team"), ("right", "team")):
+        made[name] = keys.find(keys.create(name, group=group))
+    principals = {name: get_principal(key) for name, key in made.items()}
+    assert principals["left"] == principals["right"]
+    assert len(set(principals.values()) | {get_principal(None)}) == 4
+    with pytest.raises(InvalidInput, match="no name of a key or group"):
+        keys.create("other", group="a b")
+
+
+def test_keys_of_an_earlier_version_go_on(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+    keys = ApiKeys.open(url)
+    secret = keys.create("ann")
+    keys.close()
+    engine = sqlalchemy.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("ALTER TABLE api_keys DROP COLUMN cache_group"))
+    engine.dispose()
+    keys = ApiKeys.open(url)
+    found = keys.find(secret)
+    assert found is not None and found.group == ""
+    keys.create("bob", group="team")
+    keys.close()
 
 
 def test_a_name_is_used_once(keys: ApiKeys) -> None:

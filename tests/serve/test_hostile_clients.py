@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +21,15 @@ from aiohttp import web
 
 from bench.report import read_rss_bytes
 from splitup.client.text.generation import Token
+from splitup.core import tuning
 from splitup.net.http import read_in_time, serve_app
+from splitup.net.tcp_relay import make_certificate
 from splitup.serve import access, http_server
-from splitup.serve.access import Access
+from splitup.serve.access import Access, Charge
 from splitup.serve.api_keys import ApiKeys
 from splitup.serve.apis import streams
 from splitup.serve.apis.answers import Choice, CompletionForm
+from splitup.serve.errors import ApiError
 from splitup.serve.generation import Piece, Report
 from splitup.serve.http_server import ApiServer
 from splitup.serve.leases import LeaseOptions
@@ -38,10 +43,12 @@ ASKED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/quote"
 
 
 @asynccontextmanager
-async def run_server(keys: ApiKeys | None = None) -> AsyncIterator[str]:
+async def run_server(
+    keys: ApiKeys | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Run a server without models: what is refused here is refused before a model is looked up."""
     api = ApiServer(SimpleNamespace(), LeaseOptions(), Access(keys), Timelines())  # type: ignore[arg-type]
-    server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True)
+    server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True, tls=tls)
     try:
         yield server.url
     finally:
@@ -138,29 +145,135 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(tmp_path: Path) ->
         keys.close()
 
 
-async def test_few_bodies_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["MOST_BODIES", "MOST_BODIES_OF_ONE"])
+async def test_few_large_bodies_are_read_at_once(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two senders that stop in the middle hold up a third, until one of them goes away."""
     begun: asyncio.Queue[None] = asyncio.Queue()
 
     async def read(request: web.Request) -> bytes:
-        begun.put_nowait(None)
+        if (request.content_length or 0) > tuning.HTTP_SMALL_BODY_BYTES:
+            begun.put_nowait(None)
         return await read_in_time(request)
 
-    monkeypatch.setattr(access, "MOST_BODIES", 2)
+    monkeypatch.setattr(access, bound, 2)
     monkeypatch.setattr(access, "read_in_time", read)
     async with run_server() as url, aiohttp.ClientSession() as http:
         port = int(url.rpartition(":")[2])
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+        large = b"[" * (tuning.HTTP_SMALL_BODY_BYTES + 1)
+        length = str(len(large)).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " + length
+        head += b"\r\n\r\n{"
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in slow:
             writer.write(head)
             await asyncio.wait_for(begun.get(), HANG_S)
-        third = asyncio.create_task(post(http, f"{url}/v1/completions", data=b"{"))
+        third = asyncio.create_task(post(http, f"{url}/v1/completions", data=large))
+        assert (await post(http, f"{url}/v1/completions", data=b"{"))[0] == 400  # small ones pass
         done, _ = await asyncio.wait({third}, timeout=0.5)
         assert not done
         slow[0][1].close()
         assert (await third)[0] == 400
         slow[1][1].close()
+
+
+async def test_s22_a_key_that_is_created_closes_a_server_that_runs(tmp_path: Path) -> None:
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    elsewhere = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")  # splitup keys
+    try:
+        async with run_server(keys) as url, aiohttp.ClientSession() as http:
+            ask = partial(post, http, f"{url}/v1/completions", json={"model": "m", "prompt": "x"})
+            assert (await ask())[0] == 404  # let in: there is no such model
+            ann = {"Authorization": f"Bearer {elsewhere.create('ann')}"}
+            bob = {"Authorization": f"Bearer {elsewhere.create('bob')}"}
+            assert (await ask())[0] == 401
+            assert (await ask(headers=ann))[0] == (await ask(headers=bob))[0] == 404
+            elsewhere.revoke("ann")
+            assert (await ask(headers=ann))[0] == 401 and (await ask(headers=bob))[0] == 404
+            elsewhere.revoke("bob")
+            assert (await ask())[0] == 401  # keys that are revoked open nothing
+    finally:
+        keys.close()
+        elsewhere.close()
+
+
+async def test_s22_a_server_that_others_reach_needs_keys_even_if_there_are_none(
+    tmp_path: Path,
+) -> None:
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    with pytest.raises(ApiError, match="no valid API key"):
+        await Access(keys, needs_keys=True).authorise(None)
+    assert await Access(keys).authorise(None) is None
+    keys.close()
+
+
+@pytest.mark.parametrize("field", ["Authorization", "Host", "Origin", "Last-Event-ID", "X-\xff"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/\xff", "/health?x=\xff", "/v1/quote"])
+async def test_a25_a_head_that_is_not_utf8_is_refused(
+    field: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    keys.create("ann")
+    async with run_server(keys) as url, asyncio.timeout(HANG_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        host = "" if field == "Host" else "Host: localhost\r\n"
+        head = f"GET {path} HTTP/1.1\r\n{host}{field}: Bearer \xff\xfe\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode("latin-1"))
+        status = (await reader.read()).split(b" ")[1]
+        writer.close()
+    keys.close()
+    assert status == b"400" and not caplog.records
+
+
+async def test_s24_slow_connections_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More slow heads of one address than there are places: others, and it, are served."""
+    monkeypatch.setattr(tuning, "STRANGERS", 32)
+    async with run_server() as url, asyncio.timeout(HANG_S):
+        port = int(url.rpartition(":")[2])
+        kept = aiohttp.ClientSession()
+        async with kept.get(f"{url}/health") as reply:
+            assert reply.status == 200
+        slow = []
+        for _ in range(64):
+            slow.append(await asyncio.open_connection("127.0.0.1", port))
+            slow[-1][1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        for address in ("127.0.0.1", "127.0.0.2"):
+            connector = aiohttp.TCPConnector(local_addr=(address, 0))
+            async with aiohttp.ClientSession(connector=connector) as http:
+                async with http.get(f"{url}/health") as reply:
+                    assert reply.status == 200
+        for reader, _ in slow[:32]:  # the oldest ones made room
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        async with kept.get(f"{url}/health") as reply:  # on the connection that it had
+            assert reply.status == 200
+        await kept.close()
+        for _, writer in slow:
+            writer.transport.abort()
+
+
+async def test_s24_connections_are_counted_before_tls_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Handshakes that never end make room, too; a body that comes with the last one is read."""
+    monkeypatch.setattr(tuning, "STRANGERS", 8)
+    made = make_certificate(["127.0.0.1"])
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    async with run_server(tls=made.context) as url, asyncio.timeout(HANG_S):
+        port = int(url.rpartition(":")[2])
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+        connector = aiohttp.TCPConnector(ssl=trusting)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for size in (1, 200_000, 1_000_000):
+                status, _ = await post(http, f"{url}/v1/completions", data=b"[" * size)
+                assert status == 400
+        for reader, _ in slow[:8]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        for _, writer in slow:
+            writer.transport.abort()
 
 
 async def test_a_thousand_idle_connections_take_little_memory() -> None:
@@ -203,7 +316,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     async def answer(request: web.Request) -> web.StreamResponse:
         form = CompletionForm(model, is_chat=False, wants_usage=False)
         choices = [Choice(0, Report((1,)))]
-        pieces = streams.generate_all(None, None, model, [None], choices)  # type: ignore
+        pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
             return await streams.stream_answer(request, form, choices, pieces, 1)
 

@@ -9,11 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from splitup.core.errors import ExecutionFailed, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
 from splitup.serve.leases import Lease, LeaseOptions, LeasePool
 from tests.builders import HANG_S
+
+ANN, BOB = "key ann", "key bob"
 
 
 class Sessions:
@@ -66,8 +70,10 @@ async def make_pool(**options: Any) -> AsyncIterator[tuple[LeasePool, Sessions]]
         assert len(sessions.ended) == len(sessions.opened), "every execution is ended"
 
 
-async def use(pool: LeasePool, steps: int = 1, prompt: list[int] | None = None) -> Lease:
-    async with pool.borrow(prompt or [1], steps) as lease:
+async def use(
+    pool: LeasePool, steps: int = 1, prompt: list[int] | None = None, principal: str = ANN
+) -> Lease:
+    async with pool.borrow(principal, prompt or [1], steps) as lease:
         lease.session.steps += steps
         return lease
 
@@ -84,7 +90,7 @@ async def test_requests_at_once_have_leases_of_their_own_up_to_the_limit() -> No
         order: list[int] = []
 
         async def request(number: int, begun: asyncio.Event, go: asyncio.Event) -> None:
-            async with pool.borrow([1], 1):
+            async with pool.borrow(ANN, [1], 1):
                 order.append(number)
                 begun.set()
                 await go.wait()
@@ -109,14 +115,90 @@ async def test_requests_at_once_have_leases_of_their_own_up_to_the_limit() -> No
 async def test_a_request_gets_the_lease_that_holds_most_of_its_prompt() -> None:
     async with make_pool(warm=2, most=2) as (pool, _):
         await settle(lambda: pool.idle == 2)
-        async with pool.borrow([1, 2, 3], 1) as first, pool.borrow([7, 8, 9], 1) as second:
+        async with (
+            pool.borrow(ANN, [1, 2, 3], 1) as first,
+            pool.borrow(ANN, [7, 8, 9], 1) as second,
+        ):
             first.contents.feed(make_causal_step([1, 2, 3], 0))
             second.contents.feed(make_causal_step([7, 8, 9], 0))
         for _ in range(2):
-            async with pool.borrow([7, 8, 1], 1) as found:
+            async with pool.borrow(ANN, [7, 8, 1], 1) as found:
                 assert found is second
-            async with pool.borrow([1, 2, 3, 4], 1) as found:
+            async with pool.borrow(ANN, [1, 2, 3, 4], 1) as found:
                 assert found is first
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 1), min_size=1, max_size=5)),
+        max_size=30,
+    ),
+    most=st.integers(1, 3),
+)
+async def test_s21_what_is_cached_tells_of_ones_own_prompts_alone(
+    asked: list[tuple[str, list[int]]], most: int
+) -> None:
+    """Whatever others ask, nobody sees more cached than of prompts that were its own."""
+    own: dict[str, list[list[int]]] = {}
+    used: dict[str, set[str]] = {}
+    async with make_pool(warm=1, most=most, steps=1_000) as (pool, _):
+        for principal, prompt in asked:
+            async with asyncio.timeout(HANG_S), pool.borrow(principal, prompt, 1) as lease:
+                cached = lease.contents.count_common(prompt)
+                lease.contents.feed(make_causal_step(prompt, 0))
+            used.setdefault(lease.session.execution_id, set()).add(principal)
+            earlier = own.setdefault(principal, [])
+            assert cached <= max((count_equal(prompt, each) for each in earlier), default=0)
+            earlier.append(prompt)
+        for execution, principals in used.items():
+            assert len(principals) == 1
+            for principal in "abc":
+                assert pool.is_of(execution, principal) == (principal in principals)
+
+
+def count_equal(left: list[int], right: list[int]) -> int:
+    """Return how long the common beginning is."""
+    return next(
+        (place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
+        min(len(left), len(right)),
+    )
+
+
+async def test_s21_others_leases_make_room_and_nobody_waits_for_ever() -> None:
+    """One principal always has a request that waits; the other one is served in its turn."""
+    async with make_pool(warm=0, most=1) as (pool, sessions):
+        held = asyncio.Event()
+
+        async def hold() -> None:
+            async with pool.borrow(ANN, [1], 1):
+                held.set()
+                await go.wait()
+
+        go = asyncio.Event()
+        first = asyncio.create_task(hold())
+        await held.wait()
+        other = asyncio.create_task(use(pool, principal=BOB))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(use(pool, principal=ANN))
+        await asyncio.sleep(0)
+        go.set()
+        await settle(other.done)
+        assert other.result().principal == BOB and not later.done()
+        assert (await later).principal == ANN
+        await first
+        assert len(sessions.opened) == 3, "an execution for each change of hands"
+
+
+async def test_a_request_whose_lease_is_there_overtakes_one_that_waits_for_its_own() -> None:
+    async with make_pool(warm=0, most=2) as (pool, sessions):
+        anns = await use(pool, principal=ANN)
+        sessions.gate.clear()
+        other = asyncio.create_task(use(pool, principal=BOB))
+        await asyncio.sleep(0)
+        assert await use(pool, principal=ANN) is anns and not other.done()
+        sessions.gate.set()
+        assert await other is not anns
 
 
 async def test_a_worn_lease_is_replaced_before_it_is_used_up() -> None:
@@ -139,7 +221,7 @@ async def test_a_request_too_large_for_what_is_open_gets_an_execution_of_its_siz
 async def test_a_failed_execution_is_not_lent_again() -> None:
     async with make_pool(warm=0) as (pool, sessions):
         with pytest.raises(ExecutionFailed):
-            async with pool.borrow([1], 1) as lease:
+            async with pool.borrow(ANN, [1], 1) as lease:
                 lease.session.failure = SimpleNamespace()  # type: ignore[assignment]
                 raise ExecutionFailed("a node failed", execution_id="0x")
         assert await use(pool) is not lease
@@ -184,7 +266,7 @@ async def test_a_request_that_is_cancelled_leaves_its_place_and_its_lease() -> N
         assert pool.lent == 0 and lease.session is sessions.opened[0]
 
         async def hold() -> None:
-            async with pool.borrow([1], 1):
+            async with pool.borrow(ANN, [1], 1):
                 await asyncio.Event().wait()
 
         holder = asyncio.create_task(hold())
@@ -196,7 +278,7 @@ async def test_a_request_that_is_cancelled_leaves_its_place_and_its_lease() -> N
 
 async def test_leases_beyond_the_warm_ones_end_when_nobody_uses_them() -> None:
     async with make_pool(warm=1, most=3, idle_s=0.01) as (pool, sessions):
-        async with pool.borrow([1], 1), pool.borrow([1], 1), pool.borrow([1], 1):
+        async with pool.borrow(ANN, [1], 1), pool.borrow(ANN, [1], 1), pool.borrow(ANN, [1], 1):
             assert pool.lent == 3
         await settle(lambda: len(sessions.ended) == 2)
         assert pool.idle == 1

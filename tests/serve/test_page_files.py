@@ -51,7 +51,7 @@ def test_packages_have_exact_versions_and_no_registry() -> None:
 async def test_files_are_compressed_cached_and_bound_to_this_origin() -> None:
     app = web.Application()
     host = "https://adapters.example"
-    add_page(app, MARKET_PAGE, has_keys=False, adapter_hosts=(host,))
+    add_page(app, MARKET_PAGE, adapter_hosts=(host,))
     server = await serve_app(app, "127.0.0.1", 0)
     try:
         async with ClientSession() as http:

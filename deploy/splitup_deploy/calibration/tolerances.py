@@ -130,8 +130,8 @@ def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
         program = TaskProgram(graph, weights, is_foreign=False)
     state = program.new_state()
     outputs = [
-        program.run(state, make_inputs(program.inputs, SEED, step))
+        program.run(state, make_inputs(program.inputs, SEED, step, limits.VECTOR_ROWS))
         for step in range(limits.VECTOR_STEPS)
     ]
     name = describe_device().determinism_class[: limits.MAX_DETERMINISM_CHARS]
-    return make_vectors(task.task_id, SEED, name, outputs, program.outputs)
+    return make_vectors(task.task_id, SEED, name, outputs, program.outputs, limits.VECTOR_ROWS)

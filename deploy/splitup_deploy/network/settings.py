@@ -23,6 +23,7 @@ from splitup.crypto.keystore import (
 )
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField
 from splitup.messages.network import RpcUrlField
+from splitup.storage.private_files import write_private
 
 _DAY_S: Final = 86_400
 _TEMPLATE: Final = """\
@@ -203,7 +204,7 @@ def create_network_file(
     draft = directory / ".network.toml"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.write_text(text, "utf-8")
+        write_private(draft, text)
     except OSError as error:
         raise ConfigurationError(f"cannot write to {directory} ({error.strerror})") from None
     try:

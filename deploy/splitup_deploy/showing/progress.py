@@ -53,6 +53,9 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         f"{done.uploaded_objects} objects were stored",
         soft_wrap=True,
     )
+    count = len({task.task_id for task in profile.manifest.tasks})
+    tasks = f"{count} tasks" if count > 1 else "task"
+    output.say(f"nodes load its {tasks} now; whoever runs it waits for them and is told how far")
 
 
 def write_file(file: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import create_identity, create_passphrase
+from splitup.storage.private_files import write_private
 from splitup_node.config import NodeConfig, format_config
 from splitup_node.preflight import check_settings
 
@@ -63,7 +64,7 @@ def create_node(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = directory / ".node.toml"
-        draft.write_text(text, "utf-8")
+        write_private(draft, text)
     except OSError as error:
         raise ConfigurationError(
             f"cannot write to {directory} ({error.strerror}); choose another --data-dir"

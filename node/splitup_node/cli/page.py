@@ -64,6 +64,7 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
     from aiohttp import web
 
     from splitup.core.errors import SplitUpError
+    from splitup.net.http import make_app
     from splitup.serve.errors import translate
     from splitup.serve.page_files import OWNER_PAGE, add_page
 
@@ -87,9 +88,9 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
             return web.json_response(described.describe(), status=described.status)
         return found
 
-    app = web.Application(middlewares=[answer_errors])
+    app = make_app(errors=answer_errors)
     app.router.add_get("/node/v1/view", show)
-    add_page(app, OWNER_PAGE, has_keys=False)
+    add_page(app, OWNER_PAGE)
     return app
 
 

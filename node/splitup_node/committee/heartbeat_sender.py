@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Callable
@@ -41,16 +42,24 @@ class HeartbeatSender:
         self._heads: dict[str, str] = {}  # member -> the hash of the block that it named last
         self._calls: dict[str, asyncio.Task[None]] = {}  # by member, if unanswered
         self._outcomes: dict[str, Demand | SplitUpError] = {}
-        self._periods: dict[str, float] = {}  # member -> seconds until it is due another one
+        # member -> seconds until it is due another one: after a ping, and without one
+        self._periods: dict[str, tuple[float, float]] = {}
         self._sent_at: dict[str, float] = {}
 
     async def send(
-        self, beat: Heartbeat, committee: CommitteeView, *, only_due: bool = False
+        self,
+        beat: Heartbeat,
+        committee: CommitteeView,
+        *,
+        only_due: bool = False,
+        pinged_at: float = -math.inf,
     ) -> bool:
         """Send to all members; wait for their answers, ``HEARTBEAT_PERIOD_S`` at most.
 
         A member that has not answered an earlier heartbeat does not get this one; with ``only_due``
-        neither does one whose period is not over. Returns whether any member got it.
+        neither does one whose period is not over. A member that rests names a long one, which
+        ends when somebody has pinged this node since (``pinged_at``, monotonic). Returns whether
+        any member got it.
         """
         self._reap()
         tokens: dict[str, str] = {}  # by block: one signature for all members that named it
@@ -68,7 +77,8 @@ class HeartbeatSender:
         now, is_sent = time.monotonic(), False
         for member in committee.members:
             account = member.account
-            if account not in self._calls and not (only_due and self._is_early(account, now)):
+            is_early = only_due and self._is_early(account, now, pinged_at)
+            if account not in self._calls and not is_early:
                 self._outcomes.pop(account, None)
                 self._sent_at[account], is_sent = now, True
                 self._calls[account] = asyncio.create_task(self._tell(member, sign))
@@ -77,9 +87,11 @@ class HeartbeatSender:
             self._reap()
         return is_sent
 
-    def _is_early(self, account: str, now: float) -> bool:
-        period_s = self._periods.get(account, 0.0) - limits.HEARTBEAT_PERIOD_S / 2  # timers vary
-        return account in self._sent_at and now - self._sent_at[account] < period_s
+    def _is_early(self, account: str, now: float, pinged_at: float) -> bool:
+        sent_at = self._sent_at.get(account, -math.inf)
+        period_s, rest_s = self._periods.get(account, (0.0, 0.0))
+        due_s = period_s if pinged_at >= sent_at else rest_s
+        return now - sent_at < due_s - limits.HEARTBEAT_PERIOD_S / 2  # timers vary
 
     def get_demands(self) -> list[Demand]:
         """Return the demand in the latest answer of each member that answered."""
@@ -110,7 +122,8 @@ class HeartbeatSender:
                 call.result()  # raises when the call ended with a bug of ours
 
     async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
-        self._periods[member.account] = limits.HEARTBEAT_PERIOD_S  # after a failure
+        shortest_s = limits.HEARTBEAT_PERIOD_S
+        self._periods[member.account] = (shortest_s, shortest_s)  # after a failure
         try:
             self._outcomes[member.account] = await self._fetch_demand(member, sign)
         except Refused as refusal:
@@ -132,7 +145,10 @@ class HeartbeatSender:
             named = self._heads[member.account] = _read_block(answer)
             if "tasks" in answer:
                 demand = parse_demand(answer["tasks"])
-                self._periods[member.account] = _read_period_s(answer)
+                self._periods[member.account] = (
+                    _read_period_s(answer, "period_ms"),
+                    _read_period_s(answer, "rest_ms"),
+                )
                 return demand
             if named in (head, ZERO_BYTES32):
                 break
@@ -153,8 +169,8 @@ def _read_block(answer: dict[str, Any]) -> str:
     return block
 
 
-def _read_period_s(answer: dict[str, Any]) -> float:
-    period_ms, longest_s = answer.get("period_ms"), limits.MAX_HEARTBEAT_PERIOD_S
+def _read_period_s(answer: dict[str, Any], name: str) -> float:
+    period_ms, longest_s = answer.get(name), limits.MAX_HEARTBEAT_PERIOD_S
     if type(period_ms) is not int or not 1 <= period_ms <= 1000 * longest_s:
-        raise PeerFault(f"a heartbeat's answer names no period up to {longest_s:g} s, in ms")
+        raise PeerFault(f"a heartbeat's answer names no {name} up to {longest_s:g} s, in ms")
     return period_ms / 1000

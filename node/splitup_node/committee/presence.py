@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from functools import partial
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel, SplitUpError
@@ -22,7 +24,14 @@ from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.execution.engine import Engine
 from splitup_node.health import Health
 from splitup_node.tasks.loaded_tasks import LoadedTasks
-from splitup_node.tasks.placement import DemandEntry, Trade, Trader, choose_task, merge_demand
+from splitup_node.tasks.placement import (
+    DemandEntry,
+    Trade,
+    Trader,
+    choose_task,
+    choose_unlisted,
+    merge_demand,
+)
 from splitup_node.worker.supervisor import TaskFailed, WorkerLost
 
 _log = logging.getLogger("splitup.node.presence")
@@ -57,6 +66,7 @@ class Presence:
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._heartbeat_due = asyncio.Event()
+        self._pinged_at = -math.inf
         self._is_urgent = False  # the next heartbeat goes to all members, due or not
         self._stated: tuple[tuple[str, ...], str] | None = None  # offers and class, told to all
         self._failures: Counter[str] = Counter()
@@ -85,6 +95,10 @@ class Presence:
         finally:
             await self._heartbeat_sender.close()
 
+    def note_ping(self) -> None:
+        """Send the heartbeats that members wait for no longer: one that pings us may have woken."""
+        self._pinged_at = time.monotonic()
+
     async def _send_heartbeat(self) -> None:
         committee = self._get_committee()
         self._sequence += 1
@@ -100,11 +114,14 @@ class Presence:
             determinism=self._get_determinism()[:200],
             speed_mflops=self._engine.step_loop.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
+            loading=bool(self._loaded_tasks.loading),
         )
         stated = (beat.resident, beat.determinism)
         only_due = stated == self._stated and not self._is_urgent
         self._stated = stated
-        if not await self._heartbeat_sender.send(beat, committee, only_due=only_due):
+        if not await self._heartbeat_sender.send(
+            beat, committee, only_due=only_due, pinged_at=self._pinged_at
+        ):
             return
         is_refused = self._heartbeat_sender.is_refused(committee)
         self._refusals = self._refusals + 1 if is_refused else 0
@@ -112,6 +129,7 @@ class Presence:
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
         self._demand = merge_demand(self._heartbeat_sender.get_demands())
+        self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
         self._demand_changed.set()
 
     def _get_offers(self) -> tuple[str, ...]:
@@ -141,7 +159,9 @@ class Presence:
                 excluded,
                 self._loaded_tasks.free_bytes,
             )
-            if choice is None and self._trader.is_due(time.time()):
+            if choice is None and await self._free_unlisted(excluded):
+                self._heartbeat_due.set()
+            elif choice is None and self._trader.is_due(time.time()):
                 choice = await self._trade(excluded)
             if choice is not None and await self._load(choice):
                 self._heartbeat_due.set()
@@ -150,12 +170,23 @@ class Presence:
 
     async def _load(self, choice: DemandEntry) -> bool:
         try:
-            await self._loaded_tasks.ensure(choice.model_id, choice.task)
+            is_loaded = await self._loaded_tasks.place(choice.model_id, choice.task)
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
         self._problems.pop(choice.task_id, None)
-        return True
+        return is_loaded
+
+    async def _free_unlisted(self, excluded: Collection[str]) -> bool:
+        """Unload an idle task of a model that is gone, if others lack memory; return if it was."""
+        loaded_tasks = self._loaded_tasks
+        for task_id in choose_unlisted(self._demand, loaded_tasks.programs, excluded):
+            try:
+                if await loaded_tasks.unload(task_id, partial(self._is_unused, task_id)):
+                    return True
+            except SplitUpError as error:
+                _log.warning("%s is not unloaded: %s", task_id[:12], error)
+        return False
 
     def list_problems(self) -> list[dict[str, str | int | bool]]:
         """Return the wanted tasks that could not be loaded, and why; a refused one waits long."""
@@ -221,7 +252,9 @@ class Presence:
             if not self._trader.confirms(trade, self._demand):
                 self._trader.note(trade, time.time(), made=False)
                 return False
-            if not await self._loaded_tasks.unload(given.task_id, lambda: self._is_idle(given)):
+            if not await self._loaded_tasks.unload(
+                given.task_id, partial(self._is_unused, given.task_id)
+            ):
                 return False
         except SplitUpError as error:
             _log.warning("%s is not traded: %s", label, error)
@@ -250,8 +283,8 @@ class Presence:
         )
         return True
 
-    def _is_idle(self, entry: DemandEntry) -> bool:
-        return entry.task_id not in self._engine.list_used()
+    def _is_unused(self, task_id: str) -> bool:
+        return task_id not in self._engine.list_used()
 
 
 def compute_pause_s(refusals: int) -> float:

@@ -77,7 +77,7 @@ class Inbox:
 
     def expire_early(self) -> None:
         """Drop frames that have waited too long for their plan."""
-        self._early.expire(time.monotonic())
+        self._early.expire(time.monotonic(), self._table.parties.expected)
 
     def forget_early(self, execution_id: str) -> None:
         """Drop the frames of an execution that this node does not run."""

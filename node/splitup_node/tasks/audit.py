@@ -90,7 +90,7 @@ async def audit_program(
     results = []
     try:
         for step in range(len(vectors.classes[0].steps)):
-            data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step)
+            data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step, vectors.rows)
             answer = await _run(supervisor, RunRequest(SESSION, program, data))
             results.append([bytes(output) for output in answer.outputs])
             if speed is not None and step and has_all_rows(task, data):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,7 @@ class LoadedTasks:
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
+        self._unasked: tuple[str, asyncio.Task[int]] | None = None  # task_id, its loading
 
     @property
     def tasks(self) -> tuple[LoadedTask, ...]:
@@ -116,10 +117,44 @@ class LoadedTasks:
         self._users[task_id] += 1
         try:
             program = self.programs.get(task_id)  # does not wait for another task that is loading
+            if program is None:
+                self._give_way({task_id})
             yield await self.ensure(model_id, index) if program is None else program
         finally:
             self._users[task_id] -= 1
             self._users += Counter()  # drops the zero counts
+
+    async def place(self, model_id: str, index: int) -> bool:
+        """Load a task that nobody waits for. Raises as ``ensure``.
+
+        Returns False when it gave way: an execution or a verification waits for another task, or
+        ``keep_listed`` found that its model is gone.
+        """
+        task_id = (await self._cache.fetch_manifest(model_id)).tasks[index].task_id
+        loading = asyncio.create_task(self.ensure(model_id, index))
+        self._unasked = task_id, loading
+        try:
+            await asyncio.wait({loading})
+        finally:
+            self._unasked = None
+            loading.cancel()
+        if loading.cancelled():
+            return False
+        loading.result()
+        return True
+
+    def keep_listed(self, listed: Collection[str]) -> None:
+        """Stop loading a task that nobody waits for and that is not ``listed`` any more."""
+        if self._unasked is not None and self._unasked[0] not in listed:
+            self._give_way(listed)
+
+    def _give_way(self, wanted: Collection[str]) -> None:
+        if self._unasked is None:
+            return
+        task_id, loading = self._unasked
+        if task_id not in wanted and task_id not in self._users and not loading.done():
+            _log.info("%s gives way to a task that is waited for", task_id[:12])
+            loading.cancel()
 
     async def prepare(self, model_id: str, index: int) -> None:
         """Download all files of a task, so that loading it later takes seconds only.
@@ -225,6 +260,9 @@ class LoadedTasks:
             audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
             del self._tasks[task.task_id], self._places[task.task_id]  # the task may kill workers
+            raise
+        except asyncio.CancelledError:  # another task is wanted more
+            await self._unload(task.task_id)
             raise
         except SplitUpError as error:
             self._failed[task.task_id] = f"the audit of {task.label} failed: {error}"

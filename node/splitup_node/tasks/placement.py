@@ -8,7 +8,7 @@ memory is full trades: it unloads a task that many nodes serve for one that too 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitup.core import limits, tuning
@@ -74,6 +74,19 @@ def choose_task(
         key=lambda entry: (entry.holders, -entry.price_micro_usdc, _tie(node, entry)),
         default=None,
     )
+
+
+def choose_unlisted(
+    demand: Sequence[DemandEntry], loaded: Collection[str], excluded: Collection[str]
+) -> tuple[str, ...]:
+    """Return the loaded tasks of models that are gone, if the memory is needed for other tasks.
+
+    A list that is full may leave out tasks that are still wanted.
+    """
+    listed = {entry.task_id for entry in demand}
+    if not listed - set(loaded) - set(excluded) or len(demand) >= limits.MAX_DEMAND_TASKS:
+        return ()
+    return tuple(sorted(set(loaded) - listed))
 
 
 def _tie(node: str, entry: DemandEntry) -> bytes:

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
     RUNS = 7  # of one program: in several sessions, or consecutive ones of one session
     UNLOAD = 8  # u64 program -> nothing; its memory is freed
+    PROGRESS = 10  # empty; a LOAD goes on, its answer follows
     LOST = 9  # answers no request: UTF-8 sentence, why the worker ends with its device
 
 

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.lifeline import end_with_peer
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
@@ -86,7 +87,12 @@ class Worker:
         has_failed, self.has_failed = self.has_failed, False
         return self._probe.find_loss() if has_failed and self._probe is not None else ""
 
-    def load(self, wanted: LoadRequest, weights: BinaryIO | None) -> Any:
+    def load(
+        self,
+        wanted: LoadRequest,
+        weights: BinaryIO | None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> Any:
         """Return the program of a task, run once; other threads may use the worker.
 
         The daemon has checked the digests of graph and weights, and has the graph compiled.
@@ -97,6 +103,7 @@ class Worker:
             kernels=wanted.kernels,
             memory_bytes=min(wanted.memory_bytes, self._memory_bytes),
             gate=wanted.gate,
+            on_progress=on_progress,
             **self._options,
         )
 
@@ -112,6 +119,7 @@ class Worker:
             "state_bytes": program.state_bytes,
             "width": program.width if self.runs_together else 1,
             "merges": program.merges and self.runs_together,
+            "longest_s": program.longest_s,
         }
 
     def unload(self, number: int) -> None:
@@ -259,7 +267,7 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
     while not (loss := worker.find_loss()):
         ready = select.select(sources, [], [])[0]
         if loader in ready:
-            _reply_to_load(worker, stream, *loader.pop())
+            _tell_of_load(worker, stream, *loader.pop())  # a program is kept by nobody else
         if stream not in ready:
             continue
         head = _receive(stream, HEADER.size)
@@ -306,7 +314,7 @@ class _Loader:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._wanted: SimpleQueue[tuple[int, LoadRequest, BinaryIO | None]] = SimpleQueue()
-        self._done: SimpleQueue[tuple[int, _GetProgram]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, _GetProgram | None]] = SimpleQueue()
         self._reader, self._writer = os.pipe()
         # nobody waits for it when the worker ends
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
@@ -319,20 +327,26 @@ class _Loader:
         """Load a task, after those that were started before."""
         self._wanted.put((request_id, wanted, weights))
 
-    def pop(self) -> tuple[int, _GetProgram]:
-        """Return a request that is done."""
+    def pop(self) -> tuple[int, _GetProgram | None]:
+        """Return a request that is done, or that goes on (None)."""
         os.read(self._reader, 1)
         return self._done.get()
 
     def _load_all(self) -> None:
         while True:
             request_id, wanted, weights = self._wanted.get()
-            self._done.put((request_id, self._load(wanted, weights)))
-            os.write(self._writer, b"\0")
+            tell = functools.partial(self._tell, request_id)
+            tell(self._load(wanted, weights, functools.partial(tell, None)))
 
-    def _load(self, wanted: LoadRequest, weights: BinaryIO | None) -> _GetProgram:
+    def _tell(self, request_id: int, get_program: _GetProgram | None) -> None:
+        self._done.put((request_id, get_program))
+        os.write(self._writer, b"\0")
+
+    def _load(
+        self, wanted: LoadRequest, weights: BinaryIO | None, on_progress: Callable[[], None]
+    ) -> _GetProgram:
         try:
-            program = self._worker.load(wanted, weights)
+            program = self._worker.load(wanted, weights, on_progress)
         except Exception as error:
             return functools.partial(_raise, error)
         return lambda: program
@@ -342,9 +356,13 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _reply_to_load(
-    worker: Worker, stream: socket.socket, request_id: int, get_program: _GetProgram
+def _tell_of_load(
+    worker: Worker, stream: socket.socket, request_id: int, get_program: _GetProgram | None
 ) -> None:
+    if get_program is None:
+        _send(stream, encode_message(Kind.PROGRESS, request_id, []))
+        return
+
     def answer() -> Sequence[bytes]:
         return [json.dumps(worker.add(get_program())).encode()]
 
@@ -409,6 +427,7 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     lacks = confine(os.environ.get("DEV", ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
     sys.setswitchinterval(_SWITCH_S)
+    end_with_peer(arguments.fd)
     with (
         socket.socket(fileno=arguments.fd) as stream,
         socket.socket(fileno=arguments.files) as files,

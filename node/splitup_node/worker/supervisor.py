@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from splitup.backend.compiler import compile_server
 from splitup.backend.compiler.compile_server import CompileServer
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.sandbox.child import make_command, make_environment
+from splitup.sandbox.warm_child import WarmChild
 from splitup_node.worker.ipc import (
     HEADER,
     Kind,
@@ -95,7 +97,8 @@ class Supervisor:
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
         cache = KernelCache(cache_directory or directory / "kernels")
-        self._compiler = CompileServer(self._device, self._device_index, cache)
+        compiler = WarmChild(compile_server.MODULE, self._device)
+        self._compiler = CompileServer(compiler, self._device_index, cache)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._files: socket.socket | None = None  # hands open files to the worker
@@ -107,6 +110,9 @@ class Supervisor:
         self._due_s = 0.0  # when the oldest request must have been answered
         self._next_id = 0
         self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
+        self._longest_s: dict[int, float] = {}  # program -> its longest step, estimated
+        self._freeing: asyncio.Task[None] | None = None  # a load that was cancelled, as it ends
+        self._load_moves = 0  # answers and progress of loads so far
         self._merging: set[int] = set()  # programs whose consecutive steps can run in one pass
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
@@ -124,6 +130,16 @@ class Supervisor:
         """Return the worker's process id, None when there is none."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def limit_s(self) -> float:
+        """Return after how long without an answer the worker counts as hung.
+
+        Tasks need very different times, and so do machines: the longest step that one of the loaded
+        tasks can take, as measured when it was loaded, counts ``RUN_FACTOR`` times.
+        """
+        longest_s = max(self._longest_s.values(), default=0.0)
+        return max(self._run_timeout_s, tuning.RUN_FACTOR * longest_s)
+
     async def start(self) -> dict[str, str]:
         """Start a worker and return its device report. Raises WorkerLost, TaskFailed."""
         try:
@@ -133,7 +149,7 @@ class Supervisor:
             self.problem = f"no worker can be started ({error.strerror or error})"
             raise WorkerLost(self.problem) from None
         report: dict[str, str] = parse_json(
-            bytes(await self._ask(Kind.DESCRIBE, [], tuning.LOAD_TIMEOUT_S))
+            bytes(await self._ask(Kind.DESCRIBE, [], tuning.LOAD_QUIET_S))
         )
         self.report = report
         self.problem = ""
@@ -171,29 +187,49 @@ class Supervisor:
             raise WorkerLost("the worker is not running")
         try:
             kernels = await self._compiler.find(graph, self.report, memory_bytes, gate)
-        except InvalidModel as error:
+        except (InvalidModel, Unavailable) as error:
             raise TaskFailed(str(error)) from None
         if weights is not None and self._files is not None:
             with weights.open("rb") as file, contextlib.suppress(OSError):  # the worker is gone
                 socket.send_fds(self._files, [b"\0"], [file.fileno()])
         request = LoadRequest(graph, kernels, memory_bytes, gate)
         body = encode_load(request, has_weights=weights is not None)
+        if self._freeing is not None:
+            await asyncio.wait({self._freeing})
+        loading = asyncio.create_task(self._await_load(self._ask(Kind.LOAD, body, 0.0), task))
         try:
-            async with asyncio.timeout(tuning.LOAD_TIMEOUT_S):
-                answer = await self._ask(Kind.LOAD, body, 0.0)
-        except TimeoutError:
-            self.kill(f"no answer to LOAD within {tuning.LOAD_TIMEOUT_S:g} s")
-            raise WorkerLost(f"the worker was killed while it loaded {task}") from None
-        loaded: dict[str, Any] = parse_json(bytes(answer))
+            loaded = await asyncio.shield(loading)
+        except asyncio.CancelledError:  # the worker goes on with it
+            self._freeing = asyncio.create_task(self._free(loading))
+            raise
         self._widths[loaded["program"]] = loaded["width"]
+        self._longest_s[loaded["program"]] = loaded["longest_s"]
         if loaded["merges"]:
             self._merging.add(loaded["program"])
         return loaded
 
+    async def _await_load(self, asked: asyncio.Future[memoryview], task: Path) -> dict[str, Any]:
+        """Return the answer to a load, however long it takes while parts of it get done."""
+        while not asked.done():
+            moves = self._load_moves
+            await asyncio.wait({asked}, timeout=tuning.LOAD_QUIET_S)
+            if not asked.done() and self._load_moves == moves:
+                self.kill(f"a LOAD made no progress for {tuning.LOAD_QUIET_S:g} s")
+                asked.add_done_callback(lambda lost: lost.exception())  # ours says more
+                raise WorkerLost(f"the worker was killed while it loaded {task}")
+        loaded: dict[str, Any] = parse_json(bytes(asked.result()))
+        return loaded
+
+    async def _free(self, loading: asyncio.Task[dict[str, Any]]) -> None:
+        """Free a task once it is loaded, since nobody waits for it any more."""
+        with contextlib.suppress(SplitUpError):
+            await self.unload((await loading)["program"])
+
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
-        await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self._run_timeout_s)
+        await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self.limit_s)
         self._widths.pop(program, None)
+        self._longest_s.pop(program, None)
         self._merging.discard(program)
 
     def get_width(self, program: int) -> int:
@@ -210,7 +246,7 @@ class Supervisor:
         def on_answer(answer: memoryview | SplitUpError) -> None:
             handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
 
-        self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
+        self._send(Kind.RUN, encode_run(request), self.limit_s, on_answer)
 
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
         """Send runs of one program; ``handler`` gets all answers, in order.
@@ -232,19 +268,19 @@ class Supervisor:
                     ]
                 )
 
-        timeout_s = self._run_timeout_s * len(requests)  # they may have to run one by one
+        timeout_s = self.limit_s * len(requests)  # they may have to run one by one
         self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
-        answer = await self._ask(Kind.STATE, [struct.pack("<Q", session)], self._run_timeout_s)
+        answer = await self._ask(Kind.STATE, [struct.pack("<Q", session)], self.limit_s)
         return bytes(answer).hex()
 
     def drop(self, sessions: Sequence[int]) -> None:
         """Free the states of sessions; does not wait for the answer."""
         if self._connection is not None and sessions:
             body = struct.pack(f"<{len(sessions)}Q", *sessions)
-            self._send(Kind.DROP, [body], self._run_timeout_s, lambda answer: None)
+            self._send(Kind.DROP, [body], self.limit_s, lambda answer: None)
 
     def kill(self, reason: str) -> None:
         """Kill the worker; its pending requests fail with ``reason``."""
@@ -286,6 +322,7 @@ class Supervisor:
                 end.setsockopt(socket.SOL_SOCKET, option, tuning.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
+        self._longest_s.clear()
         with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
@@ -317,9 +354,9 @@ class Supervisor:
         is_long = path.exists() and path.stat().st_size > tuning.MAX_WORKER_LOG_BYTES
         return path.open("wb" if is_long else "ab")
 
-    async def _ask(
+    def _ask(
         self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
-    ) -> memoryview:
+    ) -> asyncio.Future[memoryview]:
         future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
@@ -331,7 +368,7 @@ class Supervisor:
                 future.set_result(answer)
 
         self._send(kind, parts, timeout_s, on_answer)
-        return await future
+        return future
 
     def _send(
         self,
@@ -390,6 +427,9 @@ class Supervisor:
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
         if kind == Kind.LOST:
             self.kill(bytes(body).decode(errors="replace"))
+            return
+        self._load_moves += request_id in self._loads
+        if kind == Kind.PROGRESS:
             return
         pending = self._loads.pop(request_id, None)
         if pending is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -44,6 +45,8 @@ from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
 from splitup_oracle.member.shell import Member
 
+_MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
+
 
 class MemberServer:
     """The routes of one member."""
@@ -69,6 +72,7 @@ class MemberServer:
                 api.SNAPSHOT: self._snapshot,
                 api.MESSAGE_CHUNK: self._message_chunk,
                 api.PLAN: self._plan,
+                api.HOLDERS: self._holders,
                 api.EVIDENCE: self._evidence,
                 api.ATTESTATION: self._attestation,
                 api.HEARTBEAT: self._heartbeat,
@@ -126,6 +130,12 @@ class MemberServer:
         if refusal:
             return error_reply(409, refusal)
         return error_reply(404, f"execution {execution_id} has no plan here so far; ask again")
+
+    async def _holders(self, request: web.Request) -> web.Response:
+        model_id = request.match_info["model_id"]
+        if not _MODEL_ID.fullmatch(model_id):
+            return error_reply(404, "that is no model's id")
+        return _json(self._member.describe_holders(model_id).canonical_bytes())
 
     async def _evidence(self, request: web.Request) -> web.Response:
         evidence = self._member.machine.find_evidence(request.match_info["execution_id"])

@@ -1,25 +1,35 @@
-"""Recomputes a task in a confined process with limited memory, processor time and time.
+"""Recomputes tasks in a confined process with limited memory, processor time and time.
 
-Strangers choose what a task makes tinygrad do; the worst result is that this process dies.
+Strangers choose what a task makes tinygrad do; the worst result is that this process dies. It stays
+while there are disputes, and compiled tasks are kept on the disk, so a second look at a task costs
+neither an interpreter's start nor its compiling.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from splitup.backend.compiler.compile_server import MODULE as COMPILE_MODULE
+from splitup.backend.compiler.compile_server import CompileServer
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import limits, tuning
-from splitup.core.errors import Unavailable
+from splitup.core.codec import parse_json
+from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.protocol.settlement.proof_of_sampling import compute_ruling_s
-from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
+from splitup.sandbox.child import ChildFailed, open_files
+from splitup.sandbox.warm_child import WarmChild
 
 _MODULE: Final = "splitup_oracle.member.recompute_process"
-_FOUND: Final = {"inputs", "outputs", "state", "accepted", "is_defined", "noisy_steps"}
+_FOUND: Final = {"inputs", "outputs", "state", "accepted", "noisy_steps"}
 _DEVICE: Final = re.compile(r"[^/]+/(?P<device>[A-Z0-9]+:[A-Z0-9]+)(?:/|$)")
+_ANSWER_BYTES: Final = limits.MIB  # of JSON: digests of a task's ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,75 +51,146 @@ class Replay:
     seed: str = ""  # of the noise (splitup.graph.noise); unknown to all when inputs were chosen
     defined_steps: int = 0  # first steps known to be defined for this seed and these inputs
     defined_inputs: Sequence[str] = ()  # digests of these inputs
+    patience: int = 1  # so many times the usual time
 
 
-async def replay(job: Replay) -> dict[str, Any]:
-    """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
+class Recomputer:
+    """The processes that recompute on this machine, one for each kind of device."""
 
-    Also which of the claims are ``accepted``, one bool for each, and whether the result is defined
-    (``is_defined``): if it is not, rounding alone may be why a claim is not accepted. Its first
-    ``noisy_steps`` were tried, 0 where no claim was refused. Raises
-    Unavailable if it failed: another determinism class, not enough memory or time, a crash. The
-    message ends with the last line that the process wrote to stderr.
-    """
-    device = _find_device(job.determinism)
-    on_cpu = device.startswith("CPU:")
-    programs = 4 if job.seed else 2  # with noise the task is computed by a second program
-    time_s = compute_ruling_s(job.memory_bytes, job.steps)
-    weights = [] if job.weights is None else [job.weights]
-    paths = [path for claim in job.claims for path in claim]
-    with open_files([job.task, *weights, *job.inputs, *paths]) as files:
-        task, *rest = files
-        claimed = iter(rest[len(weights) + len(job.inputs) :])
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
+        self._devices: dict[str, _Device] = {}
+
+    async def replay(self, job: Replay) -> dict[str, Any]:
+        """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
+
+        Also which of the claims are ``accepted``, one bool for each, and whether the result is
+        defined (``is_defined``): if it is not, rounding alone may be why a claim is not accepted.
+        Its first ``noisy_steps`` were tried, 0 where no claim was refused. Raises InvalidInput
+        when no machine of this kind can recompute it: another determinism class, a graph that
+        breaks a rule. Raises Unavailable when it took too long or the machine lacks something.
+        """
+        device = await self._find(job.determinism)
+        if device.report["determinism_class"] != job.determinism:
+            raise InvalidInput(
+                f"this machine computes as '{device.report['determinism_class']}', "
+                f"not as '{job.determinism}'"
+            )
+        graph = await asyncio.to_thread(job.task.read_bytes)
+        kernels = [await device.compile(graph, job)]
+        found = await device.ask("replay", job, kernels)
+        if not isinstance(found, dict) or found.keys() != _FOUND:
+            raise Unavailable("the recomputation gave another answer than it was asked for")
+        noisy = found["noisy_steps"]
+        is_known = noisy <= job.defined_steps and found["inputs"] == list(job.defined_inputs)
+        found["is_defined"] = not noisy or is_known
+        if not found["is_defined"]:
+            kernels.append(await device.compile(graph, job, job.seed))
+            found["is_defined"] = await device.ask("noise", job, kernels, noisy) is True
+        return found
+
+    async def find_class(self, determinism: str) -> str:
+        """Return the class in which this machine computes on the device of the given class.
+
+        Raises InvalidInput when that device cannot be opened here, Unavailable.
+        """
+        return (await self._find(determinism)).report["determinism_class"]
+
+    def close(self) -> None:
+        """End the processes."""
+        for device in self._devices.values():
+            device.close()
+
+    async def _find(self, determinism: str) -> _Device:
+        match = _DEVICE.match(determinism)
+        name = match["device"] if match is not None else ""
+        device = self._devices.get(name)
+        if device is None:
+            device = await _Device.open(name, self._cache)
+            if len(self._devices) >= tuning.MAX_CLASSES:
+                self.close()
+                self._devices.clear()
+            device = self._devices.setdefault(name, device)
+        return device
+
+
+class _Device:
+    """The process that recomputes on one device, and what it says of the device."""
+
+    def __init__(
+        self, child: WarmChild, compiler: CompileServer, report: Mapping[str, str]
+    ) -> None:
+        self._child = child
+        self._compiler = compiler
+        self.report = report
+
+    @classmethod
+    async def open(cls, name: str, cache: KernelCache) -> _Device:
+        child = WarmChild(_MODULE, name)
+        report = await _ask(child, {"ask": "class"}, limits.RULING_S)
+        if not isinstance(report, dict) or not {"device", "determinism_class"} <= report.keys():
+            raise Unavailable("the recomputation does not say on which device it computes")
+        # what compiles for a GPU opens it, and forks of that process could not use it any more
+        on_cpu = report["device"] == "CPU"
+        compiling = child if on_cpu else WarmChild(COMPILE_MODULE, name)
+        return cls(child, CompileServer(compiling, 0, cache), report)
+
+    def close(self) -> None:
+        self._child.close()
+        self._compiler.close()
+
+    async def compile(self, graph: bytes, job: Replay, seed: str = "") -> bytes:
+        """Return the code of the task, or of the task with noise."""
+        return await self._compiler.find(graph, self.report, job.memory_bytes, job.gate, seed)
+
+    async def ask(
+        self, what: str, job: Replay, kernels: Sequence[bytes], noisy_steps: int = 0
+    ) -> object:
+        """Return what the process says of a job."""
+        programs = 2 * len(kernels)  # with noise the task is computed by a second program
+        time_s = job.patience * compute_ruling_s(job.memory_bytes, job.steps)
+        weights = [] if job.weights is None else [job.weights]
+        paths = [path for claim in job.claims for path in claim]
+        places = iter(range(1 + len(weights) + len(job.inputs) + len(paths)))
         question = {
-            "task": task,
-            "weights": rest.pop(0) if weights else None,
-            "inputs": rest[: len(job.inputs)],
+            "ask": what,
+            "task": next(places),
+            "weights": next(places) if weights else None,
+            "inputs": [next(places) for _ in job.inputs],
             "steps": job.steps,
             "merges": job.merges,
             "gate": job.gate,
             "determinism": job.determinism,
-            "claims": [[next(claimed) for _ in claim] for claim in job.claims],
+            "claims": [[next(places) for _ in claim] for claim in job.claims],
             "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
             "logits": job.logits,
             "seed": job.seed,
-            "defined_steps": job.defined_steps,
-            "defined_inputs": list(job.defined_inputs),
+            "noisy_steps": noisy_steps,
             "memory_bytes": programs * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES
-            if on_cpu
+            if self.report["device"] == "CPU"
             else 0,
             "vram_bytes": job.memory_bytes,
             "cpu_s": int(2 * time_s),
         }
-        found = await _ask(device, question, time_s, files)
-    if found.keys() != _FOUND:
-        raise Unavailable(f"the recomputation answered with {sorted(found)}")
-    return found
-
-
-async def find_class(determinism: str) -> str:
-    """Return the class in which this machine computes on the device of the given class.
-
-    Raises Unavailable when that device cannot be opened here.
-    """
-    found = await _ask(_find_device(determinism), {}, limits.RULING_S)
-    return str(found.get("determinism"))
-
-
-def _find_device(determinism: str) -> str:
-    match = _DEVICE.match(determinism)
-    return match["device"] if match is not None else ""
+        with open_files([job.task, *weights, *job.inputs, *paths]) as files:
+            return await _ask(self._child, question, time_s, kernels, files)
 
 
 async def _ask(
-    device: str, question: dict[str, Any], time_s: float, files: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Ask a process of its own; raise Unavailable."""
-    child = Child(_MODULE, files=files, device=device)
+    child: WarmChild,
+    question: Mapping[str, Any],
+    time_s: float,
+    buffers: Sequence[bytes] = (),
+    files: Sequence[int] = (),
+) -> object:
+    """Return an answer's JSON. Raises InvalidInput when the process refuses, Unavailable."""
     try:
-        found, _ = await child.ask_apart(question, timeout_s=time_s, max_bytes=0)
-    except (ChildDied, ChildFailed) as error:
-        raise Unavailable(f"the recomputation failed: {error}") from None
-    finally:
-        child.close()
-    return found
+        _, made = await child.ask(
+            question, buffers, timeout_s=time_s, max_bytes=_ANSWER_BYTES, files=files
+        )
+    except ChildFailed as error:
+        raise InvalidInput(str(error)) from None
+    with suppress(SplitUpError, ValueError):
+        if len(made) == 1:
+            return parse_json(bytes(made[0]))
+    raise Unavailable("the recomputation gave an answer that cannot be read")

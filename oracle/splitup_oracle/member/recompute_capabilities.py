@@ -7,7 +7,7 @@ import logging
 
 from splitup.core.errors import SplitUpError
 from splitup.messages.determinism import find_device
-from splitup_oracle.member import recomputation
+from splitup_oracle.member.recomputation import Recomputer
 
 _log = logging.getLogger("splitup.oracle.recompute_capabilities")
 
@@ -18,7 +18,8 @@ class RecomputeCapabilities:
     A machine computes in one class per device, so nodes that invent classes cause no further tests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recomputer: Recomputer) -> None:
+        self._recomputer = recomputer
         self._found: dict[str, str | None] = {}  # device -> our class on it; None: not tested yet
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,7 +45,7 @@ class RecomputeCapabilities:
     async def _try(self, device: str, determinism: str) -> None:
         async with self._turn:
             try:
-                found = await recomputation.find_class(determinism)
+                found = await self._recomputer.find_class(determinism)
             except (SplitUpError, OSError) as error:
                 _log.warning("nothing can be recomputed on %s here: %s", device, error)
                 found = ""

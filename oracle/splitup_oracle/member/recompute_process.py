@@ -1,9 +1,17 @@
-"""A confined process that recomputes one task from stored inputs and zero state.
+"""A confined process that recomputes tasks from stored inputs and zero state, each in a fork.
 
-It answers ``{}`` with the class it computes in, ``{"determinism": …}``, and a job with the digests
-``{"inputs": […], "outputs": […], "state": …, "accepted": […], "is_defined": …, "noisy_steps": …}``:
-a bool per claim, whether the results are defined well enough to refuse any, and in how many steps
-that was asked. A job:
+It compiles as ``splitup.backend.compiler.compile_server`` does, in forks that run nothing, and each
+fork that runs a task gets the machine code of that task alone. It opens no GPU itself, whose driver
+a fork could not use. ``splitup_oracle.member.recomputation`` starts it and limits its time. Besides
+what the compile server is asked it is asked for
+
+    {"ask": "class"}    the device and the class that it computes in, as its report says
+    {"ask": "replay"}   the digests of a job's results, which claims are accepted, and in how many
+                        steps noise has to say whether that was right; buffer: the task's code
+    {"ask": "noise"}    whether noise changes the first ``noisy_steps`` of a job by half of the
+                        tolerance at most; buffers: the task's code, and the noisy task's
+
+and answers with a buffer of JSON. A job:
 
     task, weights    descriptors of open files; weights null for a task without any
     inputs           per input port the tensors of all steps, each preceded by its length
@@ -14,23 +22,25 @@ that was asked. A job:
     claims           lists that hold per output port a file like an input's, to be compared
     tolerances       the task's tolerances, for this comparison
     seed             of the noise that shows what rounding changes (splitup.graph.noise), or ""
-    defined_steps    how many first steps are known to be defined, for this seed …
-    defined_inputs   … and inputs of these digests
+    noisy_steps      how many first steps to compute with noise
     logits           the index of the output that holds logits, or null
     vram_bytes       the memory that the manifest says the task needs
     memory_bytes     limit of the address space; 0 for none (a GPU maps far more than it uses)
     cpu_s            limit of the processor time
 
-``splitup_oracle.member.recomputation`` starts it and limits its time.
+Files are named by their place among those that came with the question.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from splitup.backend.compiler import compile_server
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
@@ -42,6 +52,7 @@ from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.fork import run_in_fork
 
 if TYPE_CHECKING:
     from splitup.backend import runtime
@@ -60,17 +71,9 @@ def read_tensor(file: BinaryIO) -> bytes:
     return file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
 
 
-def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
+def replay(job: Mapping[str, Any], kernels: bytes) -> dict[str, Any]:
     """Return the digests of a job; raise InvalidInput, InvalidModel, or tinygrad's errors."""
-    from splitup.backend import runtime  # after the limits: it opens the device
-
-    found = runtime.describe_device().determinism_class
-    if found != job["determinism"]:
-        raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
-    graph = _read(job["task"])
-    program = runtime.TaskProgram(graph, _open_weights(job), memory_bytes=job["vram_bytes"])
-    if len(job["inputs"]) != len(program.inputs):
-        raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
+    program = _load(job, kernels)
     state = program.new_state()
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
@@ -81,38 +84,33 @@ def recompute(job: Mapping[str, Any]) -> dict[str, Any]:
         for claim in claims:
             claim.compare(results)
     has_state = program.states and job["steps"]
-    read_digests = [digest.hexdigest() for digest in inputs]
     refused_at = [claim.refused_at for claim in claims if claim.refused_at is not None]
-    noisy = max(refused_at) + 1 if refused_at and job["seed"] else 0  # steps to run with noise
-    is_known = noisy <= job["defined_steps"] and read_digests == job["defined_inputs"]
     return {
-        "inputs": read_digests,
+        "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
         "accepted": [claim.refused_at is None for claim in claims],
-        "is_defined": not noisy or is_known or _is_defined(job, graph, program, noisy),
-        "noisy_steps": noisy,
+        "noisy_steps": max(refused_at) + 1 if refused_at and job["seed"] else 0,
     }
 
 
-def _is_defined(
-    job: Mapping[str, Any], graph: bytes, program: runtime.TaskProgram, steps: int
-) -> bool:
+def is_defined(job: Mapping[str, Any], kernels: bytes, noisy_kernels: bytes) -> bool:
     """Return whether noise in every rounding changes the first steps by half the tolerance at most.
 
-    Raises InvalidModel when the noisy task is too large to compile.
+    Raises InvalidModel when the noisy task breaks a rule.
     """
     from splitup.backend import runtime
     from splitup.backend.weights import open_weights
 
+    program = _load(job, kernels)
     noisy = runtime.TaskProgram.from_graph(
-        add_noise(load_graph(graph), job["seed"]),
+        add_noise(load_graph(_read(job["task"])), job["seed"]),
         open_weights(_open_weights(job)),
-        is_foreign=True,
+        kernels=noisy_kernels,
     )
     half = [_halve(Tolerance.model_validate(value)) for value in job["tolerances"]]
     states = program.new_state(), noisy.new_state()
-    for tensors in _iter_steps(job, steps):
+    for tensors in _iter_steps(job, job["noisy_steps"]):
         _, exact = _run(program, states[0], job, tensors)
         _, noised = _run(noisy, states[1], job, tensors)
         for place, port in enumerate(program.outputs):
@@ -123,6 +121,24 @@ def _is_defined(
             if not found.is_accepted:
                 return False
     return True
+
+
+def _load(job: Mapping[str, Any], kernels: bytes) -> runtime.TaskProgram:
+    from splitup.backend import runtime
+
+    found = runtime.describe_device().determinism_class
+    if found != job["determinism"]:
+        raise InvalidInput(f"this machine computes as '{found}', not as '{job['determinism']}'")
+    program = runtime.TaskProgram(
+        _read(job["task"]),
+        _open_weights(job),
+        kernels=kernels,
+        memory_bytes=job["vram_bytes"],
+        gate=job["gate"],
+    )
+    if len(job["inputs"]) != len(program.inputs):
+        raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
+    return program
 
 
 def _halve(tolerance: Tolerance) -> Tolerance:
@@ -208,20 +224,48 @@ class _ClaimComparison:
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
     """Answer one question of ``recomputation``."""
-    if not question:
+    if "ask" not in question:
+        return compile_server.answer(question, buffers)
+    passed = question.get("passed", ())
+    job = _name_files(question, passed)
+    work = functools.partial(_work, job, [bytes(buffer) for buffer in buffers])
+    return {}, [run_in_fork("recomputing the task", work, passed)]
+
+
+def _work(job: Mapping[str, Any], kernels: Sequence[bytes]) -> bytes:
+    found: object
+    if job["ask"] == "class":
         from splitup.backend.runtime import describe_device
 
-        return {"determinism": describe_device().determinism_class}, ()
-    bounds = {
-        resource.RLIMIT_CPU: question["cpu_s"],
-        resource.RLIMIT_AS: question["memory_bytes"] or resource.RLIM_INFINITY,
+        found = describe_device().to_dict()
+    else:
+        resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_s"], job["cpu_s"]))
+        bound = job["memory_bytes"] or resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+        found = replay(job, *kernels) if job["ask"] == "replay" else is_defined(job, *kernels)
+    return json.dumps(found).encode()
+
+
+def _name_files(job: Mapping[str, Any], passed: Sequence[int]) -> dict[str, Any]:
+    """Return the job with this process's numbers of its files."""
+    if not passed:
+        return dict(job)
+    weights = job["weights"]
+    return {
+        **job,
+        "task": passed[job["task"]],
+        "weights": None if weights is None else passed[weights],
+        "inputs": [passed[place] for place in job["inputs"]],
+        "claims": [[passed[place] for place in claim] for claim in job["claims"]],
     }
-    for bound, value in bounds.items():
-        resource.setrlimit(bound, (value, value))
-    return recompute(question), ()
 
 
 def main() -> None:
+    # opens what tells its memory; and what a fork has imported, the next one would import again
+    from splitup.backend import runtime as runtime
+    from splitup.backend.compiler import compile_process as compile_process
+    from splitup.graph import noise as noise
+
     confine(os.environ.get("DEV", ""), forks=True)
     serve(answer)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup.core import limits, tuning
-from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.messages.base import CLIENT
@@ -37,25 +37,35 @@ _log = logging.getLogger("splitup.oracle.rulings")
 class Rulings:
     """Recomputes disputed tasks, one at a time."""
 
-    def __init__(self, http: SignedClient, gateway: GatewayClient, directory: Path) -> None:
+    def __init__(
+        self,
+        http: SignedClient,
+        gateway: GatewayClient,
+        recomputer: recomputation.Recomputer,
+        directory: Path,
+    ) -> None:
         self._http = http
         self._gateway = gateway
+        self._recomputer = recomputer
         self._directory = directory
         self._turn = asyncio.Lock()
-        self._classes: dict[str, str] = {}
         self._defined: dict[str, tuple[int, tuple[str, ...]]] = {}  # by seed: steps, inputs
         shutil.rmtree(directory, ignore_errors=True)  # left by a member that was killed
 
     async def recompute(self, command: RecomputeTask, manifest: Manifest) -> tuple[Ruling, ...]:
         """Return what this machine finds about the executor's claim, and about validators'.
 
-        One ruling says so where there is no result.
+        One ruling says so where there is no result, or none yet: where this machine took too long,
+        or something that it needs did not answer.
         """
         order = command.order
         try:
             async with self._turn:
                 return await self._recompute(command, manifest)
-        except (SplitUpError, OSError) as error:
+        except (Unavailable, OSError) as error:
+            _log.warning("task %d is not recomputed yet: %s", order.task, error)
+            return (_fail(order.task).model_copy(update={"slow": True}),)
+        except SplitUpError as error:
             _log.warning("task %d cannot be recomputed here: %s", order.task, error)
             return (_fail(order.task, error=str(error)[:200]),)
 
@@ -88,6 +98,7 @@ class Rulings:
                 gate=task.gate,
                 determinism=command.determinism,
                 memory_bytes=task.vram_bytes,
+                patience=2**command.tries,
             )
             if task.crosses_classes and not await self._computes_as(command.determinism):
                 return await self._compare(command, manifest, job)
@@ -95,7 +106,7 @@ class Rulings:
             if task.crosses_classes:
                 stored = await self._store_claim(command, manifest, command.claim, directory)
             job = _add_claims(job, manifest, order.task, [stored])
-            found = await _replay(job, {(one.outputs, one.state) for one in command.claims})
+            found = await self._replay(job, {(one.outputs, one.state) for one in command.claims})
             close = any(found.pop("accepted"))
             del found["is_defined"], found["noisy_steps"]
         return (Ruling.from_value({"task": order.task, "error": "", "close": close, **found}),)
@@ -112,14 +123,14 @@ class Rulings:
         steps, inputs = self._defined.get(seed, (0, ()))
         job = replace(
             job,
-            determinism=await self._find_class(""),
+            determinism=await self._recomputer.find_class(""),
             seed=seed,
             defined_steps=steps,
             defined_inputs=inputs,
         )
-        found = await recomputation.replay(_add_claims(job, manifest, order.task, stored))
+        found = await self._recomputer.replay(_add_claims(job, manifest, order.task, stored))
         if not found["is_defined"]:
-            raise Unavailable("rounding alone changes its results by more than a lie might")
+            raise InvalidInput("rounding alone changes its results by more than a lie might")
         if found["noisy_steps"] > steps:  # a further validator's claim needs no noise again
             if len(self._defined) >= tuning.MAX_DEFINED:
                 self._defined.clear()
@@ -159,17 +170,23 @@ class Rulings:
 
     async def _computes_as(self, determinism: str) -> bool:
         try:
-            return await self._find_class(determinism) == determinism
-        except Unavailable:
+            return await self._recomputer.find_class(determinism) == determinism
+        except InvalidInput:
             return False
 
-    async def _find_class(self, determinism: str) -> str:
-        """Return the class in which this machine computes if asked for this one ("": its own)."""
-        if determinism not in self._classes:
-            if len(self._classes) >= tuning.MAX_CLASSES:
-                self._classes.clear()
-            self._classes[determinism] = await recomputation.find_class(determinism)
-        return self._classes[determinism]
+    async def _replay(
+        self, job: recomputation.Replay, claimed: set[tuple[tuple[str, ...], str]]
+    ) -> dict[str, Any]:
+        """Recompute a task; where parties, or they and this machine, disagree, step by step.
+
+        So nobody is convicted because many steps were computed in one pass. ``claimed`` are the
+        digests of outputs and state that parties claim.
+        """
+        if len(claimed) == 1:
+            found = await self._recomputer.replay(replace(job, merges=True))
+            if (tuple(found["outputs"]), found["state"]) in claimed:
+                return found
+        return await self._recomputer.replay(job)
 
     async def _store(
         self,
@@ -249,21 +266,6 @@ _Claim = TaskCommitment | VerificationResult
 def _get_validator(claim: _Claim) -> str | None:
     """Return whose claim it is, None for the executor's."""
     return claim.validator if isinstance(claim, VerificationResult) else None
-
-
-async def _replay(
-    job: recomputation.Replay, claimed: set[tuple[tuple[str, ...], str]]
-) -> dict[str, Any]:
-    """Recompute a task; where parties, or they and this machine, disagree, step by step.
-
-    So nobody is convicted because many steps were computed in one pass. ``claimed`` are the
-    digests of outputs and state that parties claim.
-    """
-    if len(claimed) == 1:
-        found = await recomputation.replay(replace(job, merges=True))
-        if (tuple(found["outputs"]), found["state"]) in claimed:
-            return found
-    return await recomputation.replay(job)
 
 
 def _add_claims(

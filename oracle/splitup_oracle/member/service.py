@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -45,6 +46,8 @@ _CURSOR_S: Final = 10.0
 _STAKES_S: Final = 10.0  # a snapshot may be three times as old
 _RETRY_S: Final = 5.0  # before a failed request to the chain or the gateway is repeated
 _PAGE: Final = 100  # nodes per call
+_PROBES_S: Final = 1.0  # between looks whether nodes are to be probed
+_REST_PROBES_S: Final = 10.0  # the same while the member rests
 _PROBES: Final = 32  # at once
 
 _CURSOR: Final = "cursor"
@@ -124,7 +127,9 @@ class EventSource:
         self._open: dict[str, int] = {}  # unsettled executions -> block of the request
         self._seen_block = -1  # all events below this block were given
         self._nodes_changed = asyncio.Event()
+        self._board_changed = asyncio.Event()
         self._models_changed = asyncio.Event()
+        member.retired.update(model_id for model_id, _ in member.journal.items(_RETIRED))
 
     async def start(self) -> None:
         """Give the member what it must know before it processes peers' messages."""
@@ -172,6 +177,7 @@ class EventSource:
         async for event in self._chain.events(
             from_block=cursor["block"],
             poll_s=_POLL_S,
+            get_least_s=self._member.get_poll_s,
             confirmations=self._chain.deployment.confirmations,
             wake=self._member.behind,
         ):
@@ -179,6 +185,8 @@ class EventSource:
             self._seen_block = event.block_number
 
     def _feed_event(self, event: ChainEvent) -> None:
+        if event.contract == "committee":
+            self._board_changed.set()
         if event.contract == "nodes":
             self._nodes_changed.set()
         elif event.name == "ModelRegistered":
@@ -211,9 +219,11 @@ class EventSource:
         model_id = event.args["modelId"]
         if event.removed:
             self._journal.delete(_RETIRED, model_id)
+            self._member.retired.discard(model_id)
         else:
             place = {"block": event.block_number, "log_index": event.log_index}
             self._journal.put(_RETIRED, model_id, place)
+            self._member.retired.add(model_id)
 
     def _refuse_retired(self, seen: RequestSeen, event: ChainEvent) -> RequestSeen:
         """Mark a request that the chain holds behind the retirement of its model."""
@@ -249,8 +259,10 @@ class EventSource:
 
     async def _follow_nodes(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # locked stakes change without an event
-                await asyncio.wait_for(self._nodes_changed.wait(), _STAKES_S)
+            # locked stakes change without an event
+            await self._wait(
+                self._nodes_changed, tuning.REST_READ_S if self._rests() else _STAKES_S
+            )
             self._nodes_changed.clear()
             try:
                 await self._feed_nodes()
@@ -274,8 +286,7 @@ class EventSource:
             for model_id, _ in self._journal.items(_MODEL):
                 if not self._member.machine.has_manifest(model_id):
                     self._member.carry_out([FetchManifest(model_id)])
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._models_changed.wait(), _RETRY_S)
+            await self._wait(self._models_changed, _RETRY_S)
 
     async def _keep_cursor(self) -> None:
         while True:
@@ -298,13 +309,31 @@ class EventSource:
     # ---- the clock and the nodes ------------------------------------------------------------
 
     async def _tick(self) -> None:
+        stirred = self._member.stirred
         while True:
+            stirred.clear()
             self._member.feed(Tick())
-            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            left_s = self._member.machine.get_next_s(now) - now
+            if left_s > _TICK_S:
+                await self._wait(stirred, left_s)
+            else:
+                await asyncio.sleep(_TICK_S)
+
+    def _rests(self) -> bool:
+        return self._member.machine.is_resting(time.monotonic())
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                await event.wait()
 
     async def _probe(self) -> None:
-        """Probe every node that sends heartbeats: at the first one, then every few seconds."""
-        due: dict[str, float] = {}
+        """Probe every node that sends heartbeats: at the first one, then every few seconds.
+
+        When a rest ends all are probed: it asks them for heartbeats, and shows who is gone.
+        """
+        probed: dict[str, float] = {}
         gate = asyncio.Semaphore(_PROBES)
 
         async def probe(node: str, endpoint: str) -> None:
@@ -314,16 +343,19 @@ class EventSource:
         while True:
             now = time.monotonic()
             heard = self._member.machine.list_heard(now)
+            period_s = tuning.REST_RTT_PERIOD_S if self._rests() else tuning.RTT_PERIOD_S
+            if self._member.woken:
+                self._member.woken, period_s = False, 0.0
             targets = [
                 (node, endpoint)
                 for node, endpoint in heard
-                if self._member.machine.is_unprobed(node) or now >= due.get(node, 0.0)
+                if self._member.machine.is_unprobed(node)
+                or now - probed.get(node, -math.inf) >= period_s
             ]
-            due = {node: due.get(node, 0.0) for node, _ in heard}
-            due.update({node: now + tuning.RTT_PERIOD_S for node, _ in targets})
+            probed = {node: probed.get(node, -math.inf) for node, _ in heard}
+            probed.update({node: now for node, _ in targets})
             await asyncio.gather(*(probe(node, endpoint) for node, endpoint in targets))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._member.heard.wait(), 1.0)
+            await self._wait(self._member.heard, _REST_PROBES_S if self._rests() else _PROBES_S)
             self._member.heard.clear()
 
     # ---- members and their keys -------------------------------------------------------------
@@ -337,6 +369,9 @@ class EventSource:
             except ChainUnavailable as error:
                 log.warning("the committee's events cannot be read: %s", error)
                 await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
+            if self._rests():  # nothing is posted, and no deadline in blocks runs
+                await self._wait(self._board_changed, tuning.REST_READ_S)
+            self._board_changed.clear()
             with contextlib.suppress(TimeoutError):
                 seen = (await asyncio.wait_for(self._chain.wait_for_head(seen), _RETRY_S)).hash
 

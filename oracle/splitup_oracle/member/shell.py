@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, assert_never
 
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
@@ -30,7 +31,7 @@ from splitup.crypto.quorum import Domain
 from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
-from splitup.messages.snapshots import Snapshot
+from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import (
@@ -72,12 +73,14 @@ from splitup.protocol.committee.peer_messages import (
 )
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
 from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.snapshots.demand import Holdings
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
 from splitup_oracle.member.background import BackgroundTasks
 from splitup_oracle.member.contents import ContentFetcher
 from splitup_oracle.member.gossip import GossipTransport
 from splitup_oracle.member.node_requests import NodeRequests
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
@@ -127,12 +130,18 @@ class Member:
         self._contents = ContentFetcher(
             http, gateway, RecordedModels(chain), data_dir / "manifests"
         )
-        self._rulings = Rulings(http, gateway, data_dir / "replays")
-        self._recompute_capabilities = RecomputeCapabilities()
+        self._recomputer = Recomputer(KernelCache(data_dir / "kernels"))
+        self._rulings = Rulings(http, gateway, self._recomputer, data_dir / "replays")
+        self._recompute_capabilities = RecomputeCapabilities(self._recomputer)
         self._waiters: dict[str, _Waiters] = {}
-        self.heard = asyncio.Event()  # an unprobed node sent a heartbeat
-        self.behind = asyncio.Event()  # another member has seen a block that we lack
+        self.heard = asyncio.Event()  # an unprobed node sent a heartbeat, or all are to be probed
+        self.woken = False  # a rest has ended since nodes were last probed
+        self.stirred = asyncio.Event()  # the machine's next tick has something to do
+        self.behind = asyncio.Event()  # the chain may have a block that we lack
+        self._asked_at = -math.inf  # when somebody last asked for a plan that we do not know
         self._demand: tuple[float, bytes] = (0.0, b"")
+        self._holdings: tuple[float, Holdings] = (0.0, Holdings.collect(()))
+        self.retired: set[str] = set()  # models
         self._request_checks = asyncio.Semaphore(_REQUEST_CHECKS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
 
@@ -169,15 +178,29 @@ class Member:
         """Cancel all tasks; after a restart the machine repeats what is needed."""
         await self._recompute_capabilities.close()
         await self._background.close()
+        self._recomputer.close()
 
     # ---- events in --------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
         """Give the machine an event that is not a peer's, and carry out its commands."""
-        commands = self.machine.handle(event, time.monotonic())
+        now = time.monotonic()
+        rested = self.machine.is_resting(now)
+        commands = self.machine.handle(event, now)
         if isinstance(event, ConfigurationSeen):
             self.gossip.set_peers(self.machine.list_peers())
+        if rested and not self.machine.is_resting(now):
+            self._wake()
+        if self.machine.get_next_s(now) <= now:
+            self.stirred.set()
         self.carry_out(commands)
+
+    def _wake(self) -> None:
+        """Look at the chain and probe all nodes: that has them send heartbeats."""
+        self._demand = (0.0, b"")  # it names the period of a member that rests
+        self.woken = True
+        self.heard.set()
+        self.behind.set()
 
     def feed_peer(self, event: Event) -> None:
         """Give the machine a peer's event; log and raise a PeerFault."""
@@ -278,6 +301,19 @@ class Member:
             raise PeerFault(f"the client has used nonce {request.nonce} already")
         return int(balance), int(frozen)
 
+    def get_poll_s(self) -> float:
+        """Return the least pause between two looks at the chain."""
+        now = time.monotonic()
+        rests = self.machine.is_resting(now) and now - self._asked_at >= tuning.PLAN_ASKED_S
+        return tuning.REST_POLL_S if rests else 0.0
+
+    def note_asked(self, execution_id: str) -> None:
+        """Look at the chain for a request whose plan a client asks for."""
+        if not self.machine.is_open(execution_id):
+            if self.get_poll_s():
+                self.behind.set()
+            self._asked_at = time.monotonic()
+
     # ---- questions --------------------------------------------------------------------------
 
     def get_status(self) -> dict[str, Any]:
@@ -292,15 +328,25 @@ class Member:
             reply = {
                 "block": self.machine.get_head(),
                 "period_ms": round(1000 * self.machine.get_heartbeat_period_s()),
-                "tasks": self.machine.compute_demand(now),
+                "rest_ms": round(1000 * self.machine.get_heartbeat_rest_s(now)),
+                "tasks": self.machine.compute_demand(now, self.retired),
             }
             self._demand = (now, encode_canonical(reply))
         return self._demand[1]
+
+    def describe_holders(self, model_id: str) -> ModelHolders:
+        """Return how far nodes have loaded a model; it has no tasks while it is unknown here."""
+        now = time.monotonic()
+        if now - self._holdings[0] > tuning.DEMAND_AGE_S:
+            self._holdings = (now, self.machine.collect_holdings(now))
+        manifest = self.machine.find_manifest(model_id)
+        return self._holdings[1].describe(model_id, manifest, self.machine.find_current_snapshot())
 
     async def wait_for_plan(
         self, execution_id: str, wait_s: float
     ) -> tuple[PlanCertificate | None, str]:
         """Return certificate or refusal as soon as there is one, or neither after ``wait_s``."""
+        self.note_asked(execution_id)
         waiters = self._waiters.setdefault(execution_id, _Waiters())
         waiters.count += 1
         try:

@@ -7,106 +7,113 @@ so no task can put code into another one's place. A worker could: it runs what w
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidModel
-from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, serve
+from splitup.core.errors import InvalidModel, TooSlow
+from splitup.sandbox.child import Answer, ChildFailed, serve
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.warm_child import WarmChild
 
-_MODULE: Final = "splitup.backend.compiler.compile_server"  # __name__ is another in the child
+if TYPE_CHECKING:
+    from splitup.graph.rules import CheckedGraph
+
+MODULE: Final = "splitup.backend.compiler.compile_server"  # __name__ is another in the child
 
 
 class CompileServer:
     """The daemon's side. The process starts with the first task and ends when none comes."""
 
-    def __init__(self, device: str, device_index: int, cache: KernelCache) -> None:
-        """``device`` is what tinygrad's DEV says, "" for any."""
-        self._device = device
+    def __init__(self, child: WarmChild, device_index: int, cache: KernelCache) -> None:
+        """``child`` runs this module, or one that answers its questions, too."""
+        self._child = child
         self._device_index = device_index
         self._cache = cache
-        self._child: Child | None = None
-        self._waiting = 0
-        self._closing: asyncio.TimerHandle | None = None
+        self._slow: Counter[tuple[str, str]] = Counter()  # (task, seed) -> tries that took too long
 
     async def find(
-        self, graph: bytes, report: Mapping[str, str], memory_bytes: int, gate: int | None
+        self,
+        graph: bytes,
+        report: Mapping[str, str],
+        memory_bytes: int,
+        gate: int | None,
+        seed: str = "",
     ) -> bytes:
         """Return what is kept of a task for a worker of this report, or ``compile`` it."""
         device = report["device"].partition(":")[0]
-        key = (compute_digest(graph), report["determinism_class"], device)
+        task_id = compute_digest(graph) + (f"/{seed}" if seed else "")
+        key = (task_id, report["determinism_class"], device)
         kernels = self._cache.load(*key)
         if kernels is None:
             async with self._cache.reserve():
                 kernels = self._cache.load(*key)  # another daemon may have compiled it meanwhile
                 if kernels is None:
-                    kernels = await self.compile(graph, memory_bytes, gate)
+                    kernels = await self.compile(graph, memory_bytes, gate, seed)
                     self._cache.store(*key, kernels)
         return kernels
 
-    async def compile(self, graph: bytes, memory_bytes: int, gate: int | None) -> bytes:
-        """Return the bytes of a task's schedule.
+    async def compile(
+        self, graph: bytes, memory_bytes: int, gate: int | None, seed: str = ""
+    ) -> bytes:
+        """Return the bytes of a task's schedule; with a ``seed``, of the task with noise.
 
-        Raises InvalidModel for a graph that breaks a rule, needs more than ``memory_bytes``, is not
-        shut by ``gate``, or takes too long to compile.
+        A task that took too long gets twice the time at the next try, and after some tries none.
+        Raises InvalidModel for a graph that breaks a rule, needs more than ``memory_bytes``, or is
+        not shut by ``gate``; TooSlow, and Unavailable where the machine or the process failed.
         """
-        self._stay()
-        if self._child is None or not self._child.is_running:
-            self._child = Child(_MODULE, device=self._device)
+        task = compute_digest(graph), seed
+        tries = self._slow[task]
+        if tries >= tuning.SLOW_TRIES:
+            raise TooSlow(f"compiling the task took too long here {tries} times; it is given up")
         question = {
             "device_index": self._device_index,
             "memory_bytes": memory_bytes,
             "gate": gate,
+            "seed": seed,
+            "patience": 2**tries,
         }
-        self._waiting += 1
         try:
-            _, made = await self._child.ask_apart(
+            _, made = await self._child.ask(
                 question,
                 [graph],
-                timeout_s=tuning.LOAD_TIMEOUT_S,
+                timeout_s=2**tries * tuning.LOAD_TIMEOUT_S,
                 max_bytes=tuning.KERNEL_CACHE_BYTES,
             )
         except ChildFailed as error:
             raise InvalidModel(str(error)) from None
-        except ChildDied as error:
-            raise InvalidModel(f"the task was given up while it was compiled: {error}") from None
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                loop = asyncio.get_running_loop()
-                self._closing = loop.call_later(tuning.COMPILER_IDLE_S, self.close)
+        except TooSlow:
+            if len(self._slow) >= tuning.SLOW_TASKS:
+                self._slow.clear()
+            self._slow[task] += 1
+            raise
         if len(made) != 1:
             raise InvalidModel("compiling the task gave nothing")
         return bytes(made[0])
 
     def close(self) -> None:
         """End the process; it starts again with the next task."""
-        self._stay()
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-
-    def _stay(self) -> None:
-        if self._closing is not None:
-            self._closing.cancel()
-            self._closing = None
+        self._child.close()
 
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
     """Compile a graph."""
     from splitup.backend.compiler.compile_process import compile_to_bytes
     from splitup.backend.runtime import describe_device, load_checked
+    from splitup.graph.noise import add_noise
 
     device = describe_device(question["device_index"]).device
-    told = question["memory_bytes"], question["gate"]
-    load = functools.partial(load_checked, bytes(buffers[0]), device, *told)
-    return {}, [compile_to_bytes(load, device)]
+
+    def load() -> CheckedGraph:
+        told = question["memory_bytes"], question["gate"]
+        graph = load_checked(bytes(buffers[0]), device, *told)
+        return add_noise(graph, question["seed"]) if question["seed"] else graph
+
+    return {}, [compile_to_bytes(load, device, patience=question["patience"])]
 
 
 def main() -> None:

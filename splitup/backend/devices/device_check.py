@@ -44,7 +44,7 @@ _STEPS: Final = (3, 1, 1)  # rows
 def run_apart(device: str = "") -> dict[str, Any]:
     """Check a device, by default DEV's, in a confined process; returns what ``check_device`` does.
 
-    Raises ChildFailed and ChildDied, which say why the device cannot run tasks.
+    Raises ChildFailed and Unavailable, which say why the device cannot run tasks.
     """
     child = Child(_MODULE, device=device)
     try:

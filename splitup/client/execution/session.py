@@ -96,7 +96,7 @@ class Session:
         self._collector = OutputCollector(
             manifest, self.plan, verify_seal, self._executor_map, self._chunks.take
         )
-        self._failover = Failover(self.plan, manifest, self._loop.time())
+        self._failover = Failover(self.plan, manifest, self._loop.time(), deadline)
         self._specs = tuple(port.spec for port in manifest.inputs)
         self._output_specs = tuple(port.spec for port in manifest.outputs)
         self._store = open_logs(

@@ -66,7 +66,8 @@ class ClientPrograms:
     ) -> ClientPrograms:
         """Start the process, load and compile: seconds. ``files`` are graphs and weights.
 
-        Raises InvalidModel when a graph is invalid or differs from the manifest.
+        Raises InvalidModel when a graph is invalid or differs from the manifest, Unavailable when
+        this machine took too long or lacks something.
         """
         paths = [path for pair in files for path in pair if path is not None]
         with open_files(paths) as opened:

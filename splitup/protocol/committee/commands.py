@@ -124,12 +124,14 @@ class RecomputeTask:
 
     ``determinism`` is the executor's class. If this machine computes in another class and the task
     has a tolerance, the result is compared with ``claim`` instead, and with what validators say.
+    After each of ``tries`` that took too long it may take twice the time.
     """
 
     order: VerificationOrder
     determinism: str
     claim: TaskCommitment
     results: tuple[VerificationResult, ...] = ()
+    tries: int = 0
 
     @property
     def claims(self) -> tuple[TaskCommitment | VerificationResult, ...]:

@@ -20,6 +20,7 @@ from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Request
 from splitup.messages.snapshots import Snapshot
+from splitup.protocol.committee.activity import Activity
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
 from splitup.protocol.committee.commands import (
     Command,
@@ -47,6 +48,7 @@ class MemberContext:
     timestamp_s: int = 0  # of the latest block
     is_active: bool = True  # our configuration is the current one
     heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
+    activity: Activity = field(default_factory=Activity)
 
     @property
     def account(self) -> str:
@@ -92,10 +94,13 @@ class MemberContext:
         self.heard.pop(account, None)
 
     def is_silent(self, account: str, now: float) -> bool:
-        """Return whether we received nothing from a member for ``MEMBER_SILENCE_S``."""
+        """Return whether a member missed two heartbeats; one that rests sends fewer."""
         if account == self.account:
             return False
-        return now - self.heard.get(account, -math.inf) > limits.MEMBER_SILENCE_S
+        silence_s = limits.MEMBER_SILENCE_S
+        if self.activity.has_rested(now, silence_s):
+            silence_s += limits.REST_MEMBER_HEARTBEAT_S
+        return now - self.heard.get(account, -math.inf) > silence_s
 
     def compute_order(self, seed: str, now: float) -> list[str]:
         """Return in which order members act for a seed: the seed's order, silent members last.

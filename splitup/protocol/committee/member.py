@@ -8,7 +8,7 @@ later becomes a ``Fault`` command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, assert_never
 
 from splitup.core import tuning
@@ -63,7 +63,7 @@ from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_agreement import SettlementAgreement, TokenReader
-from splitup.protocol.snapshots.demand import compute_demand
+from splitup.protocol.snapshots.demand import Holdings, compute_demand
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
 
@@ -162,6 +162,18 @@ class CommitteeMember:
         """Return how often a node is to send this member a heartbeat."""
         return self._snapshots.nodes.period_s
 
+    def get_heartbeat_rest_s(self, now: float) -> float:
+        """Return how long a node may wait with one that this member has not asked for."""
+        return self._snapshots.nodes.get_rest_s(now)
+
+    def is_resting(self, now: float) -> bool:
+        """Return whether nothing is open and nothing has changed for a while."""
+        return self.context.activity.is_resting(now)
+
+    def get_next_s(self, now: float) -> float:
+        """Return when the next tick has something to do, unless an event comes before."""
+        return self._snapshots.get_next_s(now) if self.is_resting(now) else now
+
     def is_recent(self, block_hash: str, now: float) -> bool:
         """Return whether a heartbeat may name this block."""
         return self._snapshots.nodes.heads.is_recent(block_hash, now)
@@ -182,11 +194,19 @@ class CommitteeMember:
     def is_open(self, execution_id: str) -> bool:
         return self._plans.find_request(execution_id) is not None
 
-    def compute_demand(self, now: float) -> list[dict[str, Any]]:
+    def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
         """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
         nodes = self._snapshots.nodes
         live, operators = nodes.get_live(now), nodes.get_operators()
-        return compute_demand(self._content_store.manifests(), live, operators)
+        return compute_demand(self._content_store.manifests(), live, operators, retired)
+
+    def collect_holdings(self, now: float) -> Holdings:
+        """Return what the live nodes hold and load."""
+        return Holdings.collect(self._snapshots.nodes.get_live(now))
+
+    def find_current_snapshot(self) -> Snapshot | None:
+        """Return the latest snapshot on chain, when its content is here."""
+        return self._snapshots.find_current()
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {
@@ -203,6 +223,8 @@ class CommitteeMember:
     def handle(self, event: MemberEvent, now: float) -> list[Command]:
         """Process one event at monotonic time ``now`` (seconds); return commands in order."""
         commands = self._dispatch(event, now)
+        if self._is_busy(event):
+            self.context.activity.note(now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
                 if self._plans.find_refusal(command.execution_id):  # it will never be opened
@@ -214,6 +236,12 @@ class CommitteeMember:
                     if manifest is not None:
                         self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
+
+    def _is_busy(self, event: MemberEvent) -> bool:
+        """Return whether an event leaves something to do, here or for nodes."""
+        if isinstance(event, ManifestFetched | KeyReady | ExecutionEnded | EventReverted):
+            return True  # tasks to load, and what may follow the last end
+        return bool(self._plans) or not self._snapshots.is_started
 
     def _dispatch(self, event: MemberEvent, now: float) -> list[Command]:
         if isinstance(event, ChainFact):

@@ -7,7 +7,8 @@ and stays with it to its end, so two machines may run side by side. No restart i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ from splitup.protocol.committee.events import (
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
 from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.snapshots.demand import Holdings
 
 T = TypeVar("T")
 
@@ -137,6 +139,21 @@ class Membership:
     def get_heartbeat_period_s(self) -> float:
         return self._find(lambda m: m.get_heartbeat_period_s()) or limits.HEARTBEAT_PERIOD_S
 
+    def get_heartbeat_rest_s(self, now: float) -> float:
+        return self._find(lambda m: m.get_heartbeat_rest_s(now)) or limits.HEARTBEAT_PERIOD_S
+
+    def is_resting(self, now: float) -> bool:
+        """Return whether no machine has anything to do, and no key is being generated."""
+        latest = self._generations.get(max(self._generations, default=0))
+        is_posting = latest is not None and not latest.is_done
+        return not is_posting and all(m.is_resting(now) for m in self._machines.values())
+
+    def get_next_s(self, now: float) -> float:
+        """Return when the next tick has something to do, unless an event comes before."""
+        if not self.is_resting(now):
+            return now
+        return min((m.get_next_s(now) for m in self._machines.values()), default=math.inf)
+
     def is_recent(self, block_hash: str, now: float) -> bool:
         return bool(self._find(lambda m: m.is_recent(block_hash, now)))
 
@@ -149,8 +166,14 @@ class Membership:
     def is_open(self, execution_id: str) -> bool:
         return bool(self._find(lambda m: m.is_open(execution_id)))
 
-    def compute_demand(self, now: float) -> list[dict[str, Any]]:
-        return self._find(lambda m: m.compute_demand(now)) or []
+    def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
+        return self._find(lambda m: m.compute_demand(now, retired)) or []
+
+    def collect_holdings(self, now: float) -> Holdings:
+        return self._find(lambda m: m.collect_holdings(now)) or Holdings.collect(())
+
+    def find_current_snapshot(self) -> Snapshot | None:
+        return self._find(lambda m: m.find_current_snapshot())
 
     def get_status(self, now: float) -> dict[str, Any]:
         status = self._find(lambda m: m.get_status(now)) or {"block": 0, "group_key": ""}

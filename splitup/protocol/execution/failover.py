@@ -57,7 +57,7 @@ class Failover:
     Every method that takes ``now`` returns what to do; call ``tick`` at ``next_time``.
     """
 
-    def __init__(self, plan: Plan, manifest: Manifest, now: float) -> None:
+    def __init__(self, plan: Plan, manifest: Manifest, now: float, deadline: float) -> None:
         self._plan = plan
         self._candidates = list(plan.places or (0,) * len(plan.tasks))
         self._inputs = tuple(get_sources(manifest, task) for task in range(len(plan.tasks)))
@@ -72,7 +72,7 @@ class Failover:
         self._probed_at: float | None = None
         self._answers: dict[str, Progress] = {}
         self._still: dict[int, tuple[int, float]] = {}  # task -> steps, time of the last progress
-        self._loads_until = now + tuning.LOADING_S
+        self._loads_until = now + tuning.LOADING_SHARE * (deadline - now)
         self._over = False
 
     @property

@@ -17,7 +17,7 @@ has signed for, up to ``limits.UNPAID_STEPS``. So who does not pay gets little.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -466,9 +466,14 @@ class EarlyFrames:
             self._places.leave(sender, execution_id)
         return [(sender, *kept) for sender, early in senders.items() for kept in early.frames]
 
-    def expire(self, now_s: float) -> None:
-        """Drop the frames whose plan has not come for ``tuning.EARLY_S``."""
+    def expire(self, now_s: float, expected: Collection[str] = ()) -> None:
+        """Drop the frames whose plan has not come for ``tuning.EARLY_S``.
+
+        Those of ``expected`` executions, whose tasks are being loaded, stay.
+        """
         for execution_id, senders in list(self._executions.items()):
+            if execution_id in expected:
+                continue
             for sender, early in list(senders.items()):
                 if now_s > early.begun_s + tuning.EARLY_S:
                     self._places.leave(sender, execution_id)

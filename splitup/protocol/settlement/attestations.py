@@ -46,6 +46,7 @@ class Attestations:
         self._made: Counter[str] = Counter()  # statements per member, to bound our memory
         self._due: dict[str, int] = {}  # steps of the draw, by member
         self._unable: dict[int, set[str]] = {}
+        self._slow: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[Silence] = set()
         self._rulings: dict[tuple[int, str], Ruling] = {}  # by task and whose claim
@@ -75,6 +76,9 @@ class Attestations:
         return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
+        if isinstance(statement, Ruling) and statement.slow:
+            self._slow.setdefault(statement.task, set()).add(member)
+            return
         if isinstance(statement, Ruling) and statement.validator is None:
             known = self._own.get((statement.task, member))
             if known is None or known.error or known.missing:
@@ -139,6 +143,12 @@ class Attestations:
     def count_unable(self, task: int) -> int:
         """Return how many members stated that they cannot recompute the task."""
         return len(self._unable.get(task, ()))
+
+    def is_delayed(self, task: int) -> bool:
+        """Return whether members that still try to recompute the task may complete a quorum."""
+        ruled = {m for (t, m), own in self._own.items() if t == task and not own.error}
+        trying = self._slow.get(task, set()) - self._unable.get(task, set()) - ruled
+        return bool(trying) and len(ruled | trying) >= self._quorum
 
 
 def _count_statements(attestation: Attestation) -> int:

@@ -80,11 +80,14 @@ class Outcome(Enum):
     WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
     CONTRADICTED = "contradicted"  # by its neighbour or the client, which state something else
     OUTVOTED = "outvoted"  # no ruling, more validators contradict than confirm: unpaid
+    UNDECIDED = (
+        "undecided"  # likewise, but members could have ruled if they had been faster: unpaid
+    )
     UNRESOLVED = "unresolved"  # it cannot be decided: paid, and nobody is punished
 
 
 OFFENCES: Final = frozenset({Outcome.LIED, Outcome.WITHHELD})  # of the executor
-UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
+UNPAID: Final = OFFENCES | {Outcome.CONTRADICTED, Outcome.OUTVOTED, Outcome.UNDECIDED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +284,15 @@ def judge(
     usable: Sequence[VerificationResult],
     ruling: Ruling | None,
     compared: Mapping[str, Ruling | None] = MappingProxyType({}),
+    *,
+    in_time: bool = True,
 ) -> Verdict:
     """Return the final verdict on a task, once all needed answers are here.
 
     ``usable`` are in the order of the validators' ranks. ``ruling`` is what 2f+1 members
-    recomputed, None when they cannot; if they compared across classes, ``compared`` are their
-    rulings on each validator. Several validators may belong to one
-    operator, so their answers alone never cost stake: without a ruling they decide only about the
-    pay.
+    recomputed, None when they cannot, or not ``in_time``; if they compared across classes,
+    ``compared`` are their rulings on each validator. Several validators may belong to one operator,
+    so their answers alone never cost stake: without a ruling they decide only about the pay.
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
@@ -300,7 +304,8 @@ def judge(
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
     if ruling is None:
         outvoted = 2 * len(contradicting) > len(usable) + 1
-        return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
+        unpaid = Outcome.OUTVOTED if in_time else Outcome.UNDECIDED
+        return Verdict(task, unpaid if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)
     right = tuple(r.validator for r in usable if (r.outputs, r.state) == truth)
     wrong = tuple(r.validator for r in usable if (r.outputs, r.state) != truth)

@@ -240,7 +240,7 @@ class SettlementAgreement:
         if state is None:
             return []
         if state.verification is not None:
-            self._verification_rounds.process_rulings(state.verification, rulings)
+            self._verification_rounds.process_rulings(state.verification, rulings, now)
         return self._advance(state, now)
 
     def process_result(

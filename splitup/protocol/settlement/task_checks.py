@@ -42,6 +42,7 @@ class TaskCheck:
     disputed_at: float | None = None  # since when they are asked that
     is_recomputing: bool = False  # here, at the moment
     recompute_at: float = 0.0  # the earliest time to do it again
+    slow_tries: int = 0  # that took too long here
 
     # ---- answers of validators --------------------------------------------------------------
 

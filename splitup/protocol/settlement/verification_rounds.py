@@ -77,15 +77,27 @@ class VerificationRounds:
                 commands += _order(verification, check, now)
         return commands
 
-    def process_rulings(self, verification: Verification, rulings: Sequence[Ruling]) -> None:
-        """Keep what we recomputed ourselves; it is attested at the next step."""
+    def process_rulings(
+        self, verification: Verification, rulings: Sequence[Ruling], now: float
+    ) -> None:
+        """Keep what we recomputed ourselves; it is attested at the next step.
+
+        Whoever was too slow tries again after a pause, each time with more time, and says in the
+        end that it cannot recompute the task.
+        """
         for ruling in rulings:
             check = verification.checks.get(ruling.task)
             if check is None:
                 continue
             check.is_recomputing = False
+            if ruling.slow:
+                check.recompute_at = now + tuning.RULING_RETRY_S * 2**check.slow_tries
+                check.slow_tries += 1
+                if check.slow_tries >= tuning.SLOW_TRIES:
+                    error = f"too slow here, after {check.slow_tries} tries"
+                    ruling = ruling.model_copy(update={"slow": False, "error": error})
             known = verification.rulings.get(ruling.claim)
-            if known is None or known.missing:
+            if known is None or known.missing or known.slow:
                 verification.rulings[ruling.claim] = ruling
 
     # ---- attestations -----------------------------------------------------------------------
@@ -159,7 +171,7 @@ class VerificationRounds:
             if not check.is_heard(attestations, commitment):
                 return []
             usable = check.get_usable(attestations, commitment)
-            ruling, compared = None, {}
+            ruling, compared, in_time = None, {}, True
             task = verification.context.manifest.tasks[check.task]
             is_judged = check.validators or task.crosses_classes
             disputed = is_disputed(commitment, usable) or bool(is_judged and not usable)
@@ -181,9 +193,11 @@ class VerificationRounds:
                         for result in usable
                     }
                 is_open = ruling is None or None in compared.values()
-                if is_open and not self._is_undecidable(verification, check, now):
-                    return commands
-            verdict = judge(commitment, executor, usable, ruling, compared)
+                if is_open:
+                    in_time = self._is_impossible(verification, check)
+                    if not in_time and not self._is_too_late(verification, check, now):
+                        return commands
+            verdict = judge(commitment, executor, usable, ruling, compared, in_time=in_time)
         withheld = check.get_withheld(attestations)
         verdict = replace(verdict, silent=withheld)
         if verification.verdicts.get(check.task) != verdict:
@@ -232,7 +246,7 @@ class VerificationRounds:
         now: float,
         results: Sequence[VerificationResult] = (),
     ) -> list[Command]:
-        """Recompute the task here; again after a while if its inputs were not in the store.
+        """Recompute the task here; again after a while if inputs were missing or it took too long.
 
         A party that stores the inputs only after some members looked must not make the members'
         rulings differ for ever. Validators' claims are ruled on only where numbers are compared.
@@ -242,37 +256,42 @@ class VerificationRounds:
         if own is not None and own.compared:
             claims |= {(check.task, result.validator) for result in results}
         rulings = [verification.rulings.get(key) for key in claims]
-        is_open = any(ruling is None or ruling.missing for ruling in rulings)
+        is_open = any(ruling is None or ruling.missing or ruling.slow for ruling in rulings)
         if check.is_recomputing or not is_open or now < check.recompute_at:
             return []
         if len(claims) > check.disputed_claims:
             check.disputed_claims, check.disputed_at = len(claims), now
         check.is_recomputing = True
-        check.recompute_at = now + tuning.RULING_RETRY_S
+        check.recompute_at = max(check.recompute_at, now + tuning.RULING_RETRY_S)
         order = _make_order(verification, check)
         entry = order.snapshot.find(order.executors[check.task])
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
             Log(f"recomputing task {check.task} of {execution_id}"),
-            RecomputeTask(order, determinism, claim, tuple(results)),
+            RecomputeTask(order, determinism, claim, tuple(results), check.slow_tries),
         ]
 
-    def _is_undecidable(self, verification: Verification, check: TaskCheck, now: float) -> bool:
-        """Return whether too few members can recompute the task, or they took too long.
+    def _is_impossible(self, verification: Verification, check: TaskCheck) -> bool:
+        """Return whether too few members can recompute the task."""
+        members, quorum = len(self._context.view.members), self._context.view.quorum
+        return verification.attestations.count_unable(check.task) > members - quorum
 
-        Each recomputes one task at a time, so a liar might keep them busy with others. They have
-        time as long as rulings come, on any task, and the others of the execution can still be
-        paid before it ends.
+    def _is_too_late(self, verification: Verification, check: TaskCheck, now: float) -> bool:
+        """Return whether members took too long to recompute the task.
+
+        Each recomputes one task at a time, so a liar might keep them busy with others; and how fast
+        their machines are is no party's fault. They have time as long as rulings come, on any task,
+        or enough of them say that they try again, and the others of the execution can still be paid
+        before it ends.
         """
-        members = len(self._context.view.members)
-        if verification.attestations.count_unable(check.task) > members - self._context.view.quorum:
-            return True
         if check.disputed_at is None:
             return False
         request = verification.context.plan.request
         last_s = request.deadline + self._context.grace_s * limits.RULING_GRACE_BPS // 10_000
         if self._context.timestamp_s >= last_s:
             return True
+        if verification.attestations.is_delayed(check.task):
+            return False
         patience_s = _compute_patience_s(verification, check)
         return now - max(check.disputed_at, self._ruled_at) >= patience_s
 
@@ -285,7 +304,9 @@ def _count_rulings(verification: Verification) -> int:
             (signed.attestation.member, ruling.claim)
             for signed in verification.attestations.get_all()
             for ruling in signed.attestation.rulings
-            if ruling.task in checks and ruling.validator in (None, *checks[ruling.task].validators)
+            if not ruling.slow
+            and ruling.task in checks
+            and ruling.validator in (None, *checks[ruling.task].validators)
         }
     )
 

@@ -1,14 +1,18 @@
-"""Demand for nodes: how many hold each task of the registered models. Pure functions."""
+"""How many nodes hold each task of the registered models, for nodes and for clients that wait.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from splitup.core import limits
 from splitup.graph.manifest import Manifest
-from splitup.messages.snapshots import Heartbeat
+from splitup.messages.snapshots import Heartbeat, ModelHolders, Snapshot
 
 _NOBODY: Final[Mapping[str, str]] = {}
 
@@ -17,13 +21,14 @@ def compute_demand(
     manifests: Sequence[Manifest],
     live: Iterable[Heartbeat],
     operators: Mapping[str, str] = _NOBODY,
+    retired: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Return one row per distinct task, the least held first, at most ``MAX_DEMAND_TASKS``.
 
-    A row holds what a node needs to choose tasks: model, index, sizes, price per step, holders. A
-    task is ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the
-    row's ``operators`` is their number in the class with the most. A node that the argument
-    ``operators`` does not list is its own operator.
+    ``retired`` models, by id, have none. A row holds what a node needs to choose tasks: model,
+    index, sizes, price per step, holders. A task is ``verifiable`` when ``MIN_OPERATORS`` operators
+    hold it in one determinism class; the row's ``operators`` is their number in the class with the
+    most. A node that the argument ``operators`` does not list is its own operator.
     """
     holders: dict[str, int] = defaultdict(int)
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -35,6 +40,8 @@ def compute_demand(
     rows: dict[str, dict[str, Any]] = {}
     for manifest in manifests:
         model_id = manifest.model_id
+        if model_id in retired:
+            continue
         for index, task in enumerate(manifest.tasks):
             if task.task_id in rows:
                 continue
@@ -52,3 +59,47 @@ def compute_demand(
             }
     ranked = sorted(rows.values(), key=lambda row: (row["holders"], row["model_id"], row["task"]))
     return ranked[: limits.MAX_DEMAND_TASKS]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the live nodes state in their heartbeats; made once for all clients that ask."""
+
+    held: frozenset[str]  # tasks
+    free_bytes: tuple[int, ...]  # of each node
+    loading: int  # nodes
+
+    @classmethod
+    def collect(cls, live: Sequence[Heartbeat]) -> Holdings:
+        """Return the holdings of these nodes."""
+        return cls(
+            frozenset(task_id for beat in live for task_id in beat.resident),
+            tuple(beat.vram_free_bytes for beat in live),
+            sum(beat.loading for beat in live),
+        )
+
+    def describe(
+        self, model_id: str, manifest: Manifest | None, snapshot: Snapshot | None
+    ) -> ModelHolders:
+        """Return how far a model is loaded; ``snapshot`` is the latest one on chain.
+
+        Without a manifest the model has no tasks.
+        """
+        listing = () if manifest is None else manifest.tasks
+        tasks = {task.task_id: task.vram_bytes for task in listing}
+        listed = frozenset[str]() if snapshot is None else snapshot.once(_list_held)
+        missing = [size for task_id, size in tasks.items() if task_id not in self.held]
+        least = min(missing, default=0)
+        return ModelHolders(
+            model_id=model_id,
+            tasks=len(tasks),
+            held=len(tasks.keys() & listed),
+            reported=len(tasks.keys() & self.held),
+            loading=self.loading,
+            able=sum(free >= max(1, least) for free in self.free_bytes),
+            live=len(self.free_bytes),
+        )
+
+
+def _list_held(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(task_id for entry in snapshot.entries for task_id in entry.resident)

@@ -14,6 +14,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.determinism import describe_unknown
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import UNRULED, Heartbeat, NodeView
+from splitup.protocol.committee.activity import Activity
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 
@@ -44,8 +45,13 @@ def quantise_up(figure: int) -> int:
 class NodeLiveness:
     """The registry's active nodes with their latest heartbeats and round trips."""
 
-    def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
+    def __init__(
+        self,
+        can_recompute: Callable[[str], bool] = lambda determinism: True,
+        activity: Activity | None = None,
+    ) -> None:
         self._can_recompute = can_recompute
+        self._activity = activity or Activity()
         self.heads = RecentBlocks()
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
@@ -62,9 +68,14 @@ class NodeLiveness:
         """Return how often each node is to send a heartbeat: less often when there are many."""
         return max(limits.HEARTBEAT_PERIOD_S, len(self._nodes) / limits.HEARTBEATS_PER_S)
 
+    def get_rest_s(self, now: float) -> float:
+        """Return how long a node may wait with a heartbeat unless it is pinged before."""
+        resting = self._activity.is_resting(now)
+        return max(self.period_s, limits.REST_HEARTBEAT_S) if resting else self.period_s
+
     @property
     def timeout_s(self) -> float:
-        """Return how long a node lives after a heartbeat."""
+        """Return how long a node lives after a heartbeat while we do not rest."""
         return limits.HEARTBEAT_TIMEOUT_S + self.period_s - limits.HEARTBEAT_PERIOD_S
 
     def is_unprobed(self, node: str) -> bool:
@@ -221,7 +232,8 @@ class NodeLiveness:
                 raise PeerFault(
                     "a heartbeat lists its resident tasks out of order", peer=heartbeat.node
                 )
-        node.heartbeat, node.live_until = heartbeat, now + self.timeout_s
+        node.heartbeat = heartbeat
+        node.live_until = now + self.timeout_s + self.get_rest_s(now) - self.period_s
 
     def process_rtt(self, node: str, rtt_ms: int | None) -> None:
         if node in self._nodes:

@@ -8,6 +8,7 @@ serve as the members' heartbeat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from splitup.core import limits
@@ -30,7 +31,7 @@ class Pacemaker:
         self._timeout_votes: dict[str, int] = {context.account: epoch}
         self._failures = 0  # epochs in a row that brought no snapshot
         self._planned = -1  # the last epoch that ended by plan, not by a timeout
-        self._send_at = 0.0
+        self._sent_at = -math.inf
 
     @property
     def leader(self) -> str:
@@ -77,9 +78,15 @@ class Pacemaker:
         self._timeout_votes[sender] = message.epoch
         return self._count(now)
 
+    def get_next_s(self, now: float) -> float:
+        """Return when our vote is to be repeated."""
+        resting = self._context.activity.is_resting(now)
+        period_s = limits.REST_MEMBER_HEARTBEAT_S if resting else limits.MEMBER_HEARTBEAT_S
+        return self._sent_at + period_s
+
     def process_tick(self, now: float) -> list[Command]:
         """Repeat our vote each period: it may have been lost, and it shows that we are up."""
-        return self._send(now) if now >= self._send_at else []
+        return self._send(now) if now >= self.get_next_s(now) else []
 
     def _count(self, now: float) -> list[Command]:
         """Join more than f votes; change the epoch with 2f+1 of them."""
@@ -100,7 +107,7 @@ class Pacemaker:
         self.epoch = epoch
 
     def _send(self, now: float) -> list[Command]:
-        self._send_at = now + limits.MEMBER_HEARTBEAT_S
+        self._sent_at = now
         timeout_vote = EpochTimeoutVote(
             configuration=self._context.view.configuration,
             epoch=self._timeout_votes[self._context.account],

@@ -38,6 +38,7 @@ from splitup.protocol.snapshots.pacemaker import Pacemaker, compute_leader
 from splitup.protocol.snapshots.snapshot_rules import (
     StableFields,
     compute_snapshot,
+    get_load,
     get_stable_fields,
     list_stable_fields,
 )
@@ -85,7 +86,7 @@ class SnapshotAgreement:
         self._pacemaker = Pacemaker(
             context, find_epoch(signing_guard.slots(), context.view.configuration)
         )
-        self.nodes = NodeLiveness(context.can_recompute)
+        self.nodes = NodeLiveness(context.can_recompute, context.activity)
         self._accepted: list[tuple[int, int, str]] = []  # (configuration, sequence, root)
         self._accepted_at = 0.0
         self._started_at = math.inf
@@ -104,6 +105,11 @@ class SnapshotAgreement:
     # ---- questions --------------------------------------------------------------------------
 
     @property
+    def is_started(self) -> bool:
+        """Return whether there is a first snapshot."""
+        return self._sequence > 0
+
+    @property
     def epoch(self) -> int:
         return self._pacemaker.epoch
 
@@ -114,6 +120,14 @@ class SnapshotAgreement:
             "nodes_registered": len(self.nodes),
             "nodes_live": self.nodes.count_live(now),
         }
+
+    def get_next_s(self, now: float) -> float:
+        """Return when the next tick has something to do, unless an event comes before."""
+        if not self._context.is_active:
+            return math.inf
+        if self._collection is not None or self._certified is not None or self._own is not None:
+            return now  # several stages of an agreement may be due
+        return min(self._pacemaker.get_next_s(now), self._observe_at)
 
     @property
     def _sequence(self) -> int:
@@ -183,10 +197,16 @@ class SnapshotAgreement:
         if views is None:
             self._due_since = None
             return []
-        reason = self._get_reason(self._list_stable_fields(views), now)
+        activity = self._context.activity
+        refresh_s = limits.SNAPSHOT_REFRESH_S
+        if activity.is_resting(now) and self._is_current(views):
+            refresh_s = limits.REST_SNAPSHOT_S
+        reason = self._get_reason(self._list_stable_fields(views), now, refresh_s)
         if not reason:
             self._due_since = None
             return []
+        if reason == "change":
+            activity.note(now)
         if self._due_since is None:
             self._due_since = now
         commands: list[Command] = []
@@ -202,12 +222,25 @@ class SnapshotAgreement:
             return [*commands, Gossip(self._pacemaker.leader, share)]
         return commands + self._collect(self._context.account, share, now)
 
-    def _get_reason(self, fields: Sequence[StableFields], now: float) -> str:
+    def _is_current(self, views: Sequence[NodeView]) -> bool:
+        """Return whether a refresh would change nothing but round trips.
+
+        There is one more after the last change: its consequences may have come later.
+        """
+        current = self.find_current()
+        since_s = self._accepted_at - self._context.activity.busy_at
+        return (
+            current is not None
+            and since_s >= limits.SNAPSHOT_REFRESH_S / 2
+            and [get_load(view) for view in views] == [get_load(entry) for entry in current.entries]
+        )
+
+    def _get_reason(self, fields: Sequence[StableFields], now: float, refresh_s: float) -> str:
         """Return why a snapshot is due: "refresh" for its age, "change" of the nodes, or ""."""
-        current = self._find_current()
+        current = self.find_current()
         if self._sequence == 0:
             return "refresh" if fields else ""
-        if now - self._accepted_at >= limits.SNAPSHOT_REFRESH_S:
+        if now - self._accepted_at >= refresh_s:
             return "refresh"
         if current is not None and current.once(list_stable_fields) != fields:
             return "change"
@@ -215,7 +248,7 @@ class SnapshotAgreement:
 
     def _observe(self, now: float) -> tuple[NodeView, ...] | None:
         """Return our view of the nodes, or None before we listened for a heartbeat timeout."""
-        current = self._find_current()
+        current = self.find_current()
         settled = now - self._started_at >= self.nodes.timeout_s
         if not settled and current is not None and current.entries:
             return None
@@ -286,11 +319,12 @@ class SnapshotAgreement:
         check_proposal(self._context, sender, proposal)
         self._pacemaker.adopt(proposal.epoch)  # 2f+1 observations show that it has begun
         self._follow([])
-        previous = self._find_current()
+        previous = self.find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         snapshot = self._compute(proposal.observations, previous)
-        if not self._get_reason(snapshot.once(list_stable_fields), self._grant_age(now)):
+        fields, refresh_s = snapshot.once(list_stable_fields), limits.SNAPSHOT_REFRESH_S
+        if not self._get_reason(fields, self._grant_age(now), refresh_s):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
         if snapshot.root() != proposal.root:
             # no fault: the two members may have read the registry at different blocks
@@ -344,7 +378,7 @@ class SnapshotAgreement:
         everybody = len(mine.shares) == len(self._context.view.members)
         if not (everybody or now - mine.quorum_at >= limits.OBSERVATION_GRACE_S):
             return []
-        previous = self._find_current()
+        previous = self.find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
         shares = choose_fitting(self._context.account, tuple(mine.shares.values()))
@@ -353,7 +387,8 @@ class SnapshotAgreement:
             mine.quorum_at = math.inf
             return []
         snapshot = self._compute(shares, previous)
-        if not self._get_reason(snapshot.once(list_stable_fields), now):
+        fields, refresh_s = snapshot.once(list_stable_fields), limits.SNAPSHOT_REFRESH_S
+        if not self._get_reason(fields, now, refresh_s):  # also when others do not rest, and we do
             self._collection = None
             return []
         commands = self._vote(snapshot, now)
@@ -439,7 +474,7 @@ class SnapshotAgreement:
                 commands += self._signing_guard.forget(slot)
         return commands
 
-    def _find_current(self) -> Snapshot | None:
+    def find_current(self) -> Snapshot | None:
         """Return the content of the chain's latest snapshot, when we have it."""
         return self._content_store.find_snapshot(self._accepted[-1][2]) if self._accepted else None
 

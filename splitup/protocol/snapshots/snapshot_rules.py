@@ -90,6 +90,12 @@ def get_stable_fields(
     return (view.node, view.resident, view.determinism, registered)
 
 
+def get_load(view: NodeView | SnapshotEntry) -> tuple[str, int, int, int, int]:
+    """Return the figures on which observers agree while the node does nothing."""
+    figures = (view.speed_mflops, view.bandwidth_kbps, view.vram_free_bytes)
+    return (view.node, *figures, view.locked_micro_usdc)
+
+
 def list_stable_fields(snapshot: Snapshot) -> list[StableFields]:
     return [get_stable_fields(entry, entry) for entry in snapshot.entries]
 

@@ -282,9 +282,9 @@ def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
 
 def list_executions(reports: Sequence[Report]) -> list[str]:
     """Return the executions that computed texts, each once, then those of their images."""
-    found = [report.execution_id for report in reports]
-    found += [report.image_execution_id for report in reports]
-    return list(dict.fromkeys(filter(None, found)))
+    found = [each for report in reports for each in report.execution_ids]
+    found += [each for report in reports for each in report.image_execution_ids]
+    return list(dict.fromkeys(found))
 
 
 def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:

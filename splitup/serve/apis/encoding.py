@@ -20,6 +20,7 @@ from splitup.client.outcome import Array
 from splitup.client.text.encoding import EncoderModel, TextTooLong, run_texts
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
+from splitup.serve.access import Charge
 from splitup.serve.apis.answers import make_cost
 from splitup.serve.apis.formats import Fields
 from splitup.serve.errors import ApiError
@@ -126,26 +127,31 @@ async def prepare_texts(model: EncoderModel, asked: EncodingRequest) -> Prepared
 
 
 async def encode(
-    pool: LeasePool, model: EncoderModel, prepared: PreparedTexts, report: Report
+    pool: LeasePool,
+    model: EncoderModel,
+    prepared: PreparedTexts,
+    report: Report,
+    charge: Charge,
 ) -> Array:
     """Return what the model says of each text [texts, width], and fill in ``report``.
 
-    A lease that fails is replaced once. Raises Throttled, ExecutionFailed and what opening a lease
-    raises.
+    A lease that fails is replaced once, if ``charge`` covers what it ran. Raises Throttled,
+    ExecutionFailed and what opening a lease raises.
     """
     try:
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow((), prepared.steps) as lease:
-                report.execution_id = lease.session.execution_id
-                before = report.first_step = lease.session.steps
+            async with pool.borrow(charge.principal, (), prepared.steps) as lease:
+                before, cost = lease.session.steps, report.cost_micro_usdc
+                report.begin(lease.session)
                 try:
-                    return await run_texts(lease.session, model, prepared.texts)
+                    try:
+                        return await run_texts(lease.session, model, prepared.texts)
+                    finally:
+                        report.add_steps(lease.session.steps - before, model.manifest)
                 except ExecutionFailed:
-                    if attempt == ATTEMPTS:
+                    lost = report.cost_micro_usdc - cost
+                    if attempt == ATTEMPTS or not await charge.cover(lost):
                         raise
-                finally:
-                    report.steps = lease.session.steps - before
-                    report.cost_micro_usdc = model.manifest.price_micro_usdc(report.steps)
         raise AssertionError("the last attempt returns or raises")
     finally:
         add_to_totals(pool.totals, report)

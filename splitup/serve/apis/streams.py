@@ -11,6 +11,7 @@ from aiohttp import web
 
 from splitup.client.text.generation import TextModel
 from splitup.core.errors import SplitUpError
+from splitup.serve.access import Charge
 from splitup.serve.apis.answers import RECEIPTS, AnswerForm, Choice, Event, list_executions
 from splitup.serve.errors import translate
 from splitup.serve.generation import (
@@ -35,6 +36,7 @@ async def generate_all(
     model: TextModel,
     texts: Sequence[TextOptions],
     choices: Sequence[Choice],
+    charge: Charge,
     images: PlacesImages | None = None,
 ) -> AsyncGenerator[tuple[Choice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
@@ -43,7 +45,7 @@ async def generate_all(
     """
     for text, choice in zip(texts, choices, strict=True):
         queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
-        pieces = generate_text(pool, model, text, choice.report, speculate, images)
+        pieces = generate_text(pool, model, text, choice.report, charge, speculate, images)
         filling = asyncio.create_task(fill_queue(pieces, queue))
         try:
             while not isinstance(item := await queue.get(), Ended):

@@ -144,7 +144,7 @@ class SplitServer:
     async def _post(self, request: web.Request) -> web.StreamResponse:
         """Answer one request over HTTP, in the form that it came in."""
         key = await self._authorise(request)
-        body = await self._access.read_body(request)
+        body = await self._access.read_body(request, key)
         if len(body) > split.MAX_MESSAGE_BYTES:
             raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
         is_binary = request.content_type == _BINARY
@@ -203,7 +203,7 @@ class SplitServer:
         async with self._access.charge(key, most) as charge:
             with self._sessions.use(asked, owner, served) as session:
                 try:
-                    found = await self._sessions.compute(session, asked, rows)
+                    found = await self._sessions.compute(session, asked, rows, charge.principal)
                 finally:
                     charge.used = served.manifest.price_micro_usdc(session.submitted)
         answer = split.Forwarded(
@@ -225,7 +225,7 @@ class SplitServer:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Answer messages in the order they come, each in its own form, one at a time."""
-        key = await self._authorise(request)
+        await self._authorise(request)
         if self._connections >= CONNECTIONS:
             raise SplitError(
                 "too_many_connections", "too many devices are connected; try again", status=503
@@ -239,12 +239,12 @@ class SplitServer:
         self._connections += 1
         try:
             await socket.prepare(request)
-            await self._converse(socket, key)
+            await self._converse(socket, request)
         finally:
             self._connections -= 1
         return socket
 
-    async def _converse(self, socket: web.WebSocketResponse, key: ApiKey | None) -> None:
+    async def _converse(self, socket: web.WebSocketResponse, request: web.Request) -> None:
         while True:
             try:
                 message = await socket.receive(timeout=self._sessions.options.ttl_s)
@@ -257,6 +257,7 @@ class SplitServer:
             rows = b""
             try:
                 decode = split.decode_binary if is_binary else split.decode_text
+                key = await self._authorise(request)  # it may have been revoked since
                 asked, tensor = decode(message.data)
                 answer, rows = await self._answer(asked, tensor, key)
             except Exception as error:
@@ -277,7 +278,7 @@ class SplitServer:
             for protocol in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
                 if protocol.strip().startswith(split.KEY_PROTOCOL):
                     header = f"Bearer {protocol.strip().removeprefix(split.KEY_PROTOCOL)}"
-        return await self._access.authorise(header, is_counted=False)
+        return await self._access.let_in(request, header, is_counted=False)
 
 
 def _answering(handler: _Handler) -> _Handler:

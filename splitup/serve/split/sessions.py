@@ -215,16 +215,19 @@ class DeviceSessions:
 
     # ---- computing -----------------------------------------------------------------------------
 
-    async def compute(self, session: DeviceSession, request: Forward, rows: Array) -> Computed:
+    async def compute(
+        self, session: DeviceSession, request: Forward, rows: Array, principal: str
+    ) -> Computed:
         """Feed rows to the nodes at the session's position; the session holds them afterwards.
 
-        Raises SplitError when the execution that holds the earlier rows has no room or has failed.
+        ``principal`` is whose execution it is. Raises SplitError when the execution that holds the
+        earlier rows has no room or has failed.
         """
         began = time.monotonic()
         session.submitted = 0
         cut = session.model.cut
         steps = cut.split(rows, request.position)
-        lease = await self._get_lease(session, request, len(steps))
+        lease = await self._get_lease(session, request, len(steps), principal)
         sent = time.monotonic()
         session.rows = request.position  # rows behind it are lost with the first step
         try:
@@ -247,7 +250,9 @@ class DeviceSessions:
             time.monotonic() - sent,
         )
 
-    async def _get_lease(self, session: DeviceSession, request: Forward, steps: int) -> Lease:
+    async def _get_lease(
+        self, session: DeviceSession, request: Forward, steps: int, principal: str
+    ) -> Lease:
         lease = session.lease
         if lease is not None:
             if lease.can_go_on(steps, _now()):
@@ -261,7 +266,7 @@ class DeviceSessions:
         session.rows = 0
         wanted = max(steps, session.model.session_steps)
         session.lease = await session.stack.enter_async_context(
-            session.model.pool.borrow((), wanted)
+            session.model.pool.borrow(principal, (), wanted)
         )
         return session.lease
 

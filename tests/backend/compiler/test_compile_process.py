@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from splitup.backend import runtime
 from splitup.backend.compiler import compile_process, schedule
-from splitup.backend.compiler.compile_process import compile_apart
+from splitup.backend.compiler.compile_process import compile_apart, compile_to_bytes
 from splitup.backend.compiler.launch_sizes import compute_size, read_size
+from splitup.backend.compiler.machine_speed import measure_slowness
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.tinygrad_types import make_variable
 from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidModel
+from splitup.core.errors import InvalidModel, SplitUpError, TooSlow
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph, Symbol
 from splitup.graph.rules import CheckedGraph, check_graph, load_graph
@@ -33,21 +35,22 @@ from tests.graph.hostile import (
 )
 
 DEVICE = select_device().device
-GIVEN_UP_S = 5  # and a second to notice it
+REFUSED_S = 1.0  # of CPU, on the machine for which times are predicted
 
 
-def get_children_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+@contextmanager
+def limit_cpu() -> Iterator[None]:
+    """Allow the CPU time in which a graph is to be refused, by this machine's speed."""
+    start_s = time.process_time()
+    yield
+    assert time.process_time() - start_s < REFUSED_S * measure_slowness()
 
 
 @pytest.mark.parametrize("levels", [7, 9, 12, 20])
 def test_s04_a_value_read_through_exponentially_many_views_is_refused(levels: int) -> None:
     data = make_shifts(levels).to_bytes()
-    start_s = time.process_time()
-    with pytest.raises(InvalidModel, match="'compiling'"):
+    with limit_cpu(), pytest.raises(InvalidModel, match="'compiling'"):
         load_graph(data)
-    assert time.process_time() - start_s < 1
 
 
 @pytest.mark.parametrize(
@@ -65,10 +68,8 @@ def test_s04_a_value_read_through_exponentially_many_views_is_refused(levels: in
 )
 def test_s18_compile_bombs_are_refused(graph: Graph) -> None:
     data = graph.to_bytes()
-    start_s = time.process_time()
-    with pytest.raises(InvalidModel, match=r"'compiling'|no graph"):
+    with limit_cpu(), pytest.raises(InvalidModel, match=r"'compiling'|no graph"):
         load_graph(data)
-    assert time.process_time() - start_s < 1
 
 
 @pytest.mark.parametrize(
@@ -77,48 +78,63 @@ def test_s18_compile_bombs_are_refused(graph: Graph) -> None:
     ids=lambda graph: f"{len(graph.to_bytes())} bytes",
 )
 def test_s18_the_largest_legal_bombs_compile_in_time(graph: Graph) -> None:
-    before_s = get_children_s()
     assert compile_apart(lambda: check_graph(graph), DEVICE).launches
-    assert get_children_s() - before_s < GIVEN_UP_S
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_s18_what_a_search_finds_compiles_in_time(seed: int) -> None:
     """``python -m bench.measure.compile_times`` searches further."""
     graph = make_random(seed, most_nodes=20)
-    before_s = get_children_s()
     assert compile_apart(lambda: graph, DEVICE).launches
-    assert get_children_s() - before_s < GIVEN_UP_S
 
 
 def compile_instead(
-    monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]
-) -> tuple[float, int]:
-    """Let the process do ``work`` in place of compiling; return its CPU time and our growth."""
-    monkeypatch.setattr(compile_process, "compile_graph", lambda *args, **options: work())
-    before_s, before_kib = get_children_s(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InvalidModel, match=r"given up|too much memory"):
-        compile_apart(lambda: check_graph(make_legal()), DEVICE)
-    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return get_children_s() - before_s, (after_kib - before_kib) * 1024
-
-
-def test_s04_what_the_rules_miss_is_given_up_within_seconds(
     monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[], object],
+    error: type[SplitUpError] = InvalidModel,
+    patience: int = 1,
+) -> int:
+    """Let the process do ``work`` in place of compiling; return by how much we grew."""
+    monkeypatch.setattr(compile_process, "compile_graph", lambda *args, **options: work())
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(error, match=r"given up|too much memory|longer than this machine"):
+        compile_to_bytes(lambda: check_graph(make_legal()), DEVICE, patience=patience)
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after_kib - before_kib) * 1024
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def get_children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize(("slowness", "patience"), [(1.0, 1), (2.0, 1), (1.0, 3)])
+def test_s04_what_the_rules_miss_ends_after_the_time_that_this_machine_needs(
+    monkeypatch: pytest.MonkeyPatch, slowness: float, patience: int
 ) -> None:
     monkeypatch.setattr(tuning, "COMPILE_S", 1.0)
+    monkeypatch.setattr(compile_process, "measure_slowness", lambda: slowness)
+    before_s = get_children_s()
+    compile_instead(monkeypatch, spin, TooSlow, patience)
+    took_s, allowed_s = get_children_s() - before_s, slowness * patience
+    assert 0.7 * allowed_s < took_s < allowed_s + 1, "which the kernel counts by ticks"
 
-    def spin() -> None:
-        while True:
-            pass
 
-    took_s, _ = compile_instead(monkeypatch, spin)
-    assert took_s < 2
+def test_a_machine_that_is_too_busy_is_slow_and_the_task_is_not_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "COMPILE_WAIT_S", 0.05)
+    monkeypatch.setattr(compile_process, "measure_slowness", lambda: 1.0)
+    compile_instead(monkeypatch, spin, TooSlow)
 
 
 def test_s04_what_the_rules_miss_gets_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, grown = compile_instead(monkeypatch, lambda: bytes(2 * tuning.COMPILE_BYTES))
-    assert grown < 2**20
+    assert compile_instead(monkeypatch, lambda: bytes(2 * tuning.COMPILE_BYTES)) < 2**20
     compile_instead(monkeypatch, lambda: [bytes(1000) for _ in range(10**6)])
 
 
@@ -127,7 +143,6 @@ def test_s04_a_process_that_dies_is_a_refused_task(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_large_task_may_take_longer() -> None:
-    assert tuning.COMPILE_S <= GIVEN_UP_S
     assert limits.MAX_KERNEL_US * tuning.COMPILE_FACTOR <= 1.5 * tuning.COMPILE_S * 1e6
 
 

@@ -6,19 +6,21 @@ import signal
 import stat
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from splitup.backend.compiler.compile_server import CompileServer
+from splitup.backend.compiler.compile_server import MODULE, CompileServer
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.compiler.schedule_bytes import decode_schedule, encode_schedule
 from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.core import tuning
-from splitup.core.errors import InvalidModel
+from splitup.core.errors import InvalidModel, TooSlow, Unavailable
 from splitup.graph.rules import check_graph
+from splitup.sandbox.warm_child import WarmChild
 from tests.builders import HANG_S
 from tests.cpu.test_matmul_match import make_attention, make_layer
 
@@ -29,7 +31,7 @@ KEY = ("task", "class", "CPU")
 async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     b, graph = make_layer(2, 64, 64)
     plain = TaskProgram(graph.to_bytes(), b.safetensors())
-    with closing(CompileServer("CPU:X86", 0, KernelCache(tmp_path))) as server:
+    with closing(CompileServer(WarmChild(MODULE, "CPU:X86"), 0, KernelCache(tmp_path))) as server:
         made = await server.compile(graph.to_bytes(), 10**9, None)
         with pytest.raises(InvalidModel, match=r"needs .* bytes of memory"):
             await server.compile(graph.to_bytes(), 10, None)
@@ -49,18 +51,38 @@ async def test_the_compiler_starts_again_when_it_died_or_was_idle(
 ) -> None:
     graph = make_layer(2, 8, 8)[1].to_bytes()
     monkeypatch.setattr(tuning, "COMPILER_IDLE_S", 0.0)
-    with closing(CompileServer("CPU:X86", 0, KernelCache(tmp_path))) as server:
+    with closing(CompileServer(WarmChild(MODULE, "CPU:X86"), 0, KernelCache(tmp_path))) as server:
         first = await server.compile(graph, 10**9, None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert server._child is None
+        assert server._child.pid is None
         monkeypatch.setattr(tuning, "COMPILER_IDLE_S", 60.0)
         assert await server.compile(graph, 10**9, None) == first
-        assert server._child is not None
+        assert server._child.pid is not None
         os.kill(server._child.pid, signal.SIGKILL)
-        with pytest.raises(InvalidModel, match="given up while it was compiled"):
+        with pytest.raises(Unavailable, match="its process ended"):
             await server.compile(graph, 10**9, None)
         assert await server.compile(graph, 10**9, None) == first
+
+
+async def test_s04_a_task_that_is_too_slow_gets_more_time_and_is_given_up_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = CompileServer(WarmChild(MODULE, "CPU:X86"), 0, KernelCache(tmp_path))
+    asked: list[int] = []
+
+    async def ask(question: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        asked.append(question["patience"])
+        raise TooSlow("it takes longer than this machine spends on it at once")
+
+    monkeypatch.setattr(server._child, "ask", ask)
+    for _ in range(6):
+        with pytest.raises(TooSlow):
+            await server.compile(b"task", 10**9, None)
+    assert asked == [1, 2, 4, 8]
+    with pytest.raises(TooSlow):
+        await server.compile(b"another", 10**9, None)
+    assert asked[4:] == [1]
 
 
 def test_a_schedule_survives_its_encoding() -> None:

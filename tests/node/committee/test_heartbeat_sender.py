@@ -42,6 +42,7 @@ class Member:
     heads: RecentBlocks = field(default_factory=RecentBlocks)
     named: list[str] = field(default_factory=list)  # by the beats that came
     period_ms: Any = 1000
+    rest_ms: int | None = None  # while it rests
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_registered: bool = True  # as this member's chain says
 
@@ -55,9 +56,8 @@ class Member:
         if not self.is_registered:
             raise PeerFault(f"node {beat.node} is not active in the registry")
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
-            return web.json_response(
-                {"block": self.heads.head, "period_ms": self.period_ms, "tasks": []}
-            )
+            periods = {"period_ms": self.period_ms, "rest_ms": self.rest_ms or self.period_ms}
+            return web.json_response({"block": self.heads.head, **periods, "tasks": []})
         return web.json_response({"block": self.heads.head})
 
 
@@ -148,10 +148,12 @@ async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.Monke
         sequence = 0
         while min(len(member.named) for member in members[1:]) < 4:
             await sender.send(make_beat(sequence := sequence + 1), view)
+            await asyncio.sleep(0)  # it returns at once while no member has answered
         assert len(members[0].named) == 1
         members[0].may_answer.set()
         while len(sender.get_demands()) < 4:
             await sender.send(make_beat(sequence := sequence + 1), view)
+            await asyncio.sleep(0)  # it returns at once while no member has answered
 
 
 class Clock:
@@ -191,6 +193,30 @@ async def test_each_member_gets_heartbeats_in_the_period_that_it_names(
         before = len(members[1].named)
         assert await sender.send(make_beat(5000), view), "a changed statement waits for no period"
         assert len(members[1].named) == before + 1
+
+
+async def test_a_ping_ends_the_long_period_of_a_member_that_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 1.0)
+    members = make_members(*BLOCKS[1:5])
+    members[0].rest_ms = 15_000
+    members[1].period_ms, members[1].rest_ms = 5_000, 15_000  # of many nodes
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        clock = Clock(monkeypatch)
+        await sender.send(make_beat(1), view)
+        assert await count_beats(sender, view, clock, members[0], 10) == 0
+        before = [len(member.named) for member in members[:2]]
+        pinged_at = clock.now_s
+        for second in range(4):
+            clock.now_s += 1.0
+            await sender.send(make_beat(100 + second), view, only_due=True, pinged_at=pinged_at)
+        assert [len(member.named) for member in members[:2]] == [before[0] + 1, before[1] + 1]
+        for second in range(4):  # whoever pings all the time gets no more than the usual period
+            clock.now_s += 1.0
+            beat = make_beat(200 + second)
+            await sender.send(beat, view, only_due=True, pinged_at=clock.now_s)
+        assert [len(member.named) for member in members[:2]] == [before[0] + 5, before[1] + 2]
 
 
 async def test_only_the_refusal_of_all_members_makes_heartbeats_less_frequent() -> None:

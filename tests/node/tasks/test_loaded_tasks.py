@@ -206,6 +206,44 @@ async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -
     )  # given up, so not loaded again
 
 
+class StuckCache(LocalCache):
+    """One task's files do not come."""
+
+    stuck = 0
+
+    async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
+        if index == self.stuck:
+            await asyncio.Event().wait()
+        return await super().fetch_task(model_id, index)
+
+
+async def test_a_task_that_is_waited_for_is_loaded_before_one_that_is_not(
+    workers: Workers, tmp_path: Path
+) -> None:
+    cache = StuckCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]
+
+    async def place_first() -> asyncio.Task[bool]:
+        placing = asyncio.create_task(loaded_tasks.place(MODEL, 0))
+        while loaded_tasks.loading != ids[0]:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+        return placing
+
+    placing = await place_first()
+    async with asyncio.timeout(HANG_S), loaded_tasks.use(MODEL, 1) as program:
+        assert loaded_tasks.programs == {ids[1]: program}
+        assert await placing is False
+    placing = await place_first()
+    loaded_tasks.keep_listed(set(ids))
+    await asyncio.sleep(0)
+    assert loaded_tasks.loading == ids[0]
+    loaded_tasks.keep_listed({ids[1]})  # its model was retired
+    assert await placing is False and loaded_tasks.loading == ""
+    cache.stuck = 1
+    assert await loaded_tasks.place(MODEL, 0) is True
+
+
 async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from splitup_node.tasks.placement import (
     Trade,
     Trader,
     choose_task,
+    choose_unlisted,
     merge_demand,
     parse_demand,
 )
@@ -68,6 +69,17 @@ def test_the_least_served_task_is_chosen_then_the_best_paid() -> None:
 def test_a_task_that_does_not_fit_is_not_chosen() -> None:
     assert choose([make_entry(0, vram=101), make_entry(1, vram=100, holders=9)]) == 1
     assert choose([make_entry(0, vram=101)]) == -1
+
+
+def test_tasks_of_models_that_are_gone_make_room_for_others() -> None:
+    entries = [make_entry(0), make_entry(1)]
+    gone, held, wanted = "ff" * 32, entries[0].task_id, entries[1].task_id
+    assert choose_unlisted(entries, {gone, held}, ()) == (gone,)
+    assert choose_unlisted(entries, {gone, held, wanted}, ()) == (), "nothing lacks memory"
+    assert choose_unlisted(entries, {gone, held}, {wanted}) == (), "it cannot be loaded here"
+    assert choose_unlisted([], {gone, held}, ()) == (), "no member has answered"
+    full = [make_entry(0)] * (limits.MAX_DEMAND_TASKS - 1) + [make_entry(1)]
+    assert choose_unlisted(full, {gone, held}, ()) == (), "the list may leave tasks out"
 
 
 @given(st.permutations(range(8)))
@@ -123,14 +135,15 @@ async def test_a_choice_waits_for_demand_that_includes_the_last_one(
         presence._demand = tuple(entries)
         presence._demand_changed.set()
 
-    async def ensure(model_id: str, task: int) -> None:
+    async def place(model_id: str, task: int) -> bool:
         happened.append("load")
         resident[entries[task].task_id] = task
         if len(resident) == len(entries):
             done.set()
+        return True
 
     loaded_tasks = SimpleNamespace(
-        programs=resident, free_bytes=100, ensure=ensure, is_waited_for=False
+        programs=resident, free_bytes=100, place=place, is_waited_for=False
     )
     presence = make_presence(loaded_tasks)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
@@ -149,10 +162,11 @@ async def test_a_choice_waits_for_demand_that_includes_the_last_one(
 async def test_what_an_execution_waits_for_is_loaded_before_what_is_in_demand() -> None:
     loaded, entry = asyncio.Event(), make_entry(0)
 
-    async def ensure(model_id: str, task: int) -> None:
+    async def place(model_id: str, task: int) -> bool:
         loaded.set()
+        return True
 
-    loaded_tasks = SimpleNamespace(programs={}, free_bytes=100, ensure=ensure, is_waited_for=True)
+    loaded_tasks = SimpleNamespace(programs={}, free_bytes=100, place=place, is_waited_for=True)
     presence = make_presence(loaded_tasks)
     presence._demand = (entry,)
     placing = asyncio.create_task(presence.place_tasks())

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from splitup_oracle.member import recomputation
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.recompute_process import write_tensor
-from splitup_oracle.member.rulings import _replay
+from splitup_oracle.member.rulings import Rulings
 
+from splitup.backend.compiler.compile_server import CompileServer
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.backend.devices.device_choice import select_device
 from splitup.core import limits, tuning
-from splitup.core.errors import Unavailable
+from splitup.core.codec import compute_digest
+from splitup.core.errors import InvalidInput, Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph, encode_float
 from splitup.messages.completions import EMPTY_DIGEST
@@ -25,6 +31,12 @@ from tests.node.graphs import make_accumulator, make_sum
 
 STEPS, SIZE = 3, 4
 CLASS = select_device().determinism_class
+
+
+@pytest.fixture
+def recomputer(tmp_path: Path) -> Iterator[Recomputer]:
+    with closing(Recomputer(KernelCache(tmp_path / "kernels"))) as made:
+        yield made
 
 
 def make_job(
@@ -62,10 +74,12 @@ def digest_steps(array: np.ndarray) -> str:
     return total.hex()
 
 
-async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> None:
+async def test_replay_gives_the_digests_that_nodes_commit_to(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     job, (x,) = make_job(tmp_path, make_accumulator(SIZE), 1)
     sums = np.cumsum(x, axis=0, dtype=np.float32)
-    assert await recomputation.replay(job) == {
+    assert await recomputer.replay(job) == {
         "inputs": [digest_steps(x)],
         "outputs": [digest_steps(sums)],
         "state": digest(sums[-1]),
@@ -76,20 +90,21 @@ async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> 
 
 
 async def test_a_contradiction_is_judged_step_by_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many steps take one pass only where nobody is convicted by it; the digests are the same."""
     job, (x,) = make_job(tmp_path, make_running_sum(8, SIZE), 1)
     before = np.concatenate([np.zeros((1, SIZE), np.float32), np.cumsum(x * x, axis=0)[:-1]])
     right = ((digest_steps(x * x + before),), digest(before[-1] + x[-1] * x[-1]))
     wrong = (right[0], "ab" * 32)
-    replay, passes = recomputation.replay, list[bool]()
+    replay, passes = recomputer.replay, list[bool]()
 
     async def record(asked: recomputation.Replay) -> dict[str, Any]:
         passes.append(asked.merges)
         return await replay(asked)
 
-    monkeypatch.setattr(recomputation, "replay", record)
+    monkeypatch.setattr(recomputer, "replay", record)
+    rulings = Rulings(cast(Any, None), cast(Any, None), recomputer, tmp_path / "replays")
     found = []
     for claimed, expected in (
         ({right}, [True]),
@@ -97,13 +112,15 @@ async def test_a_contradiction_is_judged_step_by_step(
         ({right, wrong}, [False]),
     ):
         passes.clear()
-        found.append(await _replay(job, claimed))
+        found.append(await rulings._replay(job, claimed))
         assert passes == expected
     assert found[0] == found[1] == found[2]
     assert (tuple(found[0]["outputs"]), found[0]["state"]) == right
 
 
-async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_path: Path) -> None:
+async def test_what_another_class_claims_is_compared_within_the_tolerance(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     job, (x,) = make_job(tmp_path, make_accumulator(SIZE), 1)
     sums = np.cumsum(x, axis=0, dtype=np.float32)
     tolerance = Tolerance(
@@ -117,15 +134,15 @@ async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_pa
         with claims[-1][0].open("wb") as file:
             for row in claimed:
                 write_tensor(file, row.tobytes())
-    found = await recomputation.replay(replace(job, claims=claims, tolerances=[tolerance]))
+    found = await recomputer.replay(replace(job, claims=claims, tolerances=[tolerance]))
     assert found["accepted"] == [True, True, False]
-    with pytest.raises(Unavailable, match="has 1 outputs, not 2"):
-        await recomputation.replay(replace(job, claims=[[job.task, job.task]]))
+    with pytest.raises(InvalidInput, match="has 1 outputs, not 2"):
+        await recomputer.replay(replace(job, claims=[[job.task, job.task]]))
 
 
 @pytest.mark.parametrize(("is_chaotic", "is_defined"), [(False, True), (True, False)])
 async def test_s05_what_rounding_may_explain_is_no_lie(
-    tmp_path: Path, is_chaotic: bool, is_defined: bool
+    recomputer: Recomputer, tmp_path: Path, is_chaotic: bool, is_defined: bool
 ) -> None:
     """Whoever chooses model and inputs cannot make two honest devices accuse each other."""
     b = Builder()
@@ -146,58 +163,101 @@ async def test_s05_what_rounding_may_explain_is_no_lie(
         dtype="float32", relative_l2_ppb=10_000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
     )
     job = replace(job, claims=[[claimed]], tolerances=[tolerance], seed="0x12/3")
-    found = await recomputation.replay(job)
+    found = await recomputer.replay(job)
     assert (found["accepted"], found["is_defined"]) == ([False], is_defined)
     assert found["noisy_steps"] == 1
     for inputs, again in ((found["inputs"], True), (["00" * 32], is_defined)):  # nobody else's
         known = replace(job, defined_steps=1, defined_inputs=inputs)
-        assert (await recomputation.replay(known))["is_defined"] == again
-    found = await recomputation.replay(replace(job, seed=""))
+        assert (await recomputer.replay(known))["is_defined"] == again
+    found = await recomputer.replay(replace(job, seed=""))
     assert found["is_defined"], "asked only of results of another class"
 
 
-async def test_a_machine_knows_in_which_class_it_computes() -> None:
-    assert await recomputation.find_class(CLASS) == CLASS
-    with pytest.raises(Unavailable, match="cannot use DEV=NOSUCH:THING"):
-        await recomputation.find_class("tinygrad 0.14.0/NOSUCH:THING")
+async def test_a_machine_knows_in_which_class_it_computes(recomputer: Recomputer) -> None:
+    assert await recomputer.find_class(CLASS) == CLASS
+    with pytest.raises(InvalidInput, match="cannot use DEV=NOSUCH:THING"):
+        await recomputer.find_class("tinygrad 0.14.0/NOSUCH:THING")
 
 
-async def test_a_task_without_state_has_the_empty_digest(tmp_path: Path) -> None:
+async def test_a_task_without_state_has_the_empty_digest(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     job, (x, y) = make_job(tmp_path, make_sum(SIZE), 2)
-    found = await recomputation.replay(job)
+    found = await recomputer.replay(job)
     assert (found["outputs"], found["state"]) == ([digest_steps(x + y)], EMPTY_DIGEST)
 
 
-async def test_another_class_is_refused_before_computing(tmp_path: Path) -> None:
+async def test_another_class_is_refused_before_computing(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     for determinism, message in (
         ("tinygrad 0.13.0/CPU:X86/x86_64", "this machine computes as"),
         ("tinygrad 0.14.0/NOSUCH:THING", "cannot use DEV=NOSUCH:THING"),
         ("something else", "this machine computes as"),
     ):
-        with pytest.raises(Unavailable, match=message):
-            await recomputation.replay(replace(job, determinism=determinism))
+        with pytest.raises(InvalidInput, match=message):
+            await recomputer.replay(replace(job, determinism=determinism))
 
 
-async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(tmp_path: Path) -> None:
+async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
-    with pytest.raises(Unavailable, match="takes 2 inputs, not 1"):
-        await recomputation.replay(replace(job, inputs=job.inputs[:1]))
+    with pytest.raises(InvalidInput, match="takes 2 inputs, not 1"):
+        await recomputer.replay(replace(job, inputs=job.inputs[:1]))
     job.task.write_bytes(b"{}")
-    with pytest.raises(Unavailable, match="graph"):
-        await recomputation.replay(job)
+    with pytest.raises(InvalidInput, match="graph"):
+        await recomputer.replay(job)
 
 
-async def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_is_bounded(
+    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     monkeypatch.setattr(limits, "RULING_S", 0.05)
     monkeypatch.setattr(limits, "RULING_STEP_S", 0.0)
     with pytest.raises(Unavailable, match="no answer within"):
-        await recomputation.replay(job)
+        await recomputer.replay(job)
+    monkeypatch.undo()
+    assert await recomputer.replay(job), "the next question starts another process"
+
+
+async def test_a_second_look_starts_no_process_and_compiles_nothing(
+    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    first = await recomputer.replay(job)
+    started, compiled = list[Any](), list[bytes]()
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+
+    async def compile_again(self: CompileServer, graph: bytes, *told: Any) -> bytes:
+        compiled.append(graph)
+        raise Unavailable("it is compiled again")
+
+    monkeypatch.setattr(CompileServer, "compile", compile_again)
+    assert await recomputer.replay(job) == first
+    assert not started and not compiled
+
+
+async def test_s10_a_task_that_breaks_its_process_leaves_the_next_one_alone(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    first = await recomputer.replay(job)
+    kernels = KernelCache(tmp_path / "kernels")
+    task_id, device = compute_digest(job.task.read_bytes()), "CPU"
+    good = kernels.load(task_id, CLASS, device)
+    assert good is not None
+    kernels.store(task_id, CLASS, device, good[:-64])  # as if the code generator had a fault
+    with pytest.raises((InvalidInput, Unavailable)):
+        await recomputer.replay(job)
+    kernels.store(task_id, CLASS, device, good)
+    assert await recomputer.replay(job) == first
 
 
 async def test_memory_is_bounded_and_no_secret_gets_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     given: dict[str, Any] = {}
@@ -210,12 +270,14 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
     monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with pytest.raises(Unavailable, match=r"MemoryError|status -"):
-        await recomputation.replay(job)
+    with pytest.raises(Unavailable, match=r"MemoryError|Cannot allocate memory"):
+        await recomputer.replay(job)
     assert "secret" not in given["env"].values()
 
 
-async def test_a_step_that_its_gate_shuts_counts_as_zeros(tmp_path: Path) -> None:
+async def test_a_step_that_its_gate_shuts_counts_as_zeros(
+    recomputer: Recomputer, tmp_path: Path
+) -> None:
     b = Builder()
     x, gate = b.input("x", "float32", SIZE), b.input("gate", "float32", SIZE)
     zero = b.const("float32", encode_float(0.0))
@@ -227,12 +289,12 @@ async def test_a_step_that_its_gate_shuts_counts_as_zeros(tmp_path: Path) -> Non
     with (tmp_path / "input-1").open("wb") as file:
         for row in gates:
             write_tensor(file, row.tobytes())
-    found = await recomputation.replay(replace(job, gate=1))
+    found = await recomputer.replay(replace(job, gate=1))
     counted = x_data.copy()
     counted[1] = 0.0
     assert found["inputs"] == [digest_steps(counted), digest_steps(gates)]
     assert found["outputs"] == [digest_steps(x_data * gates)]
-    assert (await recomputation.replay(job))["inputs"] == [
+    assert (await recomputer.replay(job))["inputs"] == [
         digest_steps(x_data),
         digest_steps(gates),
     ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from splitup_oracle.member import recomputation
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+
+from splitup.backend.compiler.kernel_cache import KernelCache
 
 OWN = "tinygrad 0.14.0/CPU:CLANG/x86_64-aa/clang 14"
 
 
 async def test_s05_invented_classes_cost_no_further_tests_and_displace_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
 
@@ -20,8 +23,9 @@ async def test_s05_invented_classes_cost_no_further_tests_and_displace_nothing(
         asked.append(determinism)
         return OWN
 
-    monkeypatch.setattr(recomputation, "find_class", find_class)
-    capabilities = RecomputeCapabilities()
+    recomputer = Recomputer(KernelCache(tmp_path))
+    monkeypatch.setattr(recomputer, "find_class", find_class)
+    capabilities = RecomputeCapabilities(recomputer)
     invented = [f"tinygrad 0.14.0/CPU:CLANG/x86_64-{number}/mine" for number in range(200)]
     assert capabilities.can_recompute(invented[0]), "not tested yet"
     await asyncio.gather(*capabilities._tasks)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.settlement.task_replay import append_output
-from splitup_oracle.member import recomputation
+from splitup_oracle.member.recomputation import Recomputer
 from splitup_oracle.member.rulings import Rulings
 
+from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
-from splitup.core.errors import Refused
+from splitup.core.errors import InvalidModel, Refused, TooSlow
 from splitup.crypto.keys import Identity
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_task_key
@@ -62,6 +67,7 @@ class Court:
     """A network whose store holds the model, and one member's recomputation."""
 
     network: Network
+    recomputer: Recomputer
     rulings: Rulings
 
     def order(
@@ -170,18 +176,45 @@ async def court(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Court
         await store_model(network, [MANIFEST, TOLERANT], GRAPHS)
         member: Identity = network.committee.members[0]
         async with SignedClient(member) as http, network.open(member) as gateway:
-            yield Court(network, Rulings(http, gateway, root / "replays"))
+            with closing(Recomputer(KernelCache(root / "kernels"))) as recomputer:
+                rulings = Rulings(http, gateway, recomputer, root / "replays")
+                yield Court(network, recomputer, rulings)
 
 
 async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> None:
     order = court.order(MANIFEST)
     await court.write(order.certificate, 0, DATA)
-    determinism = await recomputation.find_class("")
+    determinism = await court.recomputer.find_class("")
     ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
     assert (ruling.inputs, ruling.outputs) == ((digest_steps(DATA),), (digest_steps(RIGHT),))
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
     ruling = await court.rule(order, MANIFEST, "another/GPU", RIGHT)
     assert "this machine computes as" in ruling.error, "it has no tolerance"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_slow"),
+    [(TooSlow("busy"), True), (OSError("no memory"), True), (InvalidModel("no graph"), False)],
+)
+async def test_a_member_that_could_not_compute_yet_says_that_and_not_that_it_cannot(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    is_slow: bool,
+) -> None:
+    nothing = cast(Any, None)
+    rulings = Rulings(nothing, nothing, nothing, tmp_path / "replays")
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(rulings, "_recompute", fail)
+    command = cast(Any, SimpleNamespace(order=SimpleNamespace(task=TASK)))
+    (ruling,) = await rulings.recompute(command, MANIFEST)
+    assert (ruling.slow, ruling.error) == (is_slow, "" if is_slow else str(error))
+    said = "is not recomputed yet" if is_slow else "cannot be recomputed here"
+    assert caplog.messages == [f"task {TASK} {said}: {error}"]
 
 
 @pytest.mark.parametrize("steps", [0, STEPS - 1])
@@ -263,7 +296,7 @@ async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_
     court: Court,
 ) -> None:
     near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
-    determinism = await recomputation.find_class("")
+    determinism = await court.recomputer.find_class("")
     for claimed, stored, close in (
         (near, near, True),
         (far, far, False),

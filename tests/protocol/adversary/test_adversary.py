@@ -1,7 +1,7 @@
-"""Ten thousand worlds with one dishonest party each, and proof that missing protections are found.
+"""A thousand worlds with one dishonest party each, and proof that missing protections are found.
 
-More with ``python -m tests.protocol.adversary.search --seeds N``; a find prints the line that
-replays it.
+Ten thousand with ``make test-all``, more with ``python -m tests.protocol.adversary.search --seeds
+N``; a find prints the line that replays it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from tests.protocol.adversary.promises import REMAINS
 from tests.protocol.adversary.search import run_world, search
 from tests.protocol.committee.test_histories import run_all
 
-SEEDS: Final = 10_000
+SEEDS: Final = 1_000  # of a test
+LONG: Final = pytest.mark.long
 SECURITY: Final = Path(__file__).parents[3] / "docs" / "security.md"
 
 
-def test_no_deviation_of_ten_thousand_breaks_a_promise() -> None:
-    assert run_all(search, range(SEEDS)) == []
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=LONG) for part in range(1, 10))])
+def test_no_deviation_of_thousands_breaks_a_promise(part: int) -> None:
+    assert run_all(search, range(part * SEEDS, (part + 1) * SEEDS)) == []
 
 
 # ---- the search can fail -------------------------------------------------------------------------

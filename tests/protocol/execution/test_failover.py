@@ -11,6 +11,8 @@ from tests.builders import address, make_chain_manifest, make_request
 MANIFEST = make_chain_manifest(3)
 NODES = [address(n) for n in range(1, 5)]
 
+DEADLINE_S = 300.0
+
 
 def make_failover(*, connected: bool = True) -> Failover:
     """Tasks 0, 1, 2 on nodes 0, 1, 0; everybody else may take them over."""
@@ -24,7 +26,7 @@ def make_failover(*, connected: bool = True) -> Failover:
         ),
         nodes=(),
     )
-    failover = Failover(plan, MANIFEST, 0.0)
+    failover = Failover(plan, MANIFEST, 0.0, DEADLINE_S)
     if connected:
         for node in NODES[:2]:
             failover.process_up(node)
@@ -116,14 +118,14 @@ def test_f04_silent_node_is_found_by_asking() -> None:
 
 
 def test_a_node_that_loads_its_tasks_is_waited_for_but_not_for_ever() -> None:
-    """A cold node compiles for seconds; one that always says so has failed."""
+    """How long loading takes nobody knows; others have the second half of the time for the task."""
     failover = make_failover()
     failover.process_submitted(0, 0.0)
     answers = [answer(0, (0, 1, False), (2, 0, False)), answer(1, loading=True)]
-    command = answer_until_blamed(failover, answers, tuning.LOADING_S + tuning.STALL_FIRST_S)
+    command = answer_until_blamed(failover, answers, DEADLINE_S)
     assert (command.task, command.reason) == (1, "it did not load its tasks in time")
     now = failover.next_time()
-    assert now is not None and now > tuning.LOADING_S
+    assert now is not None and DEADLINE_S / 2 < now < DEADLINE_S / 2 + 2 * tuning.STALL_FIRST_S
 
 
 def answer_until_blamed(failover: Failover, answers: list[Progress], limit_s: float) -> Replace:

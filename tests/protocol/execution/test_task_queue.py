@@ -415,6 +415,8 @@ def test_early_frames_are_dropped_when_their_plan_does_not_come() -> None:
     early.expire(100.0 + tuning.EARLY_S)
     add_early(early, SECOND, "b", b"2", now_s=100.0)
     assert take_early(early, SECOND) == []  # no room
+    early.expire(100.1 + tuning.EARLY_S, {FIRST})  # its tasks are being loaded
+    assert take_early(early, SECOND) == []
     early.expire(100.1 + tuning.EARLY_S)
     add_early(early, SECOND, "b", b"2", now_s=100.0)
     assert take_early(early, FIRST) == [] and take_early(early, SECOND) == [("b", b"2")]

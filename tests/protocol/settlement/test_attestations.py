@@ -102,6 +102,22 @@ def test_members_that_cannot_recompute_are_counted() -> None:
     assert attestations.find_ruling(0) is None
 
 
+def test_members_that_try_again_are_waited_for_while_they_may_complete_a_quorum() -> None:
+    slow = make_ruling().model_copy(update={"slow": True})
+    attestations = Attestations(VIEW.quorum)
+    for place, is_delayed in enumerate((False, False, True)):
+        attestations.add(attest(place, rulings=(slow,)))
+        assert attestations.is_delayed(0) == is_delayed
+    assert not attestations.count_unable(0) and attestations.find_ruling(0) is None
+    attestations.add(attest(0, rulings=(make_ruling(),)))
+    assert attestations.is_delayed(0), "one has ruled"
+    attestations.add(attest(1, rulings=(make_ruling(error="too slow"),)))
+    assert not attestations.is_delayed(0), "one has given up"
+    for place in (2, 3):
+        attestations.add(attest(place, rulings=(make_ruling(),)))
+    assert attestations.find_ruling(0) == make_ruling() and not attestations.is_delayed(0)
+
+
 def test_what_one_member_can_make_us_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_STATEMENTS", 10)
     attestations = Attestations(VIEW.quorum)

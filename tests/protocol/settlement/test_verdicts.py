@@ -9,7 +9,9 @@ from functools import partial
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import limits, tuning
+from splitup.messages.completions import EMPTY_DIGEST
+from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.evidence import compute_evidence_root
@@ -482,4 +484,65 @@ def test_members_that_never_answer_hold_a_settlement_up_for_a_while_only() -> No
     settle(simulation, patient, within_s=2 * limits.RULING_S)
     for execution_id in (patient, hurried):
         assert not get_slashes(simulation, execution_id)
-        assert set(simulation.find_outcomes(execution_id).values()) <= {"outvoted", "unresolved"}
+        assert set(simulation.find_outcomes(execution_id).values()) <= {"undecided", "unresolved"}
+
+
+class Slow(Simulation):
+    """Members take too long for a task, each time twice as long, until they have time enough."""
+
+    SLOW_S = 100.0
+
+    def __init__(self, *, slow_tries: float) -> None:
+        super().__init__(economics=VERIFY_ALL, nodes=6, tasks=1)
+        self._slow_tries = slow_tries
+
+    def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
+        took_s = self.SLOW_S * 2**command.tries
+        if command.tries >= self._slow_tries:
+            self.after(took_s, partial(super()._recompute, account, command))
+            return
+        execution_id, task = command.order.draw.execution_id, command.order.task
+        self.recomputed[execution_id, task] += 1
+        slow = Ruling(
+            task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="", missing=(), slow=True
+        )
+        event = ev.TaskRecomputed(execution_id, (slow,))
+        self.after(took_s, partial(self.feed, account, event))
+
+
+def test_members_that_are_slow_at_first_convict_a_liar_before_the_deadline() -> None:
+    simulation = Slow(slow_tries=2)
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for node in simulation.nodes:
+        node.lies = True
+    execution_id = simulation.request(deadline_s=3_600)
+    settle(simulation, execution_id, within_s=1_200)
+    assert simulation.SLOW_S * (1 + 2 + 4) > 2 * limits.RULING_S, "longer than silence is borne"
+    assert simulation.find_outcomes(execution_id) == {0: "lied"}
+    assert get_slashes(simulation, execution_id)
+
+
+def test_members_that_are_too_slow_in_the_end_say_so_and_nobody_loses_stake() -> None:
+    simulation = Slow(slow_tries=math.inf)
+    simulation.SLOW_S = 1.0
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for node in simulation.nodes:
+        node.lies = True
+    execution_id = simulation.request(deadline_s=3_600)
+    settle(simulation, execution_id, within_s=150)
+    assert simulation.recomputed[execution_id, 0] == 4 * tuning.SLOW_TRIES
+    assert not get_slashes(simulation, execution_id)
+    assert simulation.find_outcomes(execution_id) == {0: "outvoted"}
+
+
+def test_members_that_are_slow_until_the_end_say_of_nobody_that_it_was_outvoted() -> None:
+    """Nodes that accuse an honest one gain nothing by the judges' slow machines."""
+    simulation = Slow(slow_tries=math.inf)
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for node in simulation.nodes:
+        node.false_accuser = True
+    execution_id = simulation.request(deadline_s=60)
+    settle(simulation, execution_id, within_s=60 + GRACE_S)
+    assert simulation.find_outcomes(execution_id) == {0: "undecided"}
+    settlement = simulation.chain.settlements[execution_id]
+    assert (settlement.payments, settlement.slashes) == ((), ())

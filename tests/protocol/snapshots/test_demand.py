@@ -6,8 +6,8 @@ import pytest
 
 from splitup.core import limits
 from splitup.messages.snapshots import Heartbeat
-from splitup.protocol.snapshots.demand import compute_demand
-from tests.builders import address, make_chain_manifest, task_id
+from splitup.protocol.snapshots.demand import Holdings, compute_demand
+from tests.builders import address, make_chain_manifest, make_snapshot, task_id
 
 
 def beat(number: int, *tasks: int) -> Heartbeat:
@@ -63,3 +63,22 @@ def test_a_task_of_two_models_is_listed_once_and_the_list_is_bounded(
     assert len(compute_demand(manifests, [])) == 5
     monkeypatch.setattr(limits, "MAX_DEMAND_TASKS", 2)
     assert len(compute_demand(manifests, [])) == 2
+
+
+def test_a_retired_model_is_not_in_demand() -> None:
+    first, second = make_chain_manifest(3), make_chain_manifest(5)
+    assert compute_demand([second], [], retired=(second.model_id,)) == []
+    rows = compute_demand([first, second], [], retired=(second.model_id,))
+    assert {row["model_id"] for row in rows} == {first.model_id} and len(rows) == 3
+
+
+def test_holders_are_those_of_the_snapshot_and_heartbeats_tell_the_next_ones() -> None:
+    manifest = make_chain_manifest(3)
+    beats = [beat(1, 0, 2), beat(2, 77)]
+    beats[1] = beats[1].model_copy(update={"loading": True, "vram_free_bytes": 1000})
+    holdings = Holdings.collect(beats)
+    found = holdings.describe(manifest.model_id, manifest, make_snapshot(1, 3, resident={1: [2]}))
+    assert (found.tasks, found.held, found.reported) == (3, 1, 2)
+    assert (found.loading, found.able, found.live) == (1, 1, 2)
+    unknown = holdings.describe(manifest.model_id, None, None)
+    assert (unknown.tasks, unknown.held, unknown.reported, unknown.loading) == (0, 0, 0, 1)

@@ -144,7 +144,7 @@ async def serve_split(
     api = ApiServer(nodes, leases or LeaseOptions(), access, Timelines(), SessionOptions(**options))
     await api.add_model(NAME)
     app = api.make_app()
-    add_page(app, MARKET_PAGE, has_keys=access.keys is not None)
+    add_page(app, MARKET_PAGE, has_keys=access.has_keys)
     server = await serve_app(app, "127.0.0.1", 0, cancels_handlers=True)
     try:
         yield server.url

@@ -1,0 +1,99 @@
+"""What a network costs that has nothing to do: CPU of each kind of process, in percent of a core.
+
+    python -m bench.measure.idle_costs [SECONDS]    # 60
+
+Starts six nodes with the example model, waits until they have loaded it, and then ``SETTLE_S``. No
+client is connected while it measures. Prints JSON: for each kind how many processes there are,
+their mean, and the network's sum. What a process has started is counted as its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+from bench.report import say
+from splitup.client.connection import SplitUp
+from splitup.config import NETWORK_FILE
+from splitup.demo.run import NODE_VRAM_BYTES, NODES, find_example, register, wait_for_holders
+from splitup.devnet.commands import down, up_detached
+from splitup.devnet.network import DevnetOptions
+from splitup.devnet.state import read_runtime
+
+SETTLE_S: Final = 75.0  # members rest 30 s after the last snapshot, which is up to 30 s later
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def read_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a running process and of everything it started."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = sum(int(field) for field in fields[11:15])  # own and ended children's
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return ticks / _TICKS_PER_S + sum(read_cpu_s(int(child)) for child in children.split())
+
+
+def list_processes(directory: Path) -> dict[str, int]:
+    """Return the process ids of a running network by name."""
+    runtime = read_runtime(directory)
+    return {process.name: process.pid for process in runtime.processes}
+
+
+async def load_model(directory: Path) -> None:
+    await register(directory, find_example())
+    async with SplitUp.connect(directory / NETWORK_FILE) as net:
+        await wait_for_holders(net, directory, say)
+
+
+def measure(directory: Path, seconds: float) -> dict[str, Any]:
+    """Return the figures of the network that runs in ``directory``."""
+    processes = list_processes(directory)
+    supervisor = read_runtime(directory).supervisor
+
+    def read() -> dict[str, float]:
+        used = {name: read_cpu_s(pid) for name, pid in processes.items()}
+        used["supervisor"] = read_cpu_s(supervisor) - sum(used.values())
+        return used
+
+    before, began = read(), time.monotonic()
+    time.sleep(seconds)
+    after, passed_s = read(), time.monotonic() - began
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for name, cpu_s in before.items():
+        kinds[name.partition("-")[0]].append(100 * (after[name] - cpu_s) / passed_s)
+    return {
+        "seconds": round(passed_s, 1),
+        "percent_of_a_core": {
+            kind: {"processes": len(shares), "mean": round(sum(shares) / len(shares), 2)}
+            for kind, shares in kinds.items()
+        },
+        "network_percent": round(sum(map(sum, kinds.values())), 2),
+    }
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
+    directory = Path(tempfile.mkdtemp(prefix="splitup-idle-"))
+    try:
+        up_detached(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say)
+        try:
+            asyncio.run(load_model(directory))
+            say(f"measuring for {seconds:g} s")
+            time.sleep(SETTLE_S)
+            result = measure(directory, seconds)
+        finally:
+            down(directory, say)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(json.dumps({**result, "load": os.getloadavg()[0]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What is tried again when an answer is lost, and what an answer may look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from splitup.chain.rpc import Rpc, RpcError
+from splitup.core import tuning
+from splitup.core.errors import ChainUnavailable
+from splitup.net.http import serve_app
+
+
+class Endpoint:
+    """Answers with ``answers`` in turn; None closes the connection instead."""
+
+    def __init__(self) -> None:
+        self.answers: list[str | None] = []
+        self.asked: list[tuple[str, list[object]]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        call = await request.json()
+        self.asked.append((call["method"], call["params"]))
+        answer = self.answers.pop(0)
+        if answer is None:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response(status=500)
+        return web.Response(text=answer, content_type="application/json")
+
+
+@pytest_asyncio.fixture
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.0)
+    made, app = Endpoint(), web.Application()
+    app.router.add_post("/", made.answer)
+    server = await serve_app(app, "127.0.0.1", 0)
+    made.url = server.url
+    yield made
+    await server.close()
+
+
+DONE = json.dumps({"jsonrpc": "2.0", "id": 1, "result": "0x7"})
+
+
+@pytest.mark.parametrize("method", ["eth_call", "eth_getLogs", "eth_sendRawTransaction"])
+async def test_what_may_be_repeated_outlives_lost_answers(endpoint: Endpoint, method: str) -> None:
+    endpoint.answers = [None, "no JSON", "[]", DONE]
+    async with Rpc(endpoint.url) as rpc:
+        assert await rpc.request(method, "0x1") == "0x7"
+        assert rpc.requests == 4
+    assert endpoint.asked == [(method, ["0x1"])] * 4
+
+
+@pytest.mark.parametrize(
+    "method", ["anvil_mine", "evm_increaseTime", "eth_sendTransaction", "eth_getFilterChanges"]
+)
+async def test_what_might_be_done_twice_has_one_try(endpoint: Endpoint, method: str) -> None:
+    endpoint.answers = [None, DONE]
+    async with Rpc(endpoint.url) as rpc:
+        with pytest.raises(ChainUnavailable, match="does not answer"):
+            await rpc.request(method, "0x1", tries=4)
+    assert endpoint.asked == [(method, ["0x1"])]
+
+
+async def test_a_refusal_is_not_tried_again(endpoint: Endpoint) -> None:
+    error = {"code": 3, "message": "execution reverted", "data": {"data": "0x08c379a0"}}
+    endpoint.answers = [json.dumps({"jsonrpc": "2.0", "id": 1, "error": error})]
+    async with Rpc(endpoint.url) as rpc:
+        with pytest.raises(RpcError) as caught:
+            await rpc.request("eth_call", {})
+    assert (caught.value.data, caught.value.is_revert) == ("0x08c379a0", True)

@@ -1,0 +1,25 @@
+"""No program loads at its start what it does not need; modules are counted, time is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bench.measure.starts import PROGRAMS
+
+# Each costs a tenth of a second of CPU time or more, or brings something that does.
+NEVER = {
+    *("web3", "ens", "eth_account", "eth_keyfile", "py_ecc", "boto3", "sqlalchemy", "tinygrad"),
+    *("tokenizers", "llguidance", "langchain_core", "openai", "grpc", "tenseal", "websockets"),
+}
+MORE = {"splitup --help": {"aiohttp", "numpy", "pydantic", "eth_abi", "cryptography"}}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_loads_what_it_needs(program: str) -> None:
+    modules = ", ".join(PROGRAMS[program].split())
+    code = f"import {modules}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not (NEVER | MORE.get(program, set())) & set(done.stdout.split())

@@ -1,0 +1,49 @@
+"""Files that hold private data, under a umask that would let everybody read them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splitup.explorer.event_index import EventIndex
+from splitup.serve.api_keys import ApiKeys
+from splitup.storage.private_files import write_private
+from tests.chain.test_deployment import DEPLOYMENT
+
+
+@pytest.fixture(autouse=True)
+def let_everybody_read() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def list_modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a12_databases_are_private_with_all_their_files(tmp_path: Path, exists: bool) -> None:
+    if exists:  # an earlier version made them
+        for name in ("keys.sqlite", "index.sqlite"):
+            (tmp_path / name).touch(mode=0o644)
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    index = EventIndex.open(f"sqlite:///{tmp_path / 'index.sqlite'}", DEPLOYMENT)
+    keys.create("ann")
+    modes = list_modes(tmp_path)
+    keys.close()
+    index.close()
+    assert {"keys.sqlite", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+
+
+def test_a12_a_file_is_private_also_where_there_was_one(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").touch(mode=0o644)
+    for name in ("old.toml", "new.toml"):
+        write_private(tmp_path / name, "text")
+        assert (tmp_path / name).read_text() == "text"
+    assert set(list_modes(tmp_path).values()) == {0o600}
