@@ -90,9 +90,9 @@ struct PlanSubmission {
 
 /// @notice An execution as it is stored. All further data is in events; `record` binds it.
 /// @param client Account that asked and pays.
+/// @param maxPrice Amount that the request locked, in micro-USDC.
 /// @param steps Number of steps requested.
 /// @param deadline Block time until which nodes compute, in Unix seconds; see `refundableAt`.
-/// @param maxPrice Amount that the request locked, in micro-USDC.
 /// @param configuration Number of the committee configuration that was in force at the request. All quorums of
 /// the execution are quorums of that configuration.
 /// @param settlementGraceS Settlement grace when the execution was opened, in seconds.
@@ -110,9 +110,9 @@ struct PlanSubmission {
 /// The encodings of the steps differ in length, so that none can be passed off as another.
 struct Execution {
     address client;
-    uint32 steps;
-    uint64 deadline;
     uint96 maxPrice;
+    uint32 steps;
+    uint64 deadline; // with what the later calls need, in one storage slot
     uint32 configuration;
     uint24 settlementGraceS;
     uint16 feeBps;

@@ -370,7 +370,7 @@ class Parties:
         )
         made = self.world.adversary.make(node, completion)
         assert isinstance(made, Completion)
-        run.completions.setdefault((node, made.steps), made)
+        run.completions[node, made.root()] = made
         return made
 
     def _list_own(self, run: Run, node: str) -> list[int]:

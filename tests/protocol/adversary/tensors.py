@@ -80,9 +80,8 @@ class Run:
     takeovers: list[SignedTakeover] = field(default_factory=list)
     told: dict[str, SignedEnd] = field(default_factory=dict)  # what ended it, by node
     interim: dict[str, deque[SignedEnd]] = field(default_factory=dict)  # by node
-    completions: dict[tuple[str, int], Completion] = field(
-        default_factory=dict
-    )  # as committed to, by node and steps
+    # as committed to, by node and root: which one counts is on chain
+    completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
     results: dict[tuple[int, str], VerificationResult] = field(default_factory=dict)
     ordered: dict[tuple[int, str], int] = field(default_factory=dict)  # steps, by task and node
     waiting: list[tuple[str, Message, ValidatorCommitment | None]] = field(default_factory=list)
