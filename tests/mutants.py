@@ -97,7 +97,8 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/collected_commitments.py",
         "        check_end(signed, plan)\n",
         "",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_without_the_clients_end_nothing_is_drawn",
+        f"{_TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s02_no_executor_invents_an_end_of_the_client",
     ),
     Mutant(
         "one number of steps",
@@ -110,9 +111,9 @@ MUTANTS: Final = (
     Mutant(
         "majority for a number of steps",
         f"{_SETTLEMENT}/settlement_state.py",
-        "if 2 * covered > sum(prices) and covered * steps >= most:",
-        "if covered * steps >= most:",
-        f"{_TESTS}/settlement/test_unended.py::test_half_of_the_price_is_not_enough",
+        "worth = is_majority, covered * steps, steps",
+        "worth = True, covered * steps, steps",
+        f"{_TESTS}/settlement/test_unended.py::test_no_minority_moves_the_number",
         is_quick=False,
     ),
     Mutant(
@@ -186,10 +187,11 @@ MUTANTS: Final = (
     ),
     Mutant(
         "steps of a completion",
-        f"{_SETTLEMENT}/verification_state.py",
-        "if completion is None or completion.steps != self.draw.steps:",
-        "if completion is None:",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake[0]",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.steps != steps:",
+        "if False:",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
         is_quick=False,
     ),
     Mutant(
@@ -242,8 +244,8 @@ MUTANTS: Final = (
     Mutant(
         "words of a request in a vote's slot",
         f"{_COMMITTEE}/equivocation.py",
-        'return f"plan/{vote.execution_id}/{vote.request_hash}"',
-        'return f"plan/{vote.execution_id}"',
+        'return f"plan/{vote.configuration}/{vote.execution_id}/{vote.request_hash}"',
+        'return f"plan/{vote.configuration}/{vote.execution_id}"',
         f"{_TESTS}/committee/test_reorganised_handovers.py::"
         "test_s03_a_reorganisation_across_a_handover_makes_nobody_sign_two_plans",
         is_quick=False,
@@ -328,18 +330,9 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
-        "steps of an own commitment",
-        f"{_SETTLEMENT}/chain_commitments.py",
-        "if completion.steps != committed.steps:",
-        "if False:",
-        f"{_TESTS}/committee/test_member.py::"
-        "test_a_completion_must_be_what_was_committed_steps_included",
-        is_quick=False,
-    ),
-    Mutant(
         "root of a completion",
         f"{_SETTLEMENT}/chain_commitments.py",
-        "if completion.root() != committed.root:",
+        "if completion.root() != root:",
         "if False:",
         f"{_TESTS}/committee/test_member.py::"
         "test_a_completion_must_be_what_was_committed_steps_included",
@@ -414,14 +407,6 @@ MUTANTS: Final = (
         "if exposures.get(n, floor) + penalty <= free[n]]",
         "]",
         f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",
-        is_quick=False,
-    ),
-    Mutant(
-        "exposure of an own commitment",
-        f"{_SETTLEMENT}/settlement_state.py",
-        "if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):",
-        "if exposures:",
-        f"{_TESTS}/settlement/test_stakes.py::test_an_own_commitment_that_locks_too_little_is_none",
         is_quick=False,
     ),
     # ---- the committee --------------------------------------------------------------------------

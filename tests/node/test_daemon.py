@@ -405,7 +405,8 @@ async def test_f12_node_computes_without_the_chain_and_reports_when_it_is_back(
     xs, results = await execute(market, certificate, STEPS)
     for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
         assert np.array_equal(result, expected)
-    assert not market.members.completions
+    execution_id = certificate.plan.request.execution_id
+    assert (execution_id, node.identity.address) not in market.members.completions
     proxy = await Proxy.open(proxy.port, proxy.target)
     await wait_for_completions(market, certificate)
     await behind.shut_down()

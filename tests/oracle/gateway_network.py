@@ -76,7 +76,7 @@ class Committee:
         return self.sign_plan(plan, signature, signers=signers)
 
     def sign_plan(self, plan: Plan, seed_signature: str, *, signers: int = 3) -> PlanCertificate:
-        struct_hash = compute_plan_hash(plan, 2)
+        struct_hash = compute_plan_hash(plan, 1)
         return PlanCertificate(
             plan=plan,
             seed_signature=seed_signature,

@@ -14,6 +14,7 @@ from splitup.protocol.committee.peer_messages import CommitmentsShared, Commitme
 from splitup.protocol.settlement.chain_commitments import compute_commitments_root
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.settlement_state import SettlementState
+from tests.protocol.committees import make_identity
 from tests.protocol.machines import (
     BLOCK,
     EXECUTION,
@@ -26,6 +27,7 @@ from tests.protocol.machines import (
     make_plan_context,
     make_state,
 )
+from tests.protocol.simulator import make_signed_end
 
 CONTEXT = make_plan_context()
 TOKEN = "token"
@@ -66,6 +68,13 @@ def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -
     with pytest.raises(PeerFault, match="more steps than were paid for"):
         agreement.process_commitment(state, many, KEYS[node], TOKEN)
     assert not state.collected.by_node
+
+
+def test_s02_no_executor_invents_an_end_of_the_client() -> None:
+    state, stranger = make_committing(), make_identity(78)
+    with pytest.raises(BadSignature):
+        state.add_end(make_signed_end(EXECUTION, 1, stranger))
+    assert state.find_steps() is None
 
 
 def test_a_member_votes_once_all_executors_committed_and_repeats_the_vote() -> None:
