@@ -113,7 +113,17 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "worth = is_majority, covered * steps, steps",
         "worth = True, covered * steps, steps",
-        f"{_TESTS}/settlement/test_unended.py::test_no_minority_moves_the_number",
+        f"{_TESTS}/settlement/test_unended.py::"
+        "test_what_most_executors_committed_to_comes_before_what_pays_one_of_them_more",
+        is_quick=False,
+    ),
+    Mutant(
+        "majority for counted steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "                not is_majority\n                or steps",
+        "                steps",
+        f"{_TESTS}/settlement/test_unended.py::"
+        "test_a_minority_counts_no_steps_that_the_client_signed_nothing_for",
         is_quick=False,
     ),
     Mutant(

@@ -32,7 +32,7 @@ REMAINS: Final = {
     (
         "executor",
         "honest work is unpaid: executors of half of the price did not commit in time",
-    ): "Executors of half of the price that do so",
+    ): "Executors of half of the price that do not commit",
     (
         "executor",
         "honest work is unpaid: fewer steps count than were delivered",
