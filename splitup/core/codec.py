@@ -8,6 +8,7 @@ computed over these bytes, so no value may have two encodings.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from typing import Any
@@ -17,8 +18,12 @@ from splitup.core.errors import InvalidInput
 
 # The closing quote is optional, so that a match never fails and is never tried again from the next
 # quote: an unterminated string would take quadratic time.
-_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the depth, as signed bytes
+# What parts of a JSON text become in memory at most: an empty object with the place for one entry,
+# an empty list, a key with its own place, a string with its own, and the place of one entry more.
+_OBJECT_BYTES, _LIST_BYTES, _KEY_BYTES, _STRING_BYTES, _ENTRY_BYTES = 192, 96, 40, 72, 16
 MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.1: larger integers do not survive every parser
 
 
@@ -28,7 +33,7 @@ def encode_canonical(value: Any) -> bytes:
     Raises InvalidInput for floats, integers outside ±(2^53 − 1) and non-string keys. Larger
     numbers travel as decimal or hexadecimal strings.
     """
-    _check(value)
+    check_canonical(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -51,30 +56,55 @@ def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
 
 
 def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
-    """Parse JSON from an untrusted source; raises ValueError if it is invalid or nests too deeply.
+    """Parse JSON from an untrusted source.
 
-    The depth is checked first. ``json.loads`` recurses in C and relies on the interpreter's
-    recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc, under web3, to
-    100,000): far enough for nested brackets to overflow the stack and kill the process.
+    Raises ValueError if it is invalid, nests too deeply, or is dense (``check_structure``).
     """
-    text = data if isinstance(data, str) else bytes(data).decode()
-    _check_depth(text)
+    if isinstance(data, str):
+        text, data = data, data.encode("utf-8", "surrogatepass")
+    else:
+        text = data.decode()
+    check_structure(data)
     return json.loads(text, **options)
 
 
 def parse_json_prefix(text: str) -> tuple[Any, int]:
     """Parse the JSON value that a text begins with, likewise; return it and its length."""
-    _check_depth(text)
+    check_structure(text.encode("utf-8", "surrogatepass"))
     value, length = json.JSONDecoder().raw_decode(text)
     return value, length
 
 
-def _check_depth(text: str) -> None:
-    depth = 0
-    for bracket in _NOT_BRACKETS.sub("", _STRINGS.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > limits.MAX_JSON_DEPTH:
-            raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
+def check_structure(data: bytes | bytearray) -> None:
+    """Raise ValueError unless a JSON text is as deep and as dense as one may be.
+
+    This comes before anything is built. ``json.loads`` recurses in C and relies on the
+    interpreter's recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc,
+    under web3, to 100,000): far enough for nested brackets to overflow the stack and kill the
+    process. And brackets alone, ``[[],[],…``, become 43 times their size in memory.
+    """
+    most = limits.JSON_BYTES_PER_BYTE * len(data) + limits.JSON_FREE_BYTES
+    openings = data.count(b"[") + data.count(b"{")
+    if openings <= limits.MAX_JSON_DEPTH and _weigh(data) <= most:
+        return  # whatever of it stands in strings
+    bare = _STRINGS.sub(b'""', data)
+    if (weight := _weigh(bare)) > most:
+        raise ValueError(f"its {len(data)} bytes become {weight} in memory; {most} may be")
+    steps = memoryview(bare.translate(_STEPS, _NOT_BRACKETS)).cast("b")
+    if max(itertools.accumulate(steps), default=0) > limits.MAX_JSON_DEPTH:
+        raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
+
+
+def _weigh(data: bytes | bytearray) -> int:
+    """Return about how much memory the values of a JSON text take."""
+    keys = data.count(b":")
+    return (
+        _OBJECT_BYTES * data.count(b"{")
+        + _LIST_BYTES * data.count(b"[")
+        + _KEY_BYTES * keys
+        + _STRING_BYTES * max(0, data.count(b'"') // 2 - keys)
+        + _ENTRY_BYTES * data.count(b",")
+    )
 
 
 def compute_digest(data: bytes | memoryview) -> str:
@@ -82,7 +112,8 @@ def compute_digest(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _check(root: Any) -> None:
+def check_canonical(root: Any) -> None:
+    """Raise InvalidInput for a value that has no canonical bytes."""
     pending = [root]
     while pending:  # iterative, so that nesting cannot exhaust the stack
         value = pending.pop()
