@@ -37,16 +37,17 @@ def encode_canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
+def decode_canonical(data: bytes, *, max_bytes: int, **bounds: int) -> Any:
     """Parse canonical bytes; raise InvalidInput for any other encoding of a value.
 
-    Raises InvalidInput when ``data`` is longer than ``max_bytes``, is not JSON, nests too deeply,
-    repeats a key, or is not byte for byte what ``encode_canonical`` would write.
+    Raises InvalidInput when ``data`` is longer than ``max_bytes``, is not what ``parse_json``
+    takes with these bounds, repeats a key, or is not byte for byte what ``encode_canonical`` would
+    write.
     """
     if len(data) > max_bytes:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
-        value = parse_json(data)
+        value = parse_json(data, **bounds)
         encoded = encode_canonical(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
@@ -55,16 +56,23 @@ def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
     return value
 
 
-def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
-    """Parse JSON from an untrusted source.
+def parse_json(
+    data: bytes | bytearray | str,
+    *,
+    max_values: int = limits.MAX_JSON_VALUES,
+    max_growth: int = limits.JSON_GROWTH,
+    **options: Any,
+) -> Any:
+    """Parse JSON from an untrusted source; ``options`` are those of ``json.loads``.
 
-    Raises ValueError if it is invalid, nests too deeply, or is dense (``check_structure``).
+    Raises ValueError if it is invalid, nests too deeply, has more than about ``max_values`` values,
+    or would become more than ``max_growth`` times as large in memory (``check_structure``).
     """
     if isinstance(data, str):
         text, data = data, data.encode("utf-8", "surrogatepass")
     else:
         text = data.decode()
-    check_structure(data)
+    check_structure(data, max_values, max_growth)
     return json.loads(text, **options)
 
 
@@ -75,19 +83,29 @@ def parse_json_prefix(text: str) -> tuple[Any, int]:
     return value, length
 
 
-def check_structure(data: bytes | bytearray) -> None:
-    """Raise ValueError unless a JSON text is as deep and as dense as one may be.
+def check_structure(
+    data: bytes | bytearray,
+    max_values: int = limits.MAX_JSON_VALUES,
+    max_growth: int = limits.JSON_GROWTH,
+) -> None:
+    """Raise ValueError for a JSON text that ``parse_json`` does not take; it may be none at all.
 
     This comes before anything is built. ``json.loads`` recurses in C and relies on the
     interpreter's recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc,
     under web3, to 100,000): far enough for nested brackets to overflow the stack and kill the
     process. And brackets alone, ``[[],[],…``, become 43 times their size in memory.
     """
-    most = limits.JSON_BYTES_PER_BYTE * len(data) + limits.JSON_FREE_BYTES
+    most = max_growth * len(data) + limits.JSON_FREE_BYTES
     openings = data.count(b"[") + data.count(b"{")
-    if openings <= limits.MAX_JSON_DEPTH and _weigh(data) <= most:
+    if (
+        openings <= limits.MAX_JSON_DEPTH
+        and openings + data.count(b",") < max_values
+        and _weigh(data) <= most
+    ):
         return  # whatever of it stands in strings
     bare = _STRINGS.sub(b'""', data)
+    if (values := bare.count(b",") + bare.count(b"[") + bare.count(b"{")) >= max_values:
+        raise ValueError(f"it has about {values} values; the limit is {max_values}")
     if (weight := _weigh(bare)) > most:
         raise ValueError(f"its {len(data)} bytes become {weight} in memory; {most} may be")
     steps = memoryview(bare.translate(_STEPS, _NOT_BRACKETS)).cast("b")

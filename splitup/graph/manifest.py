@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.records import Record
@@ -33,6 +34,7 @@ Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 # "text-embedding" and "text-ranking" take steps of whole texts (``splitup.decode.texts``)
 Kind = Literal["text-generation", "text-embedding", "text-ranking", "function"]
+_refused: Final[OrderedDict[str, str]] = OrderedDict()  # by digest, which never means other bytes
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -321,14 +323,35 @@ def load_manifest(data: bytes) -> Manifest:
     Besides the form: every source is an earlier task's port or a model input of the same dtype and
     shape, names are unique, every task's result is used, sizes add up.
     """
+    digest = compute_digest(data)
+    check_refused("0x" + digest)
     try:
-        value = decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)
+        manifest = _parse(data)
+        check_manifest(manifest)
+    except InvalidModel as error:
+        _refused[digest] = str(error)
+        while len(_refused) > tuning.MAX_REFUSED_MANIFESTS:
+            _refused.popitem(last=False)
+        raise
+    return manifest
+
+
+def check_refused(model_id: str) -> None:
+    """Raise InvalidModel again if this process has refused the manifest of this model before."""
+    if (reason := _refused.get(model_id[2:])) is not None:
+        raise InvalidModel(reason)
+
+
+def _parse(data: bytes) -> Manifest:
+    try:
+        value = decode_canonical(
+            data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=limits.MAX_DOCUMENT_VALUES
+        )
         manifest = Manifest.read(value)
     except InvalidInput as error:
         raise InvalidModel(f"the manifest is invalid: {error}") from None
     if encode_canonical(value) != manifest.to_bytes():
         raise InvalidModel("the manifest is invalid: a value has two spellings")
-    check_manifest(manifest)
     return manifest
 
 

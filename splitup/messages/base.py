@@ -42,6 +42,12 @@ TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
 CLIENT = 0xFFFF  # the task index that stands for the client, which produces the graph inputs
 
 
+def count_values(max_bytes: int) -> int:
+    """Return how many values a message of at most so many bytes may have."""
+    is_large = max_bytes > limits.HTTP_BODY_BYTES
+    return limits.MAX_DOCUMENT_VALUES if is_large else limits.MAX_JSON_VALUES
+
+
 class Message(Record):
     """Base of every JSON message: strict types, immutable, unknown fields refused."""
 
@@ -72,7 +78,7 @@ class Message(Record):
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
         """Parse canonical bytes from a peer; raise PeerFault when they are not a valid message."""
         try:
-            value = decode_canonical(data, max_bytes=max_bytes)
+            value = decode_canonical(data, max_bytes=max_bytes, max_values=count_values(max_bytes))
         except InvalidInput as error:
             raise PeerFault(f"{cls.__name__} is malformed: {error}") from None
         return cls.from_value(value)
