@@ -97,6 +97,7 @@ ROWS: Final = {
     "S16": "padding of what a lookup reads",
     "S17": "a value with two symbolic axes",
     "S18": "a kernel cache with somebody else's code",
+    "S20": "a message that costs more to refuse than to send",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -17,8 +17,10 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 
 # The closing quote is optional, so that a match never fails and is never tried again from the next
-# quote: an unterminated string would take quadratic time.
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+# quote: an unterminated string would take quadratic time. Nor does a repetition give back what it
+# took, for which it would remember 60 bytes for every escape.
+_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_LONG_NUMBERS = re.compile(r"\d{16,}+")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the depth, as signed bytes
 # What parts of a JSON text become in memory at most: an empty object with the place for one entry,
@@ -34,6 +36,10 @@ def encode_canonical(value: Any) -> bytes:
     numbers travel as decimal or hexadecimal strings.
     """
     check_canonical(value)
+    return _dump(value)
+
+
+def _dump(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -47,8 +53,9 @@ def decode_canonical(data: bytes, *, max_bytes: int, **bounds: int) -> Any:
     if len(data) > max_bytes:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
-        value = parse_json(data, **bounds)
-        encoded = encode_canonical(value)
+        value = parse_json(data, parse_float=_refuse, parse_constant=_refuse, **bounds)
+        _check_numbers(data.decode())
+        encoded = _dump(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
     if encoded != data:
@@ -68,25 +75,20 @@ def parse_json(
     Raises ValueError if it is invalid, nests too deeply, has more than about ``max_values`` values,
     or would become more than ``max_growth`` times as large in memory (``check_structure``).
     """
-    if isinstance(data, str):
-        text, data = data, data.encode("utf-8", "surrogatepass")
-    else:
-        text = data.decode()
-    check_structure(data, max_values, max_growth)
+    text = data if isinstance(data, str) else data.decode()
+    check_structure(text, max_values, max_growth)
     return json.loads(text, **options)
 
 
 def parse_json_prefix(text: str) -> tuple[Any, int]:
     """Parse the JSON value that a text begins with, likewise; return it and its length."""
-    check_structure(text.encode("utf-8", "surrogatepass"))
+    check_structure(text)
     value, length = json.JSONDecoder().raw_decode(text)
     return value, length
 
 
 def check_structure(
-    data: bytes | bytearray,
-    max_values: int = limits.MAX_JSON_VALUES,
-    max_growth: int = limits.JSON_GROWTH,
+    text: str, max_values: int = limits.MAX_JSON_VALUES, max_growth: int = limits.JSON_GROWTH
 ) -> None:
     """Raise ValueError for a JSON text that ``parse_json`` does not take; it may be none at all.
 
@@ -95,39 +97,52 @@ def check_structure(
     under web3, to 100,000): far enough for nested brackets to overflow the stack and kill the
     process. And brackets alone, ``[[],[],…``, become 43 times their size in memory.
     """
-    most = max_growth * len(data) + limits.JSON_FREE_BYTES
-    openings = data.count(b"[") + data.count(b"{")
+    most = max_growth * len(text) + limits.JSON_FREE_BYTES
+    openings = text.count("[") + text.count("{")
     if (
         openings <= limits.MAX_JSON_DEPTH
-        and openings + data.count(b",") < max_values
-        and _weigh(data) <= most
+        and openings + text.count(",") < max_values
+        and _weigh(text) <= most
     ):
         return  # whatever of it stands in strings
-    bare = _STRINGS.sub(b'""', data)
-    if (values := bare.count(b",") + bare.count(b"[") + bare.count(b"{")) >= max_values:
+    bare = _STRINGS.sub('""', text)
+    if (values := bare.count(",") + bare.count("[") + bare.count("{")) >= max_values:
         raise ValueError(f"it has about {values} values; the limit is {max_values}")
     if (weight := _weigh(bare)) > most:
-        raise ValueError(f"its {len(data)} bytes become {weight} in memory; {most} may be")
-    steps = memoryview(bare.translate(_STEPS, _NOT_BRACKETS)).cast("b")
+        raise ValueError(f"its {len(text)} characters become {weight} bytes; {most} may be")
+    steps = memoryview(bare.encode("ascii", "replace").translate(_STEPS, _NOT_BRACKETS)).cast("b")
     if max(itertools.accumulate(steps), default=0) > limits.MAX_JSON_DEPTH:
         raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
 
 
-def _weigh(data: bytes | bytearray) -> int:
+def _weigh(text: str) -> int:
     """Return about how much memory the values of a JSON text take."""
-    keys = data.count(b":")
+    keys = text.count(":")
     return (
-        _OBJECT_BYTES * data.count(b"{")
-        + _LIST_BYTES * data.count(b"[")
+        _OBJECT_BYTES * text.count("{")
+        + _LIST_BYTES * text.count("[")
         + _KEY_BYTES * keys
-        + _STRING_BYTES * max(0, data.count(b'"') // 2 - keys)
-        + _ENTRY_BYTES * data.count(b",")
+        + _STRING_BYTES * max(0, text.count('"') // 2 - keys)
+        + _ENTRY_BYTES * text.count(",")
     )
 
 
 def compute_digest(data: bytes | memoryview) -> str:
     """Return the SHA-256 of ``data`` as 64 lower-case hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text:.40} is no integer")
+
+
+def _check_numbers(text: str) -> None:
+    """Raise ValueError for an integer in a JSON text that no canonical bytes hold."""
+    if _LONG_NUMBERS.search(text) is None:
+        return
+    for number in _LONG_NUMBERS.finditer(_STRINGS.sub('""', text)):
+        if len(digits := number[0]) > 16 or int(digits) > MAX_SAFE_INTEGER:
+            raise ValueError(f"integer out of range: {digits:.40}")
 
 
 def check_canonical(root: Any) -> None:

@@ -87,7 +87,7 @@ def find_error(error: ValidationError) -> tuple[str, str]:
 
 @functools.cache
 def _find_names(kind: type[BaseModel]) -> frozenset[str]:
-    names = set()
+    names: set[str] = set()
     for name, info in kind.model_fields.items():
         match info.validation_alias:
             case AliasChoices(choices=choices):

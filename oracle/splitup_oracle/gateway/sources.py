@@ -193,7 +193,8 @@ class ObjectView:
             expected_digest=model_id[2:],
         )
         async with self._parsing:
-            return self._manifests.get(model_id) or await asyncio.to_thread(load_manifest, data)
+            known = self._manifests.get(model_id)
+            return await asyncio.to_thread(load_manifest, data) if known is None else known
 
     async def _probe_length(self, key: str) -> int | None:
         """Return the size of an object, None when there is none, by asking for its first byte."""
