@@ -10,6 +10,7 @@ from splitup.graph import manifest
 from tests.fuzz import costs
 
 SIZE = 64 * 1024
+_MESSAGES = ("JSON of any route", "split inference", "split inference, binary")
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,6 @@ def test_s20_no_text_costs_far_more_than_an_ordinary_one(door: str) -> None:
     unit = costs.measure(lambda: parse_json(zeros, max_values=SIZE), SIZE)[0]
     for name, filling in costs.make_fillings(SIZE).items():
         us, memory = costs.measure(costs.find_doors()[door](filling), SIZE)
-        most = 50 if door == "a graph" else 20
+        most = 20 if door in _MESSAGES else 50  # others encode again, or hold more pairs
         assert memory <= most, f"{name}: {memory:.1f} bytes for one"
         assert us <= 12 * unit, f"{name}: {us / unit:.1f} times as long as zeros"
