@@ -1,22 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from splitup.core.codec import parse_json
 from splitup.core.records import LaxRecord
-from splitup.graph import manifest
 from tests.fuzz import costs
 
 SIZE = 64 * 1024
 _MESSAGES = ("JSON of any route", "split inference", "split inference, binary")
-
-
-@pytest.fixture(autouse=True)
-def no_refusals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(manifest, "_refused", type(manifest._refused)())
-    yield
 
 
 @pytest.mark.parametrize("kind", costs.find_kinds(), ids=lambda kind: kind.__name__)
