@@ -60,6 +60,44 @@ _EXECUTION: Final = "splitup/protocol/execution"
 _TESTS: Final = "tests/protocol"
 
 MUTANTS: Final = (
+    # ---- what a stranger's message costs --------------------------------------------------------
+    Mutant(
+        "the first wrong entry",
+        "splitup/core/records.py",
+        '        schema["fail_fast"] = True\n',
+        "",
+        "tests/fuzz/test_costs.py::test_s20_the_first_wrong_entry_ends_a_check",
+        is_quick=False,
+    ),
+    Mutant(
+        "one unknown key",
+        "splitup/core/records.py",
+        "        return {**kept, unknown: value[unknown]}\n",
+        "        return value\n",
+        "tests/fuzz/test_costs.py::test_s20_the_first_wrong_entry_ends_a_check",
+        is_quick=False,
+    ),
+    Mutant(
+        "brackets that take much memory",
+        "splitup/core/codec.py",
+        "if (weight := _weigh(bare)) > most:",
+        "if (weight := _weigh(bare)) < 0:",
+        "tests/core/test_codec.py::test_s20_brackets_are_counted_before_anything_is_built",
+    ),
+    Mutant(
+        "many values",
+        "splitup/core/codec.py",
+        ">= max_values:\n        raise",
+        "< 0:\n        raise",
+        "tests/core/test_codec.py::test_s20_values_are_counted_before_anything_is_built",
+    ),
+    Mutant(
+        "a refused manifest",
+        "splitup/graph/manifest.py",
+        "        _refused[digest] = str(error)\n",
+        "",
+        "tests/graph/test_manifest.py::test_s20_a_refused_manifest_is_not_read_again",
+    ),
     # ---- price, steps, deadline -----------------------------------------------------------------
     Mutant(
         "price of a request",

@@ -8,6 +8,7 @@ computed over these bytes, so no value may have two encodings.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from typing import Any
@@ -16,9 +17,15 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 
 # The closing quote is optional, so that a match never fails and is never tried again from the next
-# quote: an unterminated string would take quadratic time.
-_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+# quote: an unterminated string would take quadratic time. Nor does a repetition give back what it
+# took, for which it would remember 60 bytes for every escape.
+_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_LONG_NUMBERS = re.compile(r"\d{16,}+")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the depth, as signed bytes
+# What parts of a JSON text become in memory at most: an empty object with the place for one entry,
+# an empty list, a key with its own place, a string with its own, and the place of one entry more.
+_OBJECT_BYTES, _LIST_BYTES, _KEY_BYTES, _STRING_BYTES, _ENTRY_BYTES = 192, 96, 40, 72, 16
 MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.1: larger integers do not survive every parser
 
 
@@ -28,21 +35,27 @@ def encode_canonical(value: Any) -> bytes:
     Raises InvalidInput for floats, integers outside ±(2^53 − 1) and non-string keys. Larger
     numbers travel as decimal or hexadecimal strings.
     """
-    _check(value)
+    check_canonical(value)
+    return _dump(value)
+
+
+def _dump(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
+def decode_canonical(data: bytes, *, max_bytes: int, **bounds: int) -> Any:
     """Parse canonical bytes; raise InvalidInput for any other encoding of a value.
 
-    Raises InvalidInput when ``data`` is longer than ``max_bytes``, is not JSON, nests too deeply,
-    repeats a key, or is not byte for byte what ``encode_canonical`` would write.
+    Raises InvalidInput when ``data`` is longer than ``max_bytes``, is not what ``parse_json``
+    takes with these bounds, repeats a key, or is not byte for byte what ``encode_canonical`` would
+    write.
     """
     if len(data) > max_bytes:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
-        value = parse_json(data)
-        encoded = encode_canonical(value)
+        value = parse_json(data, parse_float=_refuse, parse_constant=_refuse, **bounds)
+        _check_numbers(data.decode())
+        encoded = _dump(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
     if encoded != data:
@@ -50,31 +63,68 @@ def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
     return value
 
 
-def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
-    """Parse JSON from an untrusted source; raises ValueError if it is invalid or nests too deeply.
+def parse_json(
+    data: bytes | bytearray | str,
+    *,
+    max_values: int = limits.MAX_JSON_VALUES,
+    max_growth: int = limits.JSON_GROWTH,
+    **options: Any,
+) -> Any:
+    """Parse JSON from an untrusted source; ``options`` are those of ``json.loads``.
 
-    The depth is checked first. ``json.loads`` recurses in C and relies on the interpreter's
-    recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc, under web3, to
-    100,000): far enough for nested brackets to overflow the stack and kill the process.
+    Raises ValueError if it is invalid, nests too deeply, has more than about ``max_values`` values,
+    or would become more than ``max_growth`` times as large in memory (``check_structure``).
     """
-    text = data if isinstance(data, str) else bytes(data).decode()
-    _check_depth(text)
+    text = data if isinstance(data, str) else data.decode()
+    check_structure(text, max_values, max_growth)
     return json.loads(text, **options)
 
 
 def parse_json_prefix(text: str) -> tuple[Any, int]:
     """Parse the JSON value that a text begins with, likewise; return it and its length."""
-    _check_depth(text)
+    check_structure(text)
     value, length = json.JSONDecoder().raw_decode(text)
     return value, length
 
 
-def _check_depth(text: str) -> None:
-    depth = 0
-    for bracket in _NOT_BRACKETS.sub("", _STRINGS.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > limits.MAX_JSON_DEPTH:
-            raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
+def check_structure(
+    text: str, max_values: int = limits.MAX_JSON_VALUES, max_growth: int = limits.JSON_GROWTH
+) -> None:
+    """Raise ValueError for a JSON text that ``parse_json`` does not take; it may be none at all.
+
+    This comes before anything is built. ``json.loads`` recurses in C and relies on the
+    interpreter's recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc,
+    under web3, to 100,000): far enough for nested brackets to overflow the stack and kill the
+    process. And brackets alone, ``[[],[],…``, become 43 times their size in memory.
+    """
+    most = max_growth * len(text) + limits.JSON_FREE_BYTES
+    openings = text.count("[") + text.count("{")
+    if (
+        openings <= limits.MAX_JSON_DEPTH
+        and openings + text.count(",") < max_values
+        and _weigh(text) <= most
+    ):
+        return  # whatever of it stands in strings
+    bare = _STRINGS.sub('""', text)
+    if (values := bare.count(",") + bare.count("[") + bare.count("{")) >= max_values:
+        raise ValueError(f"it has about {values} values; the limit is {max_values}")
+    if (weight := _weigh(bare)) > most:
+        raise ValueError(f"its {len(text)} characters become {weight} bytes; {most} may be")
+    steps = memoryview(bare.encode("ascii", "replace").translate(_STEPS, _NOT_BRACKETS)).cast("b")
+    if max(itertools.accumulate(steps), default=0) > limits.MAX_JSON_DEPTH:
+        raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
+
+
+def _weigh(text: str) -> int:
+    """Return about how much memory the values of a JSON text take."""
+    keys = text.count(":")
+    return (
+        _OBJECT_BYTES * text.count("{")
+        + _LIST_BYTES * text.count("[")
+        + _KEY_BYTES * keys
+        + _STRING_BYTES * max(0, text.count('"') // 2 - keys)
+        + _ENTRY_BYTES * text.count(",")
+    )
 
 
 def compute_digest(data: bytes | memoryview) -> str:
@@ -82,7 +132,21 @@ def compute_digest(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _check(root: Any) -> None:
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text:.40} is no integer")
+
+
+def _check_numbers(text: str) -> None:
+    """Raise ValueError for an integer in a JSON text that no canonical bytes hold."""
+    if _LONG_NUMBERS.search(text) is None:
+        return
+    for number in _LONG_NUMBERS.finditer(_STRINGS.sub('""', text)):
+        if len(digits := number[0]) > 16 or int(digits) > MAX_SAFE_INTEGER:
+            raise ValueError(f"integer out of range: {digits:.40}")
+
+
+def check_canonical(root: Any) -> None:
+    """Raise InvalidInput for a value that has no canonical bytes."""
     pending = [root]
     while pending:  # iterative, so that nesting cannot exhaust the stack
         value = pending.pop()

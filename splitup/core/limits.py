@@ -71,6 +71,13 @@ OBJECT_KEY_BYTES: Final = 512  # S3 allows 1,024; SeaweedFS keeps a path segment
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
 MAX_JSON_DEPTH: Final = 64  # SplitUp's own objects nest 8 deep, tokenizers 10
+# What a JSON text may become in memory, by the count of its brackets, keys and strings: ports and
+# rows of tensors with the shortest names take 13 times their size, ordinary messages less.
+JSON_GROWTH: Final = 14
+DENSE_GROWTH: Final = 32  # of graphs and tokenizers, which hold pairs of short numbers or tokens
+JSON_FREE_BYTES: Final = 64 * KIB  # of a text so short that it does not matter
+MAX_JSON_VALUES: Final = 2**18  # of a message; a plan of 1,024 tasks with 8 nodes each has 50,000
+MAX_DOCUMENT_VALUES: Final = 2**22  # of a file, or of the 64 MiB of a snapshot; seconds to parse
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # of a task; 80 Llama blocks have ≈ 15,000; every pass is linear
 MAX_MODEL_NODES: Final = 8 * MAX_GRAPH_NODES  # before it is cut; DeepSeek-V3.2 has 76,000

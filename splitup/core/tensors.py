@@ -321,7 +321,7 @@ def _parse_header(name: str, header: bytes, start: int, size: int) -> dict[str, 
         return result
 
     try:
-        table = parse_json(header, object_pairs_hook=unique)
+        table = parse_json(header, max_values=limits.MAX_DOCUMENT_VALUES, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         table = None
     _check_file(name, isinstance(table, dict), "has a header that is no JSON object")

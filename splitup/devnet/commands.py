@@ -21,7 +21,7 @@ from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
-from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
+from splitup.devnet.network import DevnetOptions, run_devnet
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import (
     DevnetState,
@@ -34,7 +34,6 @@ from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
-_PREPARE_TIMEOUT_S: Final = 90.0  # for what comes before the parties: chain, store, stakes
 _POLL_S: Final = 0.1
 
 
@@ -104,19 +103,13 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             stderr=output,
             start_new_session=True,
         )
-    began = time.monotonic()
-    while not is_ready(directory, process.pid):
+    while not is_ready(directory, process.pid):  # it ends when it makes no progress
         if process.poll() is not None:
             said = read_tail(log, start=start)
             mistake = said.rpartition("error: ")[2] if process.returncode == 2 else ""
             if mistake:  # a message that names its remedy
                 raise ConfigurationError(mistake)
             raise Unavailable(f"the network did not start:\n{said}")
-        state = DevnetState.load(directory)  # None for a moment at the first start
-        parties_s = 0.0 if state is None else compute_patience_s(state.members, state.nodes)
-        if time.monotonic() - began > _PREPARE_TIMEOUT_S + parties_s:
-            process.terminate()
-            raise Unavailable(f"the network did not become ready in time; its log is {log}")
         time.sleep(_POLL_S)
     say(f"ready; the network runs in {directory}; stop it with: splitup down --dir {directory}")
 

@@ -17,10 +17,12 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from splitup.core import limits
-from splitup.core.errors import ConfigurationError, InvalidModel, SplitUpError
+from splitup.core.codec import parse_json
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel, SplitUpError
+from splitup.core.records import Record
 from splitup.decode.static_step import Arrays, StaticShape, keep_rows, make_static_inputs
 from splitup.graph.manifest import TextInfo
 
@@ -31,10 +33,8 @@ _HEAD_BYTES: Final = 40  # of ExecuTorch's file format: offset, mark, extended h
 Size = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 
 
-class EdgeInfo(BaseModel):
+class EdgeInfo(Record):
     """What a program's steps look like. ``methods``: the rows of each of its methods, by name."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     version: Literal[1]
     layers: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]
@@ -113,8 +113,8 @@ class EdgeProgram:
             )
         [text] = self._load(INFO).execute([])
         try:
-            self.info = EdgeInfo.model_validate_json(text)
-        except ValidationError as error:
+            self.info = EdgeInfo.read(parse_json(text))
+        except (ValueError, InvalidInput) as error:
             raise self._fail("describes no model of this version", error) from None
         if set(self.info.methods) - self._program.method_names:
             raise InvalidModel(f"'{path}' lacks one of its methods; export the model again")

@@ -30,10 +30,11 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
+from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 from splitup.graph.dtypes import FLOATS
 
@@ -44,14 +45,12 @@ _EXPONENT_BITS: Final = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 1
 _Bound = Annotated[int, Field(ge=0, le=limits.MAX_TOLERANCE)] | None
 
 
-class Tolerance(BaseModel):
+class Tolerance(Record):
     """How far honest outputs of a task in one dtype may differ between determinism classes.
 
     None leaves a metric out. A tolerance without any metric would accept everything and is refused
     where it is used. Bounds are integers, because canonical documents hold no floats.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
     relative_l2_ppb: _Bound  # ‖claimed − recomputed‖ / ‖recomputed‖, in 10^-9

@@ -151,7 +151,12 @@ def parse_graph(data: bytes | memoryview) -> Graph:
     The graph is not checked: ``splitup.graph.rules.load_graph`` does both.
     """
     try:
-        value = decode_canonical(bytes(data), max_bytes=limits.MAX_GRAPH_BYTES)
+        value = decode_canonical(
+            bytes(data),
+            max_bytes=limits.MAX_GRAPH_BYTES,
+            max_values=limits.MAX_DOCUMENT_VALUES,
+            max_growth=limits.DENSE_GROWTH,
+        )
     except InvalidModel:
         raise
     except InvalidInput as error:

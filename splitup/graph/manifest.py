@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.compare import Tolerance, find_tolerance
 from splitup.graph.dtypes import FLOATS
@@ -32,15 +34,12 @@ Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 # "text-embedding" and "text-ranking" take steps of whole texts (``splitup.decode.texts``)
 Kind = Literal["text-generation", "text-embedding", "text-ranking", "function"]
+_refused: Final[OrderedDict[str, str]] = OrderedDict()  # by digest, which never means other bytes
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class Port(_Record):
+class Port(Record):
     """A tensor that goes into or comes out of a task or a model; ``shape`` is the largest one."""
 
     name: Name
@@ -59,20 +58,20 @@ class Port(_Record):
         return self.spec.nbytes
 
 
-class InputSource(_Record):
+class InputSource(Record):
     """The value is the model's input of this name."""
 
     input: Name
 
 
-class TaskSource(_Record):
+class TaskSource(Record):
     """The value is an output of an earlier task; ``port`` counts that task's outputs."""
 
     task: Size
     port: Size
 
 
-class NetworkSource(_Record):
+class NetworkSource(Record):
     """The value is what nodes compute: the manifest's output of this name."""
 
     output: Name
@@ -97,7 +96,7 @@ class OutputPort(Port):
     port: Size
 
 
-class _Program(_Record):
+class _Program(Record):
     """What a party has to know of a task to run it."""
 
     task_id: Digest
@@ -120,7 +119,7 @@ class ClientTask(_Program):
 Share = Annotated[int, Field(ge=0, le=10_000)]  # in basis points
 
 
-class PrivacyMeasure(_Record):
+class PrivacyMeasure(Record):
     """Which share of a text's tokens attacks recovered, as the model's developer measured it.
 
     ``with_weights_bps``: from what is sent, by a node that knows all weights, of ``tested`` tokens.
@@ -137,7 +136,7 @@ class PrivacyMeasure(_Record):
     next_token_bps: Share
 
 
-class ClientPart(_Record):
+class ClientPart(Record):
     """The tasks that the client computes itself, so that nodes never see their inputs and weights.
 
     ``inputs`` and ``outputs`` are the model's; those of the manifest are what crosses the network.
@@ -188,7 +187,7 @@ class Task(_Program):
         return bool(found) and None not in found
 
 
-class ChatInfo(_Record):
+class ChatInfo(Record):
     """How a conversation becomes a text: a Jinja template, and the two tokens that it may name.
 
     The form is that of Hugging Face's ``chat_template``.
@@ -199,7 +198,7 @@ class ChatInfo(_Record):
     eos_token: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
 
 
-class DiffusionInfo(_Record):
+class DiffusionInfo(Record):
     """How a model that writes blocks of tokens was trained (``splitup.decode.block_diffusion``).
 
     A row attends to its whole block and to the blocks before it; a text's first block begins at
@@ -212,7 +211,7 @@ class DiffusionInfo(_Record):
     are_shifted: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
-class ImageInfo(_Record):
+class ImageInfo(Record):
     """How a text model's prompt holds images: as ``rows`` times the token ``token`` for each.
 
     Before and after them stand the tokens ``begin`` and ``end``. ``tower`` is the id of the model
@@ -228,7 +227,7 @@ class ImageInfo(_Record):
     width: Length
 
 
-class TextInfo(_Record):
+class TextInfo(Record):
     """What text generation needs: the tokenizer.json and the tokens that end a text.
 
     ``is_recurrent``: its steps must follow paths (``splitup.decode.step.check_path``).
@@ -250,7 +249,7 @@ class TextInfo(_Record):
     images: Annotated[ImageInfo | None, Field(exclude_if=operator.not_)] = None
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """A registered model. ``tinygrad`` is the version that the task graphs are made for.
 
     With a ``client`` part, ``inputs``, ``outputs`` and ``tasks`` are those of the nodes alone.
@@ -324,19 +323,35 @@ def load_manifest(data: bytes) -> Manifest:
     Besides the form: every source is an earlier task's port or a model input of the same dtype and
     shape, names are unique, every task's result is used, sizes add up.
     """
+    digest = compute_digest(data)
+    check_refused("0x" + digest)
     try:
-        value = decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)
-        # Sequences arrive as lists; strict mode wants tuples unless it parses the JSON itself.
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidModel(f"the manifest is invalid at '{place}': {first['msg']}") from None
+        manifest = _parse(data)
+        check_manifest(manifest)
+    except InvalidModel as error:
+        _refused[digest] = str(error)
+        while len(_refused) > tuning.MAX_REFUSED_MANIFESTS:
+            _refused.popitem(last=False)
+        raise
+    return manifest
+
+
+def check_refused(model_id: str) -> None:
+    """Raise InvalidModel again if this process has refused the manifest of this model before."""
+    if (reason := _refused.get(model_id[2:])) is not None:
+        raise InvalidModel(reason)
+
+
+def _parse(data: bytes) -> Manifest:
+    try:
+        value = decode_canonical(
+            data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=limits.MAX_DOCUMENT_VALUES
+        )
+        manifest = Manifest.read(value)
     except InvalidInput as error:
         raise InvalidModel(f"the manifest is invalid: {error}") from None
     if encode_canonical(value) != manifest.to_bytes():
         raise InvalidModel("the manifest is invalid: a value has two spellings")
-    check_manifest(manifest)
     return manifest
 
 

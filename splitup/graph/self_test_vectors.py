@@ -23,11 +23,12 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 from splitup.graph.arrays import encode_array, round_array
 from splitup.graph.compare import (
@@ -50,18 +51,14 @@ _Sample = Annotated[
 ]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class PortVector(_Record):
+class PortVector(Record):
     """One output of one step: the digest of its bytes, and evenly spread elements in base64."""
 
     digest: _Digest
     sample: _Sample
 
 
-class ClassVectors(_Record):
+class ClassVectors(Record):
     """The outputs of one determinism class, per step and output port."""
 
     determinism: Annotated[str, Field(min_length=1, max_length=limits.MAX_DETERMINISM_CHARS)]
@@ -73,7 +70,7 @@ class ClassVectors(_Record):
     ]
 
 
-class SelfTestVectors(_Record):
+class SelfTestVectors(Record):
     """The reference vectors of one task, one entry per class that was measured."""
 
     format: Literal["splitup.vectors"]
@@ -171,9 +168,9 @@ def make_vectors(
 def load_vectors(data: bytes, task_id: str, ports: Sequence[Port]) -> SelfTestVectors:
     """Return the vectors in ``data``; raises InvalidModel unless they are those of this task."""
     try:
-        decode_canonical(data, max_bytes=limits.MAX_VECTORS_BYTES)
-        vectors = SelfTestVectors.model_validate_json(data)
-    except (InvalidInput, ValidationError) as error:
+        value = decode_canonical(data, max_bytes=limits.MAX_VECTORS_BYTES)
+        vectors = SelfTestVectors.read(value)
+    except InvalidInput as error:
         raise InvalidModel(
             f"the reference vectors of task {task_id} are invalid: {error}"
         ) from None

@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from splitup.core import limits
-from splitup.core.codec import decode_canonical, encode_canonical
+from splitup.core.codec import check_canonical, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.core.records import Record
 
 AddressField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
@@ -41,10 +42,14 @@ TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
 CLIENT = 0xFFFF  # the task index that stands for the client, which produces the graph inputs
 
 
-class Message(BaseModel):
-    """Base of every JSON message: strict types, immutable, unknown fields refused."""
+def count_values(max_bytes: int) -> int:
+    """Return how many values a message of at most so many bytes may have."""
+    is_large = max_bytes > limits.HTTP_BODY_BYTES
+    return limits.MAX_DOCUMENT_VALUES if is_large else limits.MAX_JSON_VALUES
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+class Message(Record):
+    """Base of every JSON message: strict types, immutable, unknown fields refused."""
 
     def canonical_bytes(self) -> bytes:
         """Return the bytes that are hashed and signed (``splitup.core.codec``)."""
@@ -73,22 +78,17 @@ class Message(BaseModel):
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
         """Parse canonical bytes from a peer; raise PeerFault when they are not a valid message."""
         try:
-            decode_canonical(data, max_bytes=max_bytes)
+            value = decode_canonical(data, max_bytes=max_bytes, max_values=count_values(max_bytes))
         except InvalidInput as error:
             raise PeerFault(f"{cls.__name__} is malformed: {error}") from None
-        return cls._validate(data)
+        return cls.from_value(value)
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
         """Validate an already decoded JSON value; raise PeerFault naming the offending field."""
-        return cls._validate(encode_canonical(value))
-
-    @classmethod
-    def _validate(cls, data: bytes) -> Self:
         try:
-            # JSON mode, so that arrays may become tuples although types are strict
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "(root)"
-            raise PeerFault(f"{cls.__name__}.{where} is invalid: {first['msg']}") from None
+            message = cls.read(value)
+            check_canonical(value)
+        except InvalidInput as error:
+            raise PeerFault(str(error)) from None
+        return message

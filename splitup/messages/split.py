@@ -16,11 +16,11 @@ import json
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
-from splitup.core.errors import SplitUpError
+from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.messages.base import Bytes32Field, Count, DigestField, Message
 
 PATH: Final = "/api/v1/split"
@@ -309,8 +309,6 @@ def _check_request(fields: dict[str, Any]) -> Message:
 
 def _check(kind: type[T], fields: dict[str, Any]) -> T:
     try:
-        return kind.model_validate_json(json.dumps(fields))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SplitError("bad_message", f"field '{place:.100}': {first['msg']}") from None
+        return kind.read(fields)
+    except InvalidInput as error:
+        raise SplitError("bad_message", f"{error!s:.300}") from None

@@ -37,7 +37,7 @@ from splitup.core.errors import (
 from splitup.crypto.jws import Claims, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages.api import Route
-from splitup.messages.base import Message
+from splitup.messages.base import Message, count_values
 from splitup.net.admission import Admission, AdmittingSite
 from splitup.net.endpoints import make_socket_factory
 from splitup.net.metrics import count_requests
@@ -394,7 +394,7 @@ class SignedClient:
     ) -> dict[str, Any]:
         """GET a JSON object."""
         body = await self.get_bytes(url, timeout_s=timeout_s, max_bytes=max_bytes)
-        return _parse_reply(url, body)
+        return _parse_reply(url, body, max_bytes)
 
     async def get_bytes(
         self,
@@ -461,9 +461,9 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
     return bytes(body)
 
 
-def _parse_reply(url: str, body: bytes) -> dict[str, Any]:
+def _parse_reply(url: str, body: bytes, max_bytes: int = limits.HTTP_BODY_BYTES) -> dict[str, Any]:
     try:
-        value = parse_json(body)
+        value = parse_json(body, max_values=count_values(max_bytes))
     except (ValueError, RecursionError):
         raise PeerFault(f"{url} answered something that is not JSON", peer=url) from None
     if not isinstance(value, dict):

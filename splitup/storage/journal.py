@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.codec import decode_canonical, encode_canonical
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 
@@ -256,7 +256,9 @@ def _decode(row: tuple[str, str, bytes, bytes], path: Path) -> dict[str, Any]:
     kind, key, data, digest = row
     if _compute_check(kind, key, data) != digest:
         raise _damaged(path, f"record {kind}/{key} has changed")
-    value: dict[str, Any] = decode_canonical(data, max_bytes=tuning.MAX_JOURNAL_VALUE_BYTES)
+    value: dict[str, Any] = decode_canonical(
+        data, max_bytes=tuning.MAX_JOURNAL_VALUE_BYTES, max_values=limits.MAX_DOCUMENT_VALUES
+    )
     return value
 
 

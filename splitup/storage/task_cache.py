@@ -22,6 +22,7 @@ from splitup.graph.manifest import (
     Manifest,
     Task,
     TextInfo,
+    check_refused,
     get_blob_key,
     get_task_key,
     get_weights_key,
@@ -71,13 +72,14 @@ class Cache:
         """Return a model's manifest; raise InvalidModel, StorageUnavailable, Refused, PeerFault."""
         known = self._manifests.get(model_id)
         if known is None:
+            check_refused(model_id)
             path = self._directory / f"{model_id[2:]}.json"
             if path.exists() and _compute_digest(path) == model_id[2:]:
                 data = path.read_bytes()
             else:
                 data = await self._gateway.fetch_manifest(model_id)
                 await asyncio.to_thread(write_file, path, data)
-            known = load_manifest(data)
+            known = await asyncio.to_thread(load_manifest, data)
             await self._check_manifest(known)
             while len(self._manifests) >= tuning.MAX_CACHED_MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))

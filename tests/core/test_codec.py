@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.core.codec import MAX_SAFE_INTEGER, decode_canonical, encode_canonical
+from splitup.core import limits
+from splitup.core.codec import (
+    MAX_SAFE_INTEGER,
+    decode_canonical,
+    encode_canonical,
+    parse_json,
+)
 from splitup.core.errors import InvalidInput
 
 SCALARS = (
@@ -64,3 +70,23 @@ def test_length_is_checked_before_parsing() -> None:
 def test_what_has_no_canonical_form_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput):
         encode_canonical(value)
+
+
+def test_s20_brackets_are_counted_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match=r"become \d+ bytes"):
+        parse_json("[" + "[],[0]," * 20_000 + "0]")
+    text = "[[{,:" * 100_000  # brackets in a string are none
+    assert parse_json(f'["{text}"]') == [text]
+
+
+def test_s20_values_are_counted_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match="values; the limit is"):
+        parse_json("[" + "0," * limits.MAX_JSON_VALUES + "0]")
+    assert len(parse_json("[" + "0," * 1_000 + "0]")) == 1_001
+
+
+@pytest.mark.parametrize("number", [MAX_SAFE_INTEGER, -MAX_SAFE_INTEGER])
+def test_the_largest_integers_are_canonical(number: int) -> None:
+    assert decode_canonical(f'["1234567890123456789",{number}]'.encode(), max_bytes=100)
+    with pytest.raises(InvalidInput):
+        decode_canonical(f"[{number + (1 if number > 0 else -1)}]".encode(), max_bytes=100)

@@ -284,3 +284,12 @@ def test_gates_are_inputs_of_tasks_without_state() -> None:
         wrong["tasks"][3] |= change
         with pytest.raises(InvalidModel, match="gate"):
             load(wrong)
+
+
+def test_s20_a_refused_manifest_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b'{"version":1,"why":"a manifest that this test alone reads"}'
+    with pytest.raises(InvalidModel, match="Field required"):
+        load_manifest(data)
+    monkeypatch.setattr("splitup.graph.manifest.decode_canonical", None)
+    with pytest.raises(InvalidModel, match="Field required"):
+        load_manifest(data)

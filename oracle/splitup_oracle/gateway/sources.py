@@ -17,7 +17,7 @@ from splitup.chain.deployment import Deployment
 from splitup.client.market.receipts import Status, fetch_status
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
-from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
+from splitup.graph.manifest import Manifest, check_refused, get_manifest_key, load_manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
@@ -154,10 +154,15 @@ class ObjectView:
         self._presigner = presigner
         self._http = http
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._parsing = asyncio.Semaphore(1)  # more would only hold up the event loop more often
         self._probes = asyncio.Semaphore(_PROBES)
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
-        """Return a checked manifest; raise Refused (404) when nobody has uploaded it."""
+        """Return a checked manifest; raise Refused (404) when nobody has uploaded it.
+
+        Raises InvalidModel for one that breaks a rule, which is found out once.
+        """
+        check_refused(model_id)
         manifest = self._manifests.get(model_id)
         if manifest is None:
             manifest = await self._load_manifest(model_id)
@@ -187,7 +192,9 @@ class ObjectView:
             max_bytes=limits.MAX_MANIFEST_BYTES,
             expected_digest=model_id[2:],
         )
-        return await asyncio.to_thread(load_manifest, data)
+        async with self._parsing:
+            known = self._manifests.get(model_id)
+            return await asyncio.to_thread(load_manifest, data) if known is None else known
 
     async def _probe_length(self, key: str) -> int | None:
         """Return the size of an object, None when there is none, by asking for its first byte."""

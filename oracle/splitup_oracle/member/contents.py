@@ -9,7 +9,7 @@ from pathlib import Path
 
 from splitup.chain.models import RecordedModels
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
-from splitup.graph.manifest import Manifest, load_manifest
+from splitup.graph.manifest import Manifest, check_refused, load_manifest
 from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
@@ -40,11 +40,12 @@ class ContentFetcher:
             return None  # do not download it again each time that an execution asks for it
         path = self._directory / f"{model_id[2:]}.json"
         try:
+            check_refused(model_id)
             if path.exists():
                 data = await asyncio.to_thread(path.read_bytes)
             else:
                 data = await self._gateway.fetch_manifest(model_id)
-            manifest = load_manifest(data)
+            manifest = await asyncio.to_thread(load_manifest, data)
             if manifest.model_id != model_id:
                 path.unlink(missing_ok=True)
                 raise InvalidInput(f"the manifest kept as {path} is of another model")

@@ -156,7 +156,7 @@ class GossipTransport:
 def _parse(data: bytes) -> tuple[GossipMessage, int]:
     """Parse what a chunked message holds: the body of a gossip request."""
     try:
-        body = parse_json(data)
+        body = parse_json(data, max_values=limits.MAX_DOCUMENT_VALUES)
     except (ValueError, RecursionError):
         raise PeerFault("a chunked message holds no JSON") from None
     if not isinstance(body, dict):

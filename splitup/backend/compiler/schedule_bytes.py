@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from splitup.backend.compiler.schedule import Block, Executable, Launch, Place, Schedule
 from splitup.backend.native_code import NativeCode
+from splitup.core import limits
 from splitup.core.codec import parse_json
 
 _LENGTH: Final = struct.Struct("<I")
@@ -49,7 +50,11 @@ def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
     """Return the schedule of ``encode_schedule``."""
     (length,) = _LENGTH.unpack_from(data)
     end = _LENGTH.size + length
-    header = parse_json(data[_LENGTH.size : end])
+    header = parse_json(
+        data[_LENGTH.size : end],
+        max_values=limits.MAX_DOCUMENT_VALUES,
+        max_growth=limits.DENSE_GROWTH,
+    )
     inputs, weights, states, values, outputs, executables, natives, launches, blocks = header
     read = []
     for code_bytes, *numbers in executables:

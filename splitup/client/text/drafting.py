@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.client.private.private_tasks import ClientPrograms
+from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.core.tensors import array_to_bytes, bytes_to_array
@@ -71,7 +72,8 @@ def check_vocabulary(target: bytes, draft: bytes, model: str) -> None:
 def _read_vocabulary(data: bytes) -> dict[str, Any] | list[Any] | None:
     """Return a vocabulary in the library's own form; None where there is none."""
     try:
-        found = parse_json(data)["model"]["vocab"]
+        file = parse_json(data, max_values=len(data), max_growth=limits.DENSE_GROWTH)
+        found = file["model"]["vocab"]
     except (ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, dict | list) else None

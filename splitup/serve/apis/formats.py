@@ -9,18 +9,17 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from splitup.client.text.grammar import Grammar
+from splitup.core.records import LaxRecord
 
 # a line break and its indentation at most: a model could go on with white space for ever
 _WHITESPACE: Final = r" |\n {0,32}"
 
 
-class Fields(BaseModel):
+class Fields(LaxRecord):
     """A part of a request: a field that is not listed is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TextFormat(Fields):

@@ -248,7 +248,7 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
         size = path.stat().st_size
         if size > limit:
             raise InvalidModel(f"'{path}' has {size} bytes; more than {limit} is no real one")
-        value = parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes(), max_values=size, max_growth=limits.DENSE_GROWTH)
     except OSError as error:
         raise InvalidModel(f"cannot read '{path}': {error.strerror}") from None
     except (ValueError, RecursionError):
