@@ -31,10 +31,6 @@ REMAINS: Final = {
     ): "neighbours that contradict each other both go unpaid",
     (
         "executor",
-        "honest work is unpaid: executors of half of the price did not commit in time",
-    ): "Executors of half of the price that do not commit",
-    (
-        "executor",
         "honest work is unpaid: fewer steps count than were delivered",
     ): "leaves the others' pay at an earlier interim end",
     (
