@@ -272,6 +272,9 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
     async def accept(self: RecordedModels, manifest: Manifest) -> None:
         """Do as a client that does not compare."""
 
+    async def hurry(*_: Any) -> None:
+        """Do as a client that does not wait for nodes."""
+
     async with SplitUp.connect(network.config) as net:
         manifest = (await net.fetch_model(MODEL)).manifest
         first, *rest = manifest.tasks
@@ -290,6 +293,7 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
             await net.execute(copy.model_id, make_inputs(1))
         monkeypatch.setattr(RecordedModels, "check", accept)
+        monkeypatch.setattr("splitup.client.network.wait_until_held", hurry)
         await net.deposit(1)
         with pytest.raises(ExecutionFailed) as caught:
             await net.execute(copy.model_id, make_inputs(1), deadline_s=12)
