@@ -15,7 +15,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,11 +47,18 @@ settings.load_profile("same")
 # Whatever a test starts ends with this process, even when that is killed: a worker of pytest-xdist
 # has no time to stop a network when somebody presses Ctrl-C.
 _start = subprocess.Popen.__init__
+_starter = ThreadPoolExecutor(max_workers=1)
 
 
 @functools.wraps(_start)
 def _start_mortal(self: Any, *arguments: Any, preexec_fn: Any = None, **options: Any) -> None:
-    _start(self, *arguments, preexec_fn=preexec_fn or make_death_pact(), **options)
+    """Start from a thread that lives as long as this process: the pact is with the thread."""
+    pact = preexec_fn or make_death_pact()
+    start = functools.partial(_start, self, *arguments, preexec_fn=pact, **options)
+    if threading.current_thread() is threading.main_thread():
+        start()
+    else:
+        _starter.submit(start).result()
 
 
 subprocess.Popen.__init__ = _start_mortal  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
 from splitup.explorer.earnings import fetch_days
-from splitup.graph.manifest import get_manifest_key, load_manifest
+from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
 from splitup.messages.storage import UploadObject
 from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, DRAFT, EXAMPLE, MODEL, Network, wait_for
@@ -269,8 +269,11 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
 ) -> None:
     """The copy has the tasks of a model that nodes serve, and a price of 0 on chain."""
 
-    async def accept(self: object, model: object) -> None:
-        """Do as a client that neither compares nor waits for who holds the model."""
+    async def accept(self: RecordedModels, manifest: Manifest) -> None:
+        """Do as a client that does not compare."""
+
+    async def hurry(*_: Any) -> None:
+        """Do as a client that does not wait for nodes."""
 
     async with SplitUp.connect(network.config) as net:
         manifest = (await net.fetch_model(MODEL)).manifest
@@ -290,7 +293,7 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
             await net.execute(copy.model_id, make_inputs(1))
         monkeypatch.setattr(RecordedModels, "check", accept)
-        monkeypatch.setattr(SplitUp, "_wait_until_held", accept)
+        monkeypatch.setattr("splitup.client.network.wait_until_held", hurry)
         await net.deposit(1)
         head = await chain.fetch_head()
         with pytest.raises(ExecutionFailed, match="was not planned") as caught:
@@ -439,7 +442,7 @@ async def test_same_chain_objects_and_keys_after_a_restart(network: Network) -> 
         deployment, address = net.chain.deployment, net.address
         model = await net.fetch_model(MODEL)
     assert await asyncio.to_thread(network.stop) == 0
-    network.start()  # not in a thread, with which it would end
+    await asyncio.to_thread(network.start)
     async with SplitUp.connect(network.config) as net:
         assert (net.chain.deployment, net.address) == (deployment, address)
         assert (await net.chain.fetch_head()).number > head.number

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidModel, TooSlow
-from splitup.sandbox.child import Answer, ChildFailed, serve
+from splitup.core.errors import InvalidModel, TooSlow, Unavailable
+from splitup.sandbox.child import Answer, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
 from splitup.sandbox.warm_child import WarmChild
 
@@ -86,6 +86,8 @@ class CompileServer:
             )
         except ChildFailed as error:
             raise InvalidModel(str(error)) from None
+        except ChildDied as error:
+            raise Unavailable(f"the task could not be compiled here: {error}") from None
         except TooSlow:
             if len(self._slow) >= tuning.SLOW_TASKS:
                 self._slow.clear()

@@ -53,7 +53,9 @@ def make_source(journal: Journal, fed: list[Any]) -> EventSource:
     deployment = SimpleNamespace(chain_id=1, market="0x" + "0a" * 20)
     chain = SimpleNamespace(deployment=deployment)
     machine = SimpleNamespace(is_open=lambda execution_id: False)
-    member: Any = SimpleNamespace(chain=chain, journal=journal, feed=fed.append, machine=machine)
+    member: Any = SimpleNamespace(
+        chain=chain, journal=journal, feed=fed.append, machine=machine, retired=set()
+    )
     return EventSource(member)
 
 
