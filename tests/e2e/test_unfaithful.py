@@ -250,7 +250,7 @@ def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
 def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
     """Their tasks are not paid for, and what their silence costs pays who answered."""
     result, receipt, verdicts, _ = settled
-    silent = {"node-0", "node-3"}
+    silent = {"node-3"}
     own = {task for task, node in enumerate(result.nodes) if nodes[node] in silent}
     outcomes = {verdict.task: verdict.outcome for verdict in verdicts}
     assert {task for task, outcome in outcomes.items() if outcome == "withheld"} == own
