@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +391,7 @@ async def open_market(
         await confirm_group_key(
             network.rpc_url, network.deployment, network.committee.members, group_key
         )
+        network = replace(network, committee=replace(network.committee, configuration=2))
         await _store_model(network, manifest, graphs)
         rows = [
             ("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in manifest.tasks
