@@ -97,11 +97,13 @@ ROWS: Final = {
     "S16": "padding of what a lookup reads",
     "S17": "a value with two symbolic axes",
     "S18": "a kernel cache with somebody else's code",
+    "S19": "an executor that empties its own stake",
     "S20": "a message that costs more to refuse than to send",
     "S21": "a cache or a clock that tells one key what another one asked",
     "S22": "a right that was decided when the program began",
     "S23": "an address of another network inside a public one",
     "S24": "slow connections that take every place",
+    "S25": "evidence judged by a key that the reporter chose",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

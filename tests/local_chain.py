@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from eth_abi.abi import encode
-from eth_utils.crypto import keccak
-
 from splitup.chain.rpc import Rpc
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.devnet.anvil import CHAIN_ID, build_command, find_anvil
@@ -121,8 +118,3 @@ async def mine(rpc: Rpc, blocks: int) -> None:
     """Mine empty blocks, a few at a time: an endpoint that takes long to answer counts as down."""
     for first in range(0, blocks, _BLOCKS_AT_ONCE):
         await rpc.request("anvil_mine", hex(min(_BLOCKS_AT_ONCE, blocks - first)))
-
-
-def compute_commitment(steps: int, root: str) -> str:
-    """Return what ``Market.commitmentOf`` holds after a completion of ``steps`` and ``root``."""
-    return "0x" + keccak(encode(("uint32", "bytes32"), (steps, bytes.fromhex(root[2:])))).hex()

@@ -135,7 +135,8 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/collected_commitments.py",
         "        check_end(signed, plan)\n",
         "",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_without_the_clients_end_nothing_is_drawn",
+        f"{_TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s02_no_executor_invents_an_end_of_the_client",
     ),
     Mutant(
         "one number of steps",
@@ -148,9 +149,19 @@ MUTANTS: Final = (
     Mutant(
         "majority for a number of steps",
         f"{_SETTLEMENT}/settlement_state.py",
-        "if 2 * covered > sum(prices) and covered * steps >= most:",
-        "if covered * steps >= most:",
-        f"{_TESTS}/settlement/test_unended.py::test_half_of_the_price_is_not_enough",
+        "worth = is_majority, covered * steps, steps",
+        "worth = True, covered * steps, steps",
+        f"{_TESTS}/settlement/test_unended.py::"
+        "test_what_most_executors_committed_to_comes_before_what_pays_one_of_them_more",
+        is_quick=False,
+    ),
+    Mutant(
+        "majority for counted steps",
+        f"{_SETTLEMENT}/settlement_state.py",
+        "                not is_majority\n                or steps",
+        "                steps",
+        f"{_TESTS}/settlement/test_unended.py::"
+        "test_a_minority_counts_no_steps_that_the_client_signed_nothing_for",
         is_quick=False,
     ),
     Mutant(
@@ -224,10 +235,11 @@ MUTANTS: Final = (
     ),
     Mutant(
         "steps of a completion",
-        f"{_SETTLEMENT}/verification_state.py",
-        "if completion is None or completion.steps != self.draw.steps:",
-        "if completion is None:",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake[0]",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        "if completion.steps != steps:",
+        "if False:",
+        f"{_TESTS}/committee/test_member.py::"
+        "test_a_completion_must_be_what_was_committed_steps_included",
         is_quick=False,
     ),
     Mutant(
@@ -280,8 +292,8 @@ MUTANTS: Final = (
     Mutant(
         "words of a request in a vote's slot",
         f"{_COMMITTEE}/equivocation.py",
-        'return f"plan/{vote.execution_id}/{vote.request_hash}"',
-        'return f"plan/{vote.execution_id}"',
+        'return f"plan/{vote.configuration}/{vote.execution_id}/{vote.request_hash}"',
+        'return f"plan/{vote.configuration}/{vote.execution_id}"',
         f"{_TESTS}/committee/test_reorganised_handovers.py::"
         "test_s03_a_reorganisation_across_a_handover_makes_nobody_sign_two_plans",
         is_quick=False,
@@ -366,18 +378,9 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
-        "steps of an own commitment",
-        f"{_SETTLEMENT}/chain_commitments.py",
-        "if completion.steps != committed.steps:",
-        "if False:",
-        f"{_TESTS}/committee/test_member.py::"
-        "test_a_completion_must_be_what_was_committed_steps_included",
-        is_quick=False,
-    ),
-    Mutant(
         "root of a completion",
         f"{_SETTLEMENT}/chain_commitments.py",
-        "if completion.root() != committed.root:",
+        "if completion.root() != root:",
         "if False:",
         f"{_TESTS}/committee/test_member.py::"
         "test_a_completion_must_be_what_was_committed_steps_included",
@@ -454,19 +457,11 @@ MUTANTS: Final = (
         f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",
         is_quick=False,
     ),
-    Mutant(
-        "exposure of an own commitment",
-        f"{_SETTLEMENT}/settlement_state.py",
-        "if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):",
-        "if exposures:",
-        f"{_TESTS}/settlement/test_stakes.py::test_an_own_commitment_that_locks_too_little_is_none",
-        is_quick=False,
-    ),
     # ---- the committee --------------------------------------------------------------------------
     Mutant(
         "quorum of a certificate",
         f"{_COMMITTEE}/certificates.py",
-        "    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)\n",
+        "    _check_quorum(plan_hash, certificate.signatures, committee, scheme)\n",
         "",
         f"{_TESTS}/committee/test_certificates.py::test_every_part_is_bound",
     ),
@@ -523,6 +518,13 @@ MUTANTS: Final = (
         "        if not state.rests_on_chain(draw):\n            return\n",
         "",
         f"{_TESTS}/settlement/test_draws.py::test_a_draw_of_another_member_is_taken_if_it_rests_on_our_chain",
+    ),
+    Mutant(
+        "a stake that is not locked",
+        f"{_SETTLEMENT}/chain_commitments.py",
+        " if locked.get(node)}",
+        "}",
+        f"{_TESTS}/settlement/test_commitments.py::test_s19_a_node_without_free_stake_costs_nobody_else_the_pay",
     ),
     Mutant(
         "request of a certificate",

@@ -35,8 +35,9 @@ contract Bonds is IBonds, Ownable2Step {
 
     bytes32 internal constant SNAPSHOT_TYPEHASH =
         keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
-    bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+    bytes32 internal constant PLAN_TYPEHASH = keccak256(
+        "Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)"
+    );
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
         "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
     );
@@ -52,6 +53,8 @@ contract Bonds is IBonds, Ownable2Step {
     uint64 public immutable releasePeriod;
     /// @notice The account that receives forfeited bonds, less the reporters' rewards.
     address public treasury;
+    /// @inheritdoc IBonds
+    uint256 public forfeited;
     /// @inheritdoc IBonds
     mapping(address account => uint256) public bondOf;
     /// @inheritdoc IBonds
@@ -75,6 +78,13 @@ contract Bonds is IBonds, Ownable2Step {
     /// @inheritdoc IBonds
     function setTreasury(address treasury_) external onlyOwner {
         _setTreasury(treasury_);
+    }
+
+    /// @inheritdoc IBonds
+    function collectForfeited() external {
+        uint256 amount = forfeited;
+        forfeited = 0;
+        usdc.safeTransfer(treasury, amount);
     }
 
     // ----------------------------------------------------------------------------- the bond
@@ -131,7 +141,9 @@ contract Bonds is IBonds, Ownable2Step {
     /// @inheritdoc IBonds
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external {
         require(
-            first.executionId == second.executionId && first.requestHash == second.requestHash, SlotsDiffer()
+            first.configuration == second.configuration && first.executionId == second.executionId
+                && first.requestHash == second.requestHash,
+            SlotsDiffer()
         );
         require(
             first.planRoot != second.planRoot || keccak256(first.tail) != keccak256(second.tail), VotesAgree()
@@ -139,7 +151,7 @@ contract Bonds is IBonds, Ownable2Step {
         address member = _recoverPlan(first);
         address other = _recoverPlan(second);
         require(member == other, VotersDiffer(member, other));
-        _punish(member, keccak256(abi.encode("plans", first.executionId, first.requestHash)));
+        _punish(member, keccak256(abi.encode("plans", first.configuration, first.executionId, first.requestHash)));
     }
 
     /// @inheritdoc IBonds
@@ -171,7 +183,7 @@ contract Bonds is IBonds, Ownable2Step {
                 ChoiceRight(listedClock, betterClock)
             );
         }
-        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
+        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.configuration, vote.executionId)));
     }
 
     /// @inheritdoc IBonds
@@ -187,14 +199,13 @@ contract Bonds is IBonds, Ownable2Step {
         require(place < opened.candidates.length, PlaceInvalid(place));
         address node = opened.candidates[place];
         require(_isAbsent(header, node, neighbours), StrangerUnproven(node));
-        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
+        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.configuration, vote.executionId)));
     }
 
     /// @inheritdoc IBonds
     function reportSeed(
         PlanVote calldata vote,
         PlanHeader calldata plan,
-        uint64 configuration,
         Request calldata request,
         bytes calldata signature
     ) external {
@@ -202,13 +213,13 @@ contract Bonds is IBonds, Ownable2Step {
         bytes32 requestHash = keccak256(abi.encode(REQUEST_TYPEHASH, request));
         require(vote.requestHash == requestHash, OpeningInvalid(7));
         bytes memory message = abi.encode(PLAN_SEED_TAG, vote.executionId, requestHash);
-        bytes32 seed = committee.verifyRandomnessOf(configuration, message, signature);
+        bytes32 seed = committee.verifyRandomnessOf(vote.configuration, message, signature);
         require(
             plan.requestHash != requestHash || plan.modelId != request.modelId
                 || plan.snapshotRoot != request.snapshotRoot || plan.seed != seed,
             VotesAgree()
         );
-        _punish(_recoverPlan(vote), keccak256(abi.encode("seed", vote.executionId, requestHash)));
+        _punish(_recoverPlan(vote), keccak256(abi.encode("seed", vote.configuration, vote.executionId, requestHash)));
     }
 
     // --------------------------------------------------------------------- votes, internal
@@ -221,7 +232,14 @@ contract Bonds is IBonds, Ownable2Step {
 
     function _recoverPlan(PlanVote calldata vote) internal view returns (address) {
         bytes32 structHash = keccak256(
-            bytes.concat(PLAN_TYPEHASH, vote.executionId, vote.requestHash, vote.planRoot, vote.tail)
+            bytes.concat(
+                PLAN_TYPEHASH,
+                bytes32(uint256(vote.configuration)),
+                vote.executionId,
+                vote.requestHash,
+                vote.planRoot,
+                vote.tail
+            )
         );
         return _recover(structHash, vote.signature);
     }
@@ -241,8 +259,8 @@ contract Bonds is IBonds, Ownable2Step {
         bondOf[member] = 0;
         emit MemberPunished(member, msg.sender, offence, bond);
         uint256 reward = bond * REWARD_BPS / BPS;
+        forfeited += bond - reward;
         usdc.safeTransfer(msg.sender, reward);
-        usdc.safeTransfer(treasury, bond - reward);
     }
 
     // ------------------------------------------------------------------ openings, internal

@@ -12,7 +12,6 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {MarketRules} from "./MarketRules.sol";
 import {ICommittee, Member} from "./interfaces/ICommittee.sol";
 import {
-    Completion,
     Execution,
     ExecutionHistory,
     IMarket,
@@ -38,13 +37,14 @@ contract Market is IMarket, Ownable2Step {
 
     uint256 internal constant BPS = 10_000;
     uint256 internal constant MAX_STEPS = 65_536;
-    uint256 internal constant MAX_COMPLETIONS = 64;
     uint256 internal constant MAX_EXECUTORS = 1_024; // a model has at most as many tasks
     uint256 internal constant MAX_PAYOUTS = 2_048; // for 1024 executors and 1024 validators
     uint256 internal constant MAX_SLASHES = 256; // bounds the rewards, too
     uint256 internal constant MAX_DISTRIBUTED = 64; // executions per call
     uint256 internal constant MAX_CREDITS = 384; // payouts per execution and call; a new account costs 22 k gas
     uint256 internal constant MAX_FREEZE_S = 30 days; // bounds the damage of a mistyped time
+    uint256 internal constant COMMIT_GRACE_S = 30; // after a deadline, for what was agreed on before it: slow blocks
+    uint256 internal constant LAST_CALL_S = 30; // before a deadline; from then on nobody waits for an executor's stake
 
     bytes32 internal constant DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
@@ -52,8 +52,9 @@ contract Market is IMarket, Ownable2Step {
         "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
     );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
-    bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
+    bytes32 internal constant PLAN_TYPEHASH = keccak256(
+        "Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)"
+    );
     bytes32 internal constant COMMITMENTS_TYPEHASH =
         keccak256("Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)");
     bytes32 internal constant SETTLEMENT_TYPEHASH =
@@ -93,7 +94,7 @@ contract Market is IMarket, Ownable2Step {
     mapping(address account => Account) internal _accounts;
     mapping(bytes32 executionId => Execution) internal _executions;
     /// @inheritdoc IMarket
-    mapping(bytes32 executionId => mapping(address node => bytes32)) public commitmentOf;
+    mapping(uint64 configuration => uint256) public feesOf;
 
     /// @param owner_ Owner of the contract, and its first treasury.
     /// @param usdc_ The token.
@@ -200,7 +201,6 @@ contract Market is IMarket, Ownable2Step {
         bytes32 executionId = executionIdOf(request.client, request.nonce);
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Requested);
-        require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
         bytes32 requestHash = _hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
         _acceptPlan(executionId, execution.configuration, requestHash, plan, signatures);
@@ -237,7 +237,7 @@ contract Market is IMarket, Ownable2Step {
     ) external {
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Planned);
-        require(!execution.certified, CommitmentExists(executionId, address(0)));
+        require(!execution.certified, CommitmentExists(executionId));
         require(root != 0, RootMissing(executionId));
         require(exposures.length > 0, ExecutorsMissing(executionId));
         _requireAtMost(exposures.length, MAX_EXECUTORS);
@@ -247,27 +247,15 @@ contract Market is IMarket, Ownable2Step {
         );
 
         execution.certified = true;
-        bytes32[] memory raised = nodes.lock(exposures);
-        if (raised.length > 0) {
-            digest = keccak256(abi.encodePacked(raised));
-            emit ExecutionCommitted(executionId, root, raised);
+        bool isLate = block.timestamp + LAST_CALL_S >= execution.deadline;
+        bytes32[] memory changed = nodes.lock(exposures, isLate);
+        if (changed.length > 0) {
+            digest = keccak256(abi.encodePacked(changed));
+            emit ExecutionCommitted(executionId, root, changed);
         } else {
             emit ExecutionCommitted(executionId, root, exposures);
         }
         execution.record = keccak256(abi.encode(execution.record, root, digest));
-    }
-
-    /// @inheritdoc IMarket
-    /// @dev The contract stores only a hash of the plan. It therefore cannot check that the caller is an executor of
-    /// the plan or that the exposure is right; the committee does. The commitment of any other node earns nothing
-    /// and can at most delay a refund by the settlement grace.
-    function commitCompletions(Completion[] calldata completions) external {
-        uint256 count = completions.length;
-        _requireAtMost(count, MAX_COMPLETIONS);
-        require(nodes.isActive(msg.sender), NodeInactive(msg.sender));
-        for (uint256 i; i < count; ++i) {
-            _commitCompletion(completions[i]);
-        }
     }
 
     /// @inheritdoc IMarket
@@ -331,18 +319,20 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
-    function collectFees() external {
-        Member[] memory members = committee.members();
-        Totals memory totals = _totals;
-        uint56 share = SafeCast.toUint56(totals.fees / members.length);
+    function collectFees(uint64 configuration) external {
+        Member[] memory members = committee.membersOf(configuration);
+        require(members.length > 0, ICommittee.ConfigurationUnknown(configuration));
+        uint96 share = SafeCast.toUint96(feesOf[configuration] / members.length);
         uint56 amount = SafeCast.toUint56(share * members.length);
         for (uint256 i; i < members.length; ++i) {
             _credit(members[i].account, share);
         }
+        feesOf[configuration] -= amount;
+        Totals memory totals = _totals;
         totals.fees -= amount;
         totals.balances += amount;
         _totals = totals;
-        emit FeesCollected(amount, members.length);
+        emit FeesCollected(configuration, amount, members.length);
     }
 
     // ---------------------------------------------------------------------- owner functions
@@ -407,9 +397,6 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     function recordOf(ExecutionHistory calldata history, bool settled) public pure returns (bytes32 record) {
         record = _planRecord(history.requestHash, history.planRoot, history.seed);
-        for (uint256 i; i < history.own.length; ++i) {
-            record = keccak256(abi.encode(record, history.own[i]));
-        }
         if (history.commitments != 0) {
             record = keccak256(abi.encode(record, history.commitments, hashList(history.exposures)));
         } else {
@@ -426,9 +413,7 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     function refundableAt(bytes32 executionId) public view returns (uint256) {
         Execution storage execution = _executions[executionId];
-        bool complete = execution.status == Status.Planned
-            && (execution.certified || execution.committed >= execution.executorCount);
-        return complete ? _endOf(execution) : execution.deadline;
+        return execution.certified ? _endOf(execution) : execution.deadline + COMMIT_GRACE_S;
     }
 
     /// @inheritdoc IMarket
@@ -539,7 +524,6 @@ contract Market is IMarket, Ownable2Step {
         emit Distributed(executionId, stop - start, end - stop);
         if (!releasing) return paid;
         if (history.exposures.length > 0) nodes.release(history.exposures);
-        if (history.own.length > 0) nodes.release(history.own);
     }
 
     function _applySettlement(
@@ -558,7 +542,7 @@ contract Market is IMarket, Ownable2Step {
         uint256 slashed;
         if (s.slashes.length > 0) {
             bytes32[] memory taken;
-            (taken, slashed) = nodes.slash(s.slashes, history.exposures, history.own);
+            (taken, slashed) = nodes.slash(s.slashes, history.exposures);
             emit Slashed(executionId, taken);
             _reward(executionId, s.rewards, slashed, slashed * (BPS - execution.treasuryBps) / BPS);
         }
@@ -568,6 +552,7 @@ contract Market is IMarket, Ownable2Step {
         totals.locked -= SafeCast.toUint96(left + fee);
         totals.fees += SafeCast.toUint56(fee);
         _totals = totals;
+        feesOf[execution.configuration] += fee;
         emit Settled(executionId, s.steps, paid, fee, left, slashed, s.evidenceRoot, s.payouts);
     }
 
@@ -682,29 +667,6 @@ contract Market is IMarket, Ownable2Step {
         );
     }
 
-    function _commitCompletion(Completion calldata completion) internal {
-        bytes32 executionId = completion.executionId;
-        Execution storage execution = _executions[executionId];
-        _requireStatus(executionId, execution.status, Status.Planned);
-        require(!execution.certified, CommitmentExists(executionId, address(0)));
-        require(commitmentOf[executionId][msg.sender] == 0, CommitmentExists(executionId, msg.sender));
-        require(
-            completion.steps > 0 && completion.steps <= execution.steps,
-            StepsInvalid(completion.steps, execution.steps)
-        );
-        require(completion.root != 0, RootMissing(executionId));
-        _requireAtMost(execution.committed + 1, MAX_EXECUTORS);
-
-        ++execution.committed;
-        bytes32[] memory exposures = new bytes32[](1);
-        exposures[0] = pack(msg.sender, completion.exposure);
-        bytes32[] memory raised = nodes.lock(exposures);
-        if (raised.length > 0) exposures = raised;
-        execution.record = keccak256(abi.encode(execution.record, exposures[0]));
-        commitmentOf[executionId][msg.sender] = keccak256(abi.encode(completion.steps, completion.root));
-        emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root, amountOf(exposures[0]));
-    }
-
     function _acceptPlan(
         bytes32 executionId,
         uint64 configuration,
@@ -719,7 +681,9 @@ contract Market is IMarket, Ownable2Step {
         bytes32 seed = keccak256(plan.seedSignature);
         committee.requireQuorumOf(
             configuration,
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, requestHash, plan.planRoot, seed, executors)),
+            keccak256(
+                abi.encode(PLAN_TYPEHASH, configuration, executionId, requestHash, plan.planRoot, seed, executors)
+            ),
             signatures
         );
         // last: it costs the most gas
@@ -729,8 +693,6 @@ contract Market is IMarket, Ownable2Step {
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
-        // The first check of this function bounds it by MAX_EXECUTORS.
-        execution.executorCount = uint16(executors); // forge-lint: disable-line(unsafe-typecast)
         execution.record = _planRecord(requestHash, plan.planRoot, seed);
         emit PlanAccepted(executionId, plan.planRoot, seed, executors);
     }

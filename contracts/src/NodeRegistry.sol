@@ -174,17 +174,21 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     // ---------------------------------------------------------------------- market functions
 
     /// @inheritdoc INodeRegistry
-    function lock(bytes32[] calldata exposures) external onlyMarket returns (bytes32[] memory raised) {
+    function lock(bytes32[] calldata exposures, bool isLate)
+        external
+        onlyMarket
+        returns (bytes32[] memory changed)
+    {
         address previous;
         for (uint256 i; i < exposures.length; ++i) {
             bytes32 exposure = exposures[i];
             (address account, uint256 amount) = (accountOf(exposure), amountOf(exposure));
             require(account > previous, ExposuresNotAscending(previous, account));
             previous = account;
-            uint256 locked = _lock(account, amount);
+            uint256 locked = _lock(account, amount, isLate);
             if (locked == amount) continue;
-            if (raised.length == 0) raised = exposures;
-            raised[i] = pack(account, uint96(locked)); // forge-lint: disable-line(unsafe-typecast) part of a stake
+            if (changed.length == 0) changed = exposures;
+            changed[i] = pack(account, uint96(locked)); // forge-lint: disable-line(unsafe-typecast) part of a stake
         }
     }
 
@@ -199,7 +203,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     }
 
     /// @inheritdoc INodeRegistry
-    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures, bytes32[] calldata own)
+    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures)
         external
         onlyMarket
         returns (bytes32[] memory taken, uint256 total)
@@ -211,12 +215,9 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             address account = accountOf(slashes[i]);
             require(account > previous, SlashesNotAscending(previous, account));
             previous = account;
-            uint256 most = exposures.length + own.length > 0 ? EXPOSURE_FLOOR : 0; // as a validator
+            uint256 most = exposures.length > 0 ? EXPOSURE_FLOOR : 0; // as a validator
             while (next < exposures.length && accountOf(exposures[next]) < account) ++next;
             if (next < exposures.length && accountOf(exposures[next]) == account) most += amountOf(exposures[next]);
-            for (uint256 k; k < own.length; ++k) {
-                if (accountOf(own[k]) == account) most += amountOf(own[k]);
-            }
             uint256 amount = amountOf(slashes[i]);
             uint96 loss = _slash(account, amount < most ? amount : most);
             taken[i] = pack(account, loss);
@@ -310,9 +311,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     }
 
     /// @dev After k offences the exposure is 4^k times as large, as far as half of the free stake covers it: whoever
-    /// lied repeatedly risks its stake, and cannot block the other executions that it takes part in.
+    /// lied repeatedly risks its stake, and cannot block the other executions that it takes part in. Nothing is locked of
+    /// a node without enough free stake if it is late: the others do not wait for it any more.
     /// @return exposure What is locked.
-    function _lock(address account, uint256 amount) internal returns (uint256 exposure) {
+    function _lock(address account, uint256 amount, bool isLate) internal returns (uint256 exposure) {
         Node storage node = _nodes[account];
         (uint256 stake, uint256 locked) = (node.stake, node.locked);
         uint256 free; // 0 after a slash that left less than is locked
@@ -321,7 +323,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             if (stake > taken) free = stake - taken;
         }
         require(amount >= EXPOSURE_FLOOR, ExposureTooLow(account, EXPOSURE_FLOOR, amount));
-        require(amount <= free, ExposureTooHigh(account, free, amount));
+        if (amount > free) {
+            require(isLate, ExposureTooHigh(account, free, amount));
+            return 0;
+        }
         exposure = amount;
         if (block.timestamp < node.offenderUntil) {
             uint256 raised = amount << 2 * node.offences;

@@ -42,6 +42,8 @@ abstract contract Base {
     uint96 internal constant FLOOR = 5e6; // NodeRegistry.EXPOSURE_FLOOR
     uint96 internal constant RESERVE = 100e6; // NodeRegistry.VALIDATION_RESERVE
     uint96 internal constant PRICE = 3e6;
+    uint64 internal constant COMMIT_GRACE = 30; // Market.COMMIT_GRACE_S
+    uint64 internal constant LAST_CALL = 30; // Market.LAST_CALL_S
     uint64 internal constant UNBONDING = 7 days;
     bytes32 internal constant MODEL = keccak256("model");
 
@@ -188,12 +190,14 @@ abstract contract Base {
     }
 
     function planHash(bytes32 id, PlanSubmission memory plan) internal view returns (bytes32) {
-        bytes32 kind =
-            keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        bytes32 requestHash = market.requestHashOf(requests[id]);
-        return keccak256(
-            abi.encode(kind, id, requestHash, plan.planRoot, keccak256(plan.seedSignature), plan.executors)
+        bytes32 kind = keccak256(
+            "Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)"
         );
+        bytes32 requestHash = market.requestHashOf(requests[id]);
+        bool isOpen = market.executionOf(id).client != address(0);
+        uint64 configuration = isOpen ? market.executionOf(id).configuration : committee.configuration();
+        bytes32 seed = keccak256(plan.seedSignature);
+        return keccak256(abi.encode(kind, configuration, id, requestHash, plan.planRoot, seed, plan.executors));
     }
 
     function commitmentsHash(bytes32 id, bytes32 root, bytes32[] memory exposures) internal pure returns (bytes32) {
@@ -342,7 +346,6 @@ abstract contract Base {
             requestHash: market.requestHashOf(requests[id]),
             planRoot: plan.planRoot,
             seed: keccak256(plan.seedSignature),
-            own: new bytes32[](0),
             commitments: commitments,
             exposures: makeExposures(commitments == 0 ? 0 : plan.executors),
             payouts: payouts

@@ -88,6 +88,9 @@ contract BondsTest is BondsBase {
         vm.prank(reporter);
         bonds.reportSnapshots(snapshotVote(key, 1, "a"), snapshotVote(key, 1, "b"));
         assertEq(usdc.balanceOf(reporter), BOND / 5);
+        assertEq(bonds.forfeited(), BOND - BOND / 5); // no transfer: the report does not depend on the treasury
+        bonds.collectForfeited();
+        assertEq(bonds.forfeited(), 0);
         assertEq(usdc.balanceOf(address(0x7777)), BOND - BOND / 5);
         assertEq(bonds.bondOf(vm.addr(key)), 0);
 

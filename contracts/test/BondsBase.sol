@@ -39,9 +39,11 @@ abstract contract BondsBase is Base {
         view
         returns (PlanVote memory)
     {
-        bytes32 typeHash =
-            keccak256("Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        bytes32 structHash = keccak256(abi.encode(typeHash, id, requestHash, root, SEED, 3));
-        return PlanVote(id, requestHash, root, abi.encode(SEED, 3), sign(key, structHash));
+        bytes32 typeHash = keccak256(
+            "Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)"
+        );
+        uint64 configuration = committee.configuration();
+        bytes32 structHash = keccak256(abi.encode(typeHash, configuration, id, requestHash, root, SEED, 3));
+        return PlanVote(configuration, id, requestHash, root, abi.encode(SEED, 3), sign(key, structHash));
     }
 }

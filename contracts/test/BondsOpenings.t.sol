@@ -3,6 +3,7 @@ pragma solidity ^0.8.28;
 
 import {BondsBase} from "./BondsBase.sol";
 import {IBonds, OpenedEntry, OpenedSnapshot, OpenedTask, PlanVote} from "../src/interfaces/IBonds.sol";
+import {ICommittee} from "../src/interfaces/ICommittee.sol";
 import {Request} from "../src/interfaces/IMarket.sol";
 import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
 
@@ -370,7 +371,7 @@ contract BondsOpeningsTest is BondsBase {
         (plan.seed, plan.modelId, plan.snapshotRoot, plan.requestHash) = (seed, model, snapshotRoot, requestHash);
         PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
         bytes memory signature = makeSeed(requestHash);
-        bonds.reportSeed(vote, plan, committee.configuration(), r, signature);
+        bonds.reportSeed(vote, plan, r, signature);
     }
 
     /// @dev The group signs a seed for every wording of a request; only that of the vote's own counts.
@@ -383,9 +384,36 @@ contract BondsOpeningsTest is BondsBase {
         PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
         r.steps = 3;
         bytes memory signature = makeSeed(market.requestHashOf(r));
-        uint64 configuration = committee.configuration();
         vm.expectRevert(invalid(7));
-        bonds.reportSeed(vote, plan, configuration, r, signature);
+        bonds.reportSeed(vote, plan, r, signature);
+    }
+
+    /// @dev A committee whose key was made anew gives another seed for the same words. A vote names the one it is for.
+    function test_s25_the_seed_of_another_configuration_is_no_evidence() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        (Request memory r, bytes32 requestHash) = makeWords();
+        (, OpenedTask memory opened) = makePlan(list(account(0)));
+        PlanHeader memory plan = opened.plan;
+        (plan.seed, plan.requestHash) = (keccak256(makeSeed(requestHash)), requestHash);
+        (plan.modelId, plan.snapshotRoot) = (r.modelId, r.snapshotRoot);
+        PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
+        committee.resetMembers(makeMembers()); // the same people
+        confirmKey(blsKey(GROUP_SECRET + 1), 3);
+        bytes memory message = abi.encode(keccak256("splitup/plan-seed/v1"), ID, requestHash);
+        bytes memory second = blsSign(GROUP_SECRET + 1, message);
+        bytes memory first = makeSeed(requestHash);
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.RandomnessInvalid.selector, 1));
+        bonds.reportSeed(vote, plan, r, second);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.VotesAgree.selector));
+        bonds.reportSeed(vote, plan, r, first);
+        vote.configuration = 2; // then it is nobody's signature that has a bond
+        vm.expectRevert();
+        bonds.reportSeed(vote, plan, r, second);
+        PlanVote memory renewed = planVote(memberKeys[0], ID, requestHash, keccak256("the plan of the other seed"));
+        vote.configuration = 1;
+        vm.expectRevert(abi.encodeWithSelector(IBonds.SlotsDiffer.selector));
+        bonds.reportPlans(vote, renewed);
+        assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
     }
 
     function test_a_vote_for_a_request_with_the_plan_of_another_is_punished() public {
@@ -395,7 +423,7 @@ contract BondsOpeningsTest is BondsBase {
         PlanHeader memory plan = opened.plan;
         plan.seed = keccak256(makeSeed(requestHash));
         PlanVote memory vote = planVote(memberKeys[0], ID, requestHash, rootOf(plan));
-        bonds.reportSeed(vote, plan, committee.configuration(), r, makeSeed(requestHash));
+        bonds.reportSeed(vote, plan, r, makeSeed(requestHash));
         assertPunished();
     }
 

@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
 import {
-    Completion, ExecutionHistory, Payment, PlanSubmission, Request, Settlement
+    ExecutionHistory, Payment, PlanSubmission, Request, Settlement
 } from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
 import {pack} from "../src/libraries/AccountAmount.sol";
@@ -155,26 +155,24 @@ contract GasTest is Base {
         bytes32 id = request(1);
         PlanSubmission memory plan = makePlan(requests[id], 10);
         market.submitCompletePlan(requests[id], plan, certify(3, planHash(id, plan)));
-        Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"), 12_345_678);
-        vm.prank(executors[0]);
-        market.commitCompletions(list);
-        vm.snapshotGasLastCall("Functions", "commitCompletions of one node");
+        bytes32 root = keccak256("commitments");
+        bytes32[] memory exposures = makeExecutorExposures(10);
+        market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
         Settlement memory s = makePayouts(10);
         s.slashes = new bytes32[](1);
         s.slashes[0] = pack(executors[0], 10e6);
         recordPlan(id, plan);
-        recorded[id].own.push(pack(executors[0], 12_345_678));
+        (recorded[id].commitments, recorded[id].exposures) = (root, exposures);
         s.rewards = new Payment[](2);
         s.rewards[0] = Payment(executors[3], 1e6);
         s.rewards[1] = Payment(client, 1e6);
         bytes memory signatures = certify(3, settlementHash(id, s));
         market.settle(id, s, recorded[id], signatures);
         vm.snapshotGasLastCall("Functions", "settle 10 payouts, 1 slash, 2 rewards");
-        market.collectFees();
+        market.collectFees(1);
         vm.snapshotGasLastCall("Functions", "collectFees, 4 members");
         id = request(2);
-        vm.warp(block.timestamp + 60);
+        vm.warp(market.refundableAt(id));
         market.refund(id);
         vm.snapshotGasLastCall("Functions", "refund");
     }

@@ -6,7 +6,6 @@ import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.so
 import {MarketBase} from "./MarketBase.sol";
 import {ICommittee} from "../src/interfaces/ICommittee.sol";
 import {
-    Completion,
     Execution,
     ExecutionHistory,
     IMarket,
@@ -154,17 +153,14 @@ contract MarketTest is MarketBase {
         refuse(abi.encodeWithSelector(IMarket.RequestsPaused.selector));
         tryRequest(MODEL, 1, PRICE, block.timestamp + 60, 3);
         submitPlan(id, 1);
-        commit(node[0], id);
+        commitAll(id, 1);
         settle(id, makeSettlement(1e6, 0, 0));
-        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
-        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 1), 0, payouts);
-        history.own = makeExposures(1);
-        market.distribute(toList(history));
-        vm.warp(block.timestamp + 60);
+        distributeAll(id, makeSettlement(1e6, 0, 0).payouts);
+        vm.warp(block.timestamp + 60 + COMMIT_GRACE);
         market.refund(other);
         vm.prank(node[0]);
         market.withdraw(1e6);
-        market.collectFees();
+        market.collectFees(1);
         vm.prank(client);
         market.withdraw(1);
         assertConserved();
@@ -186,7 +182,7 @@ contract MarketTest is MarketBase {
         market.submitCompletePlan(r, plan, few);
         submitPlan(id, 3);
         Execution memory execution = market.executionOf(id);
-        require(execution.executorCount == 3 && execution.status == Status.Planned);
+        require(execution.status == Status.Planned);
         require(execution.record == market.recordOf(makeHistory(id, plan, 0, new bytes32[](0)), false));
         assertEq(nodes.nodeOf(node[0]).locked, 0); // locked only by the commitments
         bytes memory again = certify(3, planHash(id, plan));
@@ -226,7 +222,7 @@ contract MarketTest is MarketBase {
         market.submitCompletePlan(r, plan, signatures);
     }
 
-    function test_plans_outside_the_bounds_or_after_the_deadline_are_refused() public {
+    function test_plans_outside_the_bounds_are_refused() public {
         bytes32 id = request(1);
         Request memory r = requests[id];
         PlanSubmission memory plan = makePlan(r, 0);
@@ -238,9 +234,6 @@ contract MarketTest is MarketBase {
         plan = makePlan(r, 1);
         plan.planRoot = 0;
         refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
-        market.submitCompletePlan(r, plan, "");
-        vm.warp(r.deadline);
-        refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, r.deadline));
         market.submitCompletePlan(r, plan, "");
     }
 
@@ -254,36 +247,6 @@ contract MarketTest is MarketBase {
     }
 
     // ------------------------------------------------------------------------- commitments
-
-    function test_a_node_commits_once_and_must_be_active() public {
-        bytes32 id = request(1);
-        Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
-        refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
-        vm.prank(node[0]);
-        market.commitCompletions(list);
-        submitPlan(id, 2);
-        commit(node[0], id);
-        require(market.commitmentOf(id, node[0]) == keccak256(abi.encode(uint32(1), keccak256("outputs"))));
-        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, node[0]));
-        vm.prank(node[0]);
-        market.commitCompletions(list);
-        refuse(abi.encodeWithSelector(IMarket.NodeInactive.selector, client));
-        vm.prank(client);
-        market.commitCompletions(list);
-        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
-        list[0].exposure = NODE_STAKE + 1;
-        uint96 free = NODE_STAKE - RESERVE;
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], free, NODE_STAKE + 1));
-        vm.prank(node[1]);
-        market.commitCompletions(list);
-        list[0].steps = 2;
-        refuse(abi.encodeWithSelector(IMarket.StepsInvalid.selector, 2, 1));
-        vm.prank(node[1]);
-        market.commitCompletions(list);
-        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
-        market.commitCompletions(new Completion[](65));
-    }
 
     function test_the_committee_commits_all_executors_in_one_call() public {
         bytes32 id = request(1);
@@ -303,19 +266,14 @@ contract MarketTest is MarketBase {
         bytes memory other = certify(3, commitmentsHash(id, SALT, makeExposures(3)));
         vm.expectRevert();
         market.commitExecution(id, SALT, exposures, other);
-        assertEq(market.refundableAt(id), block.timestamp + 60);
+        assertEq(market.refundableAt(id), block.timestamp + 60 + COMMIT_GRACE);
         commitAll(id, 2); // one of the two executes the third's tasks, too
         assertEq(market.refundableAt(id), block.timestamp + 60 + 1 hours);
         for (uint256 i; i < 3; ++i) {
             assertEq(nodes.nodeOf(node[i]).locked, i < 2 ? EXPOSURE : 0);
         }
-        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
+        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id));
         market.commitExecution(id, SALT, exposures, "");
-        Completion[] memory late = new Completion[](1);
-        late[0] = Completion(id, 1, SALT, EXPOSURE); // it would lock stake without need
-        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
-        vm.prank(node[2]);
-        market.commitCompletions(late);
         settle(id, makeSettlement(1e6, 0, 0));
         bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
         bytes32 root = keccak256("commitments");
@@ -353,7 +311,47 @@ contract MarketTest is MarketBase {
         assertEq(nodes.nodeOf(node[1]).locked, EXPOSURE);
     }
 
-    function test_an_execution_whose_commitments_never_lock_is_refunded() public {
+    /// @dev A node can empty its stake by executions of its own. The others wait for it, but not beyond the last call.
+    function test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() public {
+        bytes32 other = request(1);
+        bytes32 id = request(2);
+        expose(other, NODE_STAKE - RESERVE); // all of the third node's
+        submitPlan(id, 3);
+        bytes32[] memory exposures = makeExposures(3);
+        bytes memory signatures = certify(3, commitmentsHash(id, SALT, exposures));
+        vm.warp(market.executionOf(id).deadline - LAST_CALL - 1);
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[2], 0, EXPOSURE));
+        market.commitExecution(id, SALT, exposures, signatures);
+        vm.warp(block.timestamp + 1);
+        market.commitExecution(id, SALT, exposures, signatures);
+        assertEq(nodes.nodeOf(node[0]).locked, 2 * EXPOSURE);
+        assertEq(nodes.nodeOf(node[1]).locked, 2 * EXPOSURE);
+        assertEq(nodes.nodeOf(node[2]).locked, NODE_STAKE - RESERVE);
+        ExecutionHistory storage history = recorded[id];
+        exposures[2] = pack(node[2], 0); // the record says so: members do not count its commitment
+        (history.commitments, history.exposures) = (SALT, exposures);
+        Settlement memory s = makeSettlement(1e6, NODE_STAKE, 0);
+        settle(id, s);
+        assertEq(nodes.nodeOf(node[2]).stake, NODE_STAKE - FLOOR); // as a validator: it was not bound as an executor
+        distributeAll(id, s.payouts);
+        assertEq(market.balanceOf(node[0]), 1e6);
+        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
+        assertEq(nodes.nodeOf(node[2]).locked, NODE_STAKE - RESERVE);
+        assertConserved();
+    }
+
+    function test_s19_what_was_agreed_at_the_deadline_is_taken_until_it_can_be_refunded() public {
+        bytes32 id = request(1);
+        vm.warp(market.executionOf(id).deadline + COMMIT_GRACE - 1); // blocks are slow
+        refuse(abi.encodeWithSelector(IMarket.NotRefundable.selector, id, market.refundableAt(id)));
+        market.refund(id);
+        submitPlan(id, 2);
+        commitAll(id, 2);
+        settle(id, makeSettlement(1e6, 0, 0));
+        assertConserved();
+    }
+
+    function test_an_execution_without_commitments_is_refunded() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         bytes32[] memory exposures = new bytes32[](1);
@@ -365,33 +363,11 @@ contract MarketTest is MarketBase {
             )
         );
         market.commitExecution(id, SALT, exposures, signatures);
-        vm.warp(block.timestamp + 60); // no grace, because there are no commitments
+        vm.warp(block.timestamp + 60 + COMMIT_GRACE); // no settlement grace, because there are no commitments
         market.refund(id);
         assertEq(market.balanceOf(client), 1000e6);
         assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertConserved();
-    }
-
-    /// @dev A node whose commitment is recorded twice has its exposure locked twice, and released twice.
-    function test_exposures_of_both_kinds_of_commitment_are_released() public {
-        bytes32 id = request(1);
-        submitPlan(id, 2);
-        commit(node[1], id);
-        commitAll(id, 2);
-        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
-        assertEq(nodes.nodeOf(node[1]).locked, 2 * EXPOSURE);
-        settle(id, makeSettlement(1e6, 0, 0));
-        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
-        ExecutionHistory memory history = makeHistory(id, makePlan(requests[id], 2), keccak256("commitments"), payouts);
-        bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
-        refuseDistribute(mismatch, history); // the node's own commitment is missing
-        history.own = new bytes32[](1);
-        history.own[0] = pack(node[1], EXPOSURE + 1);
-        refuseDistribute(mismatch, history);
-        history.own[0] = pack(node[1], EXPOSURE);
-        market.distribute(toList(history));
-        assertEq(nodes.nodeOf(node[0]).locked, 0);
-        assertEq(nodes.nodeOf(node[1]).locked, 0);
     }
 
     /// @dev Otherwise the execution could be marked as distributed while the stake stays locked.
@@ -413,19 +389,6 @@ contract MarketTest is MarketBase {
         history.commitments = keccak256("commitments");
         market.distribute(toList(history));
         assertEq(nodes.nodeOf(node[1]).locked, 0);
-    }
-
-    function test_one_call_commits_to_many_executions() public {
-        Completion[] memory list = new Completion[](64);
-        for (uint64 i; i < 64; ++i) {
-            bytes32 id = request(i);
-            submitPlan(id, 1);
-            list[i] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
-        }
-        vm.prank(node[0]);
-        market.commitCompletions(list);
-        assertEq(market.executionOf(list[63].executionId).committed, 1);
-        assertEq(nodes.nodeOf(node[0]).locked, 64 * EXPOSURE);
     }
 
     // -------------------------------------------------------------------------- settlement
@@ -581,7 +544,7 @@ contract MarketTest is MarketBase {
         bytes32 id = request(1);
         expose(id, most);
         vm.prank(address(market)); // 21 verifications at once took more than the reserve
-        nodes.slash(makeSlash(node[2], RESERVE + FLOOR), makeSlash(node[2], RESERVE), new bytes32[](0));
+        nodes.slash(makeSlash(node[2], RESERVE + FLOOR), makeSlash(node[2], RESERVE));
         uint256 before = usdc.balanceOf(address(market));
         settle(id, makeSettlement(1e6, type(uint96).max, 0));
         assertEq(nodes.nodeOf(node[2]).stake, 0);
@@ -691,7 +654,7 @@ contract MarketTest is MarketBase {
         submitPlan(id, 1);
         settle(id, makeSettlement(1e6 + 300, 0, 0));
         assertEq(market.totalFees(), 10_003);
-        market.collectFees();
+        market.collectFees(1);
         for (uint256 i; i < 4; ++i) {
             assertEq(market.balanceOf(vm.addr(memberKeys[i])), 2_500);
         }
@@ -699,11 +662,34 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
+    function test_fees_go_to_the_members_that_earned_them() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        uint256[] memory first = memberKeys;
+        for (uint256 i; i < 4; ++i) {
+            memberKeys[i] = 0xC1 + i;
+        }
+        sortMemberKeys();
+        committee.resetMembers(makeMembers()); // configuration 2
+        memberKeys = first;
+        settle(id, makeSettlement(1e6, 0, 0));
+        assertEq(market.feesOf(1), 10_000);
+        assertEq(market.feesOf(2), 0);
+        market.collectFees(2);
+        assertEq(market.totalFees(), 10_000);
+        market.collectFees(1);
+        assertEq(market.balanceOf(vm.addr(first[3])), 2_500);
+        assertEq(market.totalFees(), 0);
+        assertConserved();
+        refuse(abi.encodeWithSelector(ICommittee.ConfigurationUnknown.selector, 3));
+        market.collectFees(3);
+    }
+
     // ------------------------------------------------------------------------------ refund
 
     function test_refund_by_anybody_after_the_deadline() public {
         bytes32 id = request(1);
-        uint256 deadline = block.timestamp + 60;
+        uint256 deadline = block.timestamp + 60 + COMMIT_GRACE;
         assertEq(market.refundableAt(id), deadline);
         vm.warp(deadline - 1);
         refuse(abi.encodeWithSelector(IMarket.NotRefundable.selector, id, deadline));
@@ -717,13 +703,12 @@ contract MarketTest is MarketBase {
         market.refund(id);
     }
 
-    function test_refund_waits_the_grace_when_every_executor_has_committed() public {
+    function test_refund_waits_the_grace_when_the_executors_are_committed() public {
         bytes32 id = request(1);
         uint256 deadline = block.timestamp + 60;
         submitPlan(id, 2);
-        commit(node[0], id);
-        assertEq(market.refundableAt(id), deadline);
-        commit(node[1], id);
+        assertEq(market.refundableAt(id), deadline + COMMIT_GRACE);
+        commitAll(id, 2);
         assertEq(market.refundableAt(id), deadline + 1 hours);
         vm.warp(deadline + 1 hours);
         market.refund(id);

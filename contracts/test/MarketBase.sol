@@ -2,7 +2,7 @@
 pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
-import {Completion, ExecutionHistory} from "../src/interfaces/IMarket.sol";
+import {ExecutionHistory} from "../src/interfaces/IMarket.sol";
 import {accountOf, pack} from "../src/libraries/AccountAmount.sol";
 
 /// @dev The network of Base, whose committee also has a group key and one snapshot.
@@ -16,15 +16,6 @@ abstract contract MarketBase is Base {
 
     function refuse(bytes memory reason) internal {
         vm.expectRevert(reason);
-    }
-
-    function commit(address account, bytes32 id) internal {
-        Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
-        uint256 before = nodes.nodeOf(account).locked;
-        vm.prank(account);
-        market.commitCompletions(list);
-        recorded[id].own.push(pack(account, uint96(nodes.nodeOf(account).locked - before)));
     }
 
     function commitAll(bytes32 id, uint32 count) internal {

@@ -100,10 +100,6 @@ contract MarketHandler is MarketBase {
         _planned[id] = count;
     }
 
-    function commitOne(uint256 which, uint256 who) external {
-        commit(node[who % 3], _pick(which));
-    }
-
     function commitMany(uint256 which, uint96 exposure) external {
         bytes32 id = _pick(which);
         bytes32[] memory exposures = makeExposures(_planned[id]);
@@ -151,8 +147,8 @@ contract MarketHandler is MarketBase {
         vm.warp(block.timestamp + (later % 8 == 0 ? 1 hours : later % 90));
     }
 
-    function collect() external {
-        market.collectFees();
+    function collect(uint64 configuration) external {
+        market.collectFees(configuration % uint64(CONFIGURATIONS) + 1);
     }
 
     // ------------------------------------------------------------- the members and the owner
@@ -199,7 +195,7 @@ contract MarketHandler is MarketBase {
             if (execution.status == Status.Settled && !execution.released) open_ += _payout(id);
             require(_distributions[id] <= 1, "paid twice");
             for (uint256 n; n < 3 && !execution.released; ++n) {
-                exposed[n] += _sumOf(recorded[id].exposures, node[n]) + _sumOf(recorded[id].own, node[n]);
+                exposed[n] += _sumOf(recorded[id].exposures, node[n]);
             }
         }
         assertEq(market.totalLocked(), open_);
@@ -251,7 +247,9 @@ contract MarketHandler is MarketBase {
         assertEq(usdc.balanceOf(address(nodes)), 0);
         uint256 until = market.frozenUntil(client);
         if (block.timestamp < until) vm.warp(until);
-        market.collectFees();
+        for (uint64 c = 1; c <= committee.configuration(); ++c) {
+            market.collectFees(c);
+        }
         _drain(client);
         _drain(address(this));
         _drain(OTHER_TREASURY);
@@ -264,7 +262,7 @@ contract MarketHandler is MarketBase {
             }
         }
         assertEq(market.totalBalances(), 0);
-        require(usdc.balanceOf(address(market)) < 4, "more than the remainder of a division is left");
+        require(usdc.balanceOf(address(market)) < 4 * CONFIGURATIONS, "more than the remainder of a division is left");
     }
 
     // --------------------------------------------------------------------------- internal
@@ -290,8 +288,8 @@ contract MarketHandler is MarketBase {
     /// @dev The most that an execution may take from a node: what it locked, and as a validator the floor.
     function _exposureOf(bytes32 id, address account) internal view returns (uint256) {
         ExecutionHistory storage history = recorded[id];
-        uint256 validating = history.exposures.length + history.own.length > 0 ? FLOOR : 0;
-        return validating + _sumOf(history.exposures, account) + _sumOf(history.own, account);
+        uint256 validating = history.exposures.length > 0 ? FLOOR : 0;
+        return validating + _sumOf(history.exposures, account);
     }
 
     function _sumOf(bytes32[] storage words, address account) internal view returns (uint256 sum) {
@@ -351,12 +349,11 @@ contract MarketInvariantTest {
     function targetSelectors() external view returns (FuzzSelector[] memory list) {
         list = new FuzzSelector[](1);
         list[0].addr = address(handler);
-        list[0].selectors = new bytes4[](18);
+        list[0].selectors = new bytes4[](17);
         list[0].selectors[0] = MarketHandler.deposit.selector;
         list[0].selectors[1] = MarketHandler.withdraw.selector;
         list[0].selectors[2] = MarketHandler.requestOne.selector;
         list[0].selectors[3] = MarketHandler.submit.selector;
-        list[0].selectors[4] = MarketHandler.commitOne.selector;
         list[0].selectors[5] = MarketHandler.decide.selector;
         list[0].selectors[6] = MarketHandler.refund.selector;
         list[0].selectors[7] = MarketHandler.freeze.selector;
@@ -369,7 +366,7 @@ contract MarketInvariantTest {
         list[0].selectors[14] = MarketHandler.unstake.selector;
         list[0].selectors[15] = MarketHandler.rotate.selector;
         list[0].selectors[16] = MarketHandler.change.selector;
-        list[0].selectors[17] = MarketHandler.unbonding.selector;
+        list[0].selectors[4] = MarketHandler.unbonding.selector;
     }
 
     function invariant_money_and_stake_are_conserved() external view {

@@ -50,14 +50,6 @@ contract MarketStalledTest is MarketBase {
         recover(id);
     }
 
-    function test_a_committee_that_stalls_while_nodes_commit_by_themselves_keeps_nothing() public {
-        bytes32 id = request(1);
-        submitPlan(id, 2);
-        commit(node[0], id);
-        commit(node[1], id);
-        recover(id);
-    }
-
     /// @dev The longest that a client's money is kept: by a freeze of 30 days and a pause, which stops requests only.
     function test_a_stalled_owner_keeps_nothing() public {
         bytes32 id = request(1);

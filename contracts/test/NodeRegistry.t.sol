@@ -141,7 +141,7 @@ contract NodeRegistryTest is Base {
     function slash(address account, uint96 amount, uint96 exposure) internal returns (uint256) {
         vm.prank(address(market));
         (bytes32[] memory taken, uint256 total) =
-            nodes.slash(oneExposure(account, amount), oneExposure(account, exposure), new bytes32[](0));
+            nodes.slash(oneExposure(account, amount), oneExposure(account, exposure));
         assertEq(amountOf(taken[0]), total);
         return total;
     }
@@ -149,7 +149,7 @@ contract NodeRegistryTest is Base {
     function lock(address account, uint96 amount) internal returns (uint256) {
         uint256 before = nodes.nodeOf(account).locked;
         vm.prank(address(market));
-        bytes32[] memory raised = nodes.lock(oneExposure(account, amount));
+        bytes32[] memory raised = nodes.lock(oneExposure(account, amount), false);
         uint256 locked = nodes.nodeOf(account).locked - before;
         assertEq(raised.length == 0 ? amount : amountOf(raised[0]), locked);
         return locked;
@@ -182,14 +182,11 @@ contract NodeRegistryTest is Base {
         assertEq(slash(node[0], NODE_STAKE, 7e6), 7e6 + FLOOR); // as an executor, and as a validator of another task
         bytes32[] memory none = new bytes32[](0);
         vm.prank(address(market));
-        (bytes32[] memory taken,) = nodes.slash(oneExposure(node[0], NODE_STAKE), none, none);
+        (bytes32[] memory taken,) = nodes.slash(oneExposure(node[0], NODE_STAKE), none);
         assertEq(amountOf(taken[0]), 0); // before commitments nobody is drawn
         vm.prank(address(market));
-        (taken,) = nodes.slash(oneExposure(node[1], NODE_STAKE), oneExposure(node[0], 7e6), none);
+        (taken,) = nodes.slash(oneExposure(node[1], NODE_STAKE), oneExposure(node[0], 7e6));
         assertEq(amountOf(taken[0]), FLOOR); // it can only have been a validator
-        vm.prank(address(market));
-        (taken,) = nodes.slash(oneExposure(node[2], NODE_STAKE), none, oneExposure(node[2], 7e6));
-        assertEq(amountOf(taken[0]), 7e6 + FLOOR); // by its own commitment
     }
 
     function test_s08_nobody_is_listed_twice_in_one_settlement() public {
@@ -197,7 +194,7 @@ contract NodeRegistryTest is Base {
         (twice[0], twice[1]) = (pack(node[0], 1), pack(node[0], 1));
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.SlashesNotAscending.selector, node[0], node[0]));
         vm.prank(address(market));
-        nodes.slash(twice, oneExposure(node[0], 7e6), new bytes32[](0));
+        nodes.slash(twice, oneExposure(node[0], 7e6));
     }
 
     function test_s14_exposure_grows_with_every_offence() public {
@@ -246,7 +243,7 @@ contract NodeRegistryTest is Base {
 
     function test_only_the_market_slashes_and_it_is_set_once() public {
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this)));
-        nodes.slash(new bytes32[](0), new bytes32[](0), new bytes32[](0));
+        nodes.slash(new bytes32[](0), new bytes32[](0));
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.MarketExists.selector, address(market)));
         nodes.setMarket(client);
     }
@@ -271,7 +268,7 @@ contract NodeRegistryTest is Base {
     function refuseLock(address account, uint96 amount, uint256 free) internal {
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, account, free, amount));
         vm.prank(address(market));
-        nodes.lock(oneExposure(account, amount));
+        nodes.lock(oneExposure(account, amount), false);
     }
 
     function test_no_more_is_locked_than_is_staked() public {
@@ -288,14 +285,14 @@ contract NodeRegistryTest is Base {
     function test_no_less_is_locked_than_the_floor() public {
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.ExposureTooLow.selector, node[0], FLOOR, FLOOR - 1));
         vm.prank(address(market));
-        nodes.lock(oneExposure(node[0], FLOOR - 1));
+        nodes.lock(oneExposure(node[0], FLOOR - 1), false);
     }
 
     function test_only_the_market_locks_and_releases() public {
         bytes32[] memory list = oneExposure(node[0], 1);
         bytes memory reason = abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this));
         vm.expectRevert(reason);
-        nodes.lock(list);
+        nodes.lock(list, false);
         vm.expectRevert(reason);
         nodes.release(list);
     }

@@ -13,7 +13,6 @@ from typing import Any
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
-from splitup.chain.market import fetch_economics
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.metrics import serve_metrics
@@ -109,7 +108,6 @@ async def _open_node(
     node = Node(
         NodeResources(config, identity, journal, chain, committees, http, workers),
         committee=committee,
-        economics=await fetch_economics(chain),
         device=device,
     )
     app = make_app()

@@ -29,7 +29,6 @@ from splitup.net.http import Server, SignedClient, add_routes, read_unsigned
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
 from splitup.storage.log_store import (
@@ -78,7 +77,6 @@ class Node:
         self,
         resources: NodeResources,
         committee: CommitteeView,
-        economics: Economics,
         device: dict[str, str],
     ) -> None:
         self._config = resources.config
@@ -89,7 +87,6 @@ class Node:
         self._workers = resources.workers
         self._committees = resources.committees
         self._committee = committee
-        self._economics = economics
         self.device = device
         self.reachability: Reachability | None = None  # known once the server listens
         self._written: dict[str, Any] = {}  # the status file's content
@@ -352,13 +349,7 @@ class Node:
         submission = None
         if completions := execution.make_completions(partial(secrets.token_bytes, 32)):
             order = "" if execution.order is None else make_order(execution.order)
-            exposure = compute_exposure(
-                execution.parts,
-                execution.manifest,
-                execution.certificate.plan.request.steps,
-                self._economics,
-            )
-            submission = self._reporter.submit(completions, execution.deadline_s, exposure, order)
+            submission = self._reporter.submit(completions, execution.deadline_s, order)
         self._spawn(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:

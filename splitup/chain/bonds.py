@@ -19,12 +19,13 @@ def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict
     raise TypeError("an equivocation holds two votes of one kind, as its validator checks")
 
 
-def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
-    """Return every signature under a plan as the contract takes it, by member."""
+def make_plan_votes(certificate: PlanCertificate, configuration: int) -> dict[str, dict[str, Any]]:
+    """Return every signature under a plan of a committee as the contract takes it, by member."""
     plan, executors = certificate.plan, len(set(certificate.plan.executors()))
     return {
         entry.member: _open_plan_vote(
             PlanVote(
+                configuration=configuration,
                 execution_id=plan.request.execution_id,
                 request_hash=plan.request.hash(),
                 root=plan.root(),
@@ -40,6 +41,7 @@ def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
 
 def _open_plan_vote(vote: PlanVote) -> dict[str, Any]:
     return {
+        "configuration": vote.configuration,
         "executionId": vote.execution_id,
         "requestHash": vote.request_hash,
         "planRoot": vote.root,

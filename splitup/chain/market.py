@@ -19,7 +19,6 @@ from splitup.crypto import bls
 from splitup.crypto.quorum import (
     ExecutionHistory,
     pack_word,
-    pack_words,
     request_struct_hash,
     unpack_word,
 )
@@ -63,7 +62,6 @@ def find_dues(events: Sequence[ChainEvent]) -> list[ExecutionHistory]:
     """Return the executions to distribute according to all events of the market, in order."""
     requests: dict[str, Mapping[str, Any]] = {}
     plans: dict[str, Mapping[str, Any]] = {}
-    own: dict[str, list[str]] = {}
     commitments: dict[str, Mapping[str, Any]] = {}
     dues: dict[str, ExecutionHistory] = {}
     for event in events:
@@ -74,10 +72,6 @@ def find_dues(events: Sequence[ChainEvent]) -> list[ExecutionHistory]:
                 requests[execution_id] = args
             case "PlanAccepted":
                 plans[execution_id] = args
-            case "CompletionCommitted":
-                own.setdefault(execution_id, []).extend(
-                    pack_words([(args["node"], args["exposure"])])
-                )
             case "ExecutionCommitted":
                 commitments[execution_id] = args
             case "Settled" | "Refunded" if execution_id in plans and execution_id in requests:
@@ -89,7 +83,6 @@ def find_dues(events: Sequence[ChainEvent]) -> list[ExecutionHistory]:
                     request_hash="0x" + request_hash.hex(),
                     plan_root=plan["planRoot"],
                     seed=plan["seed"],
-                    own=tuple(own.get(execution_id, ())),
                     commitments=agreed.get("root", ZERO_BYTES32),
                     exposures=tuple(agreed.get("exposures", ())),
                     payouts=tuple(args.get("payouts", ())),
@@ -122,8 +115,6 @@ def compute_locks(
         match event.name:
             case "PlanAccepted":
                 waiting.add(execution_id)
-            case "CompletionCommitted":
-                added = [(args["node"], args["exposure"])]
             case "ExecutionCommitted":
                 added = [unpack_word(word) for word in args["exposures"]]
                 waiting.discard(execution_id)
@@ -199,8 +190,6 @@ def find_unclosed(events: Iterable[ChainEvent], account: str, now_s: int) -> lis
             case "RequestNodeSelections":
                 deadlines[execution_id] = args["deadline"]
                 holders = [args["client"]]
-            case "CompletionCommitted":
-                holders = [args["node"]]
             case "ExecutionCommitted":
                 holders = [unpack_word(word)[0] for word in args["exposures"]]
             case "Settled" | "Refunded":
@@ -227,7 +216,7 @@ async def try_refund(chain: Chain, execution_id: str) -> bool:
 
 def _concerns(due: ExecutionHistory, account: str) -> bool:
     """Return whether the account is paid or its stake released."""
-    words = (*due.own, *due.exposures, *due.payouts)
+    words = (*due.exposures, *due.payouts)
     return any(unpack_word(word)[0] == account for word in words)
 
 

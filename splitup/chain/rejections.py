@@ -147,9 +147,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "StatusInvalid": "execution {executionId} is {status:status}",
     "DeadlinePassed": "the deadline of execution {executionId} was {deadline:time}",
     "ExecutorsMissing": "the plan of execution {executionId} has no executor",
-    "NodeInactive": "node {node} is not active; register it, top up its stake or stop leaving",
     "TooMany": "{count} items are too many for one call; {maximum} are allowed",
-    "CommitmentExists": "node {node} has committed to execution {executionId} already",
+    "CommitmentExists": "the commitments of execution {executionId} are on chain already",
     "Overpaid": "the payments of execution {executionId} add up to {paid:usdc} USDC, and only "
     "{available:usdc} are available",
     "NotRefundable": "execution {executionId} is refundable from {refundableAt:time} on; wait",

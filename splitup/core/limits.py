@@ -210,4 +210,3 @@ SIGNED_REQUEST_MARGIN_S: Final = (
     10  # beyond the chain's minimum: a signed request may wait for some blocks
 )
 SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # and at least these: head, a full block, its own
-MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

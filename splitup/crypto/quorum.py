@@ -29,8 +29,8 @@ _SNAPSHOT_TYPE: Final = keccak(
     text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
 )
 _PLAN_TYPE: Final = keccak(
-    text="Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,"
-    "uint32 executors)"
+    text="Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,"
+    "bytes32 seed,uint32 executors)"
 )
 _REQUEST_TYPE: Final = keccak(
     text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
@@ -110,7 +110,6 @@ class ExecutionHistory:
     request_hash: str = _ZERO
     plan_root: str = _ZERO
     seed: str = _ZERO
-    own: tuple[str, ...] = ()  # words: what nodes locked by commitments of their own, in order
     commitments: str = _ZERO
     exposures: tuple[str, ...] = ()  # words
     payouts: tuple[str, ...] = ()  # words
@@ -122,7 +121,6 @@ class ExecutionHistory:
             self.request_hash,
             self.plan_root,
             self.seed,
-            self.own,
             self.commitments,
             self.exposures,
             self.payouts,
@@ -162,16 +160,21 @@ def hash_exposures(exposures: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_struct_hash(
-    execution_id: str, request_hash: str, plan_root: str, seed: str, executors: int
+    configuration: int,
+    execution_id: str,
+    request_hash: str,
+    plan_root: str,
+    seed: str,
+    executors: int,
 ) -> bytes:
-    """Return hashStruct of ``Plan``; the first two values are the slot of its one plan.
+    """Return hashStruct of ``Plan``; the first three values are the slot of its one plan.
 
     ``request_hash`` is that of ``request_struct_hash``; ``executors`` is how many nodes the plan
     gives work to.
     """
-    types = ("bytes32",) * 5 + ("uint32",)
+    types = ("bytes32", "uint64", *("bytes32",) * 4, "uint32")
     words = (_bytes32(word) for word in (execution_id, request_hash, plan_root, seed))
-    return _hash_abi(types, (_PLAN_TYPE, *words, executors))
+    return _hash_abi(types, (_PLAN_TYPE, configuration, *words, executors))
 
 
 def request_struct_hash(

@@ -53,8 +53,6 @@ def _find(event: ChainEvent) -> Iterable[Mention]:
         case "RequestNodeSelections":
             yield Mention(args["modelId"], "model", args["maxPrice"])
             yield Mention(args["client"], "client", args["maxPrice"])
-        case "CompletionCommitted":
-            yield Mention(args["node"], "executor", args["exposure"])
         case "ExecutionCommitted":
             yield from _unpack(args["exposures"], "executor")
         case "Settled":

@@ -123,7 +123,7 @@ class Network:
         alpha = plan_alpha(request)
         signature = bls.sign_partial(GROUP_SECRET, RANDOMNESS_DOMAIN, alpha)
         struct_hash = plan_struct_hash(
-            request.execution_id, request.hash(), ROOT, bls.compute_seed(signature), executors
+            1, request.execution_id, request.hash(), ROOT, bls.compute_seed(signature), executors
         )
         return terms_to_abi(ROOT, signature, executors), self.certify(struct_hash, signers)
 

@@ -54,9 +54,10 @@ class Court:
         execution_id = plan.request.execution_id
         request_hash = plan.request.hash()
         struct_hash = plan_struct_hash(
-            execution_id, request_hash, plan.root(), plan.seed, executors
+            1, execution_id, request_hash, plan.root(), plan.seed, executors
         )
         return {
+            "configuration": 1,
             "executionId": execution_id,
             "requestHash": request_hash,
             "planRoot": plan.root(),
@@ -259,6 +260,7 @@ async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court)
 
     def witness(plan: Plan) -> PlanVote:
         return PlanVote(
+            configuration=1,
             execution_id=plan.request.execution_id,
             request_hash=plan.request.hash(),
             root=plan.root(),
@@ -305,12 +307,12 @@ async def test_a17_a_plan_with_another_seed_than_the_groups_costs_the_bond(court
     signature = bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, plan_alpha(request))
     seed = bls.compute_seed(signature)
     right = compute_plan(request, seed, snapshot, make_chain_manifest(3))
-    message = (1, request_to_abi(request))
+    message = (request_to_abi(request),)
     proof = bls.encode_signature_eip2537(signature)
     await court.expect_refusal(
         "VotesAgree", "reportSeed", court.vote(right), open_plan(right), *message, proof
     )
-    swapped = (1, request_to_abi(request.model_copy(update={"steps": request.steps + 1})))
+    swapped = (request_to_abi(request.model_copy(update={"steps": request.steps + 1})),)
     await court.expect_refusal(
         "OpeningInvalid", "reportSeed", court.vote(plan), open_plan(plan), *swapped, proof
     )

@@ -63,7 +63,11 @@ async def test_a17_randomness_is_judged_alike(network: Network) -> None:
 
 
 def make_certificate(
-    network: Network, request: Request, members: Sequence[Identity], secret: bytes
+    network: Network,
+    request: Request,
+    configuration: int,
+    members: Sequence[Identity],
+    secret: bytes,
 ) -> PlanCertificate:
     signature = bls.sign_partial(secret, RANDOMNESS_DOMAIN, plan_alpha(request))
     node = PlanNode(node="0x" + "01" * 20, signing_key="0x" + "02" * 32, endpoint="http://n")
@@ -73,7 +77,7 @@ def make_certificate(
         tasks=((node.node,),),
         nodes=(node,),
     )
-    domain, struct_hash = network.domain, compute_plan_hash(plan)
+    domain, struct_hash = network.domain, compute_plan_hash(plan, configuration)
     return PlanCertificate(
         plan=plan,
         seed_signature=signature,
@@ -103,7 +107,7 @@ async def test_an_execution_keeps_the_configuration_of_its_request(network: Netw
 
     def certify(request: Request, *, is_new: bool) -> PlanCertificate:
         signers = (members, other) if is_new else (network.members, SECRET)
-        return make_certificate(network, request, *signers)
+        return make_certificate(network, request, 1 + is_new, *signers)
 
     for committees in (early, Committees(network.client)):
         for request, is_new in ((first, False), (second, True)):

@@ -27,7 +27,6 @@ from splitup.crypto.quorum import (
 from splitup.devnet.anvil import derive_key
 from splitup.messages.plans import Request, request_to_abi
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, ROOT, Network
-from tests.local_chain import compute_commitment
 
 OUTPUTS = "0x" + "cc" * 32
 EXPOSURE = 100_000_000
@@ -52,12 +51,18 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
 
     await network.submit_plan(request, executors=3)
     assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 0
+    committed = tuple(sorted((node.address, EXPOSURE) for node in (honest, liar)))
+    digest = commitments_struct_hash(execution_id, OUTPUTS, hash_exposures(committed))
+    receipt = await network.owner.send(
+        "market",
+        "commitExecution",
+        execution_id,
+        OUTPUTS,
+        exposures_to_abi(committed),
+        network.certify(digest, 3),
+    )
+    assert [event.name for event in receipt.events] == ["ExecutionCommitted"]
     for node in (honest, liar):
-        row = (execution_id, 1, OUTPUTS, EXPOSURE)
-        receipt = await node.send("market", "commitCompletions", [row])
-        assert [event.name for event in receipt.events] == ["CompletionCommitted"]
-        commitment = await node.call("market", "commitmentOf", execution_id, node.address)
-        assert commitment == compute_commitment(1, OUTPUTS)
         assert (await node.call("nodes", "nodeOf", node.address))["locked"] == EXPOSURE
 
     settlement = Settlement(
@@ -75,7 +80,8 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
         request_hash="0x" + asked.hex(),
         plan_root=ROOT,
         seed="0x" + keccak(network.make_terms(request, 3)[0][1]).hex(),
-        own=pack_words([(honest.address, EXPOSURE), (liar.address, EXPOSURE)]),
+        commitments=OUTPUTS,
+        exposures=pack_words(committed),
     )
     with pytest.raises(ChainRejected, match="differs from that on chain") as caught:
         await network.settle(execution_id, settlement)
@@ -111,7 +117,7 @@ async def test_undelivered_execution_is_refunded_by_anybody_after_the_deadline(
     with pytest.raises(ChainRejected, match="is refundable from") as caught:
         await network.nodes[0].send("market", "refund", execution_id)
     assert caught.value.error_name == "NotRefundable"
-    await network.pass_time(61)
+    await network.pass_time(91)
     await network.nodes[0].send("market", "refund", execution_id)
     assert await network.balance(network.client.address) == 10_000_000
     execution = await network.client.call("market", "executionOf", execution_id)

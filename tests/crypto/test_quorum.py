@@ -43,16 +43,17 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
             (3, 7, 5, ROOT),
         ),
         (
-            quorum.plan_struct_hash(ID, SEED, ROOT, SEED, 9),
+            quorum.plan_struct_hash(3, ID, SEED, ROOT, SEED, 9),
             "Plan",
             {
+                "configuration": "uint64",
                 "executionId": "bytes32",
                 "requestHash": "bytes32",
                 "planRoot": "bytes32",
                 "seed": "bytes32",
                 "executors": "uint32",
             },
-            (ID, SEED, ROOT, SEED, 9),
+            (3, ID, SEED, ROOT, SEED, 9),
         ),
         (
             quorum.commitments_struct_hash(
@@ -155,7 +156,7 @@ def test_quorum_is_two_thirds_and_one(count: int, size: int) -> None:
 def test_values_of_another_length_are_refused() -> None:
     for value in ("0x12", "0x" + "zz" * 32, ""):
         with pytest.raises(InvalidInput, match="not a 32-byte value"):
-            quorum.plan_struct_hash(value, value, value, value, value)
+            quorum.plan_struct_hash(1, value, value, value, value, 1)
 
 
 def test_words_hold_account_and_amount() -> None:

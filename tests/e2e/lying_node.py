@@ -11,7 +11,6 @@ HOW is one of
     hide              commits to what it computed and stores none of it
     mute              takes its tasks and does nothing
     deceive           commits to what it computed and sends the client something else
-    short             commits, on chain and by itself, to one step less than the client signed
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError
 from splitup.core.tensors import StepsDigest
 from splitup.messages import api
-from splitup.messages.completions import Completion
 from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationOrder,
@@ -177,9 +175,6 @@ def corrupt(how: str) -> None:
     elif how == "deceive":
         deceiver = Deceiver()
         Outputs.send_entry = lambda self, *args: deceiver.send_entry(self, *args)  # type: ignore[method-assign, assignment]
-    elif how == "short":
-        Reporter._send_commitments = lambda self, report: None  # type: ignore[method-assign]
-        Completion.steps = property(lambda self: self.end.end.steps - 1)  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

@@ -295,10 +295,13 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         monkeypatch.setattr(RecordedModels, "check", accept)
         monkeypatch.setattr("splitup.client.network.wait_until_held", hurry)
         await net.deposit(1)
-        with pytest.raises(ExecutionFailed) as caught:
+        head = await chain.fetch_head()
+        with pytest.raises(ExecutionFailed, match="was not planned") as caught:
             await net.execute(copy.model_id, make_inputs(1), deadline_s=12)
-        row = await chain.call("market", "executionOf", caught.value.execution_id)
-        assert row["executorCount"] == 0, "no plan was made"
+        events = await chain.fetch_events("market", from_block=head.number)
+        execution_id = caught.value.execution_id
+        names = {event.name for event in events if event.args.get("executionId") == execution_id}
+        assert "Refunded" in names and "PlanAccepted" not in names
 
 
 async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:

@@ -218,50 +218,21 @@ def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
         assert {n for task, n in enumerate(result.nodes) if task not in withheld} <= paid
 
 
-@pytest.fixture(scope="module")
-def silences(network: Network) -> Played:
+def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_money_back(
+    network: Network, expected: bytes
+) -> None:
     """One validator repeats what it overhears; one executor commits and keeps its salt.
 
-    Another one writes to the chain that there was a step less.
+    All that the copier comes by is salted commitments of others: it repeats one, has nothing that
+    opens it, and the next validator is paid for the work.
     """
-    behaviours = {"node_0": "short", "node_1": "copy", "node_3": "withhold"}
-    with replace_nodes(network, **behaviours) as nodes:
-        caught = {name.replace("_", "-") for name in behaviours}
-        return asyncio.run(play(network, nodes, caught, most=20))
-
-
-def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_money_back(
-    silences: Played, expected: bytes
-) -> None:
-    """All that the copier comes by is salted commitments of others: it repeats one, has nothing
-    that opens it, and the next validator is paid for the work.
-    """
-    assert silences.lost.keys() == {"node-0", "node-1", "node-3"}
+    with replace_nodes(network, node_1="copy", node_3="withhold") as nodes:
+        silences = asyncio.run(play(network, nodes, {"node-1", "node-3"}, most=20))
+    assert silences.lost.keys() == {"node-1", "node-3"}
     for settled in list_complete(silences.done):
         assert settled.result.outputs["logits"].tobytes() == expected
         check_copier(settled, silences.nodes)
         check_withholders(settled, silences.nodes)
-
-
-def test_s02_who_commits_to_fewer_steps_than_the_client_signed_loses_alone(
-    silences: Played,
-) -> None:
-    """Everybody else is paid for all steps, and nobody's log is found too long."""
-    found = 0
-    for result, receipt, verdicts, silent in silences.done:
-        if not verdicts:
-            continue  # refunded
-        assert receipt.steps == STEPS
-        names = [silences.nodes[node] for node in result.nodes]
-        slashed = "node-0" in {silences.nodes[node] for node, _ in receipt.slashes}
-        assert slashed == ("node-0" in names) or silent
-        found += slashed
-        paid = {p.account: p.amount_micro_usdc for p in receipt.payments if not p.from_slash}
-        for node, name in set(zip(result.nodes, names, strict=True)):
-            own = [task for task, other in enumerate(result.nodes) if other == node]
-            due = sum(result.manifest.tasks[task].price_micro_usdc for task in own) * STEPS
-            assert name in ("node-0", "node-3") or node in silent or paid[node] >= due
-    assert found
 
 
 def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
@@ -279,7 +250,7 @@ def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
 def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
     """Their tasks are not paid for, and what their silence costs pays who answered."""
     result, receipt, verdicts, _ = settled
-    silent = {"node-0", "node-3"}
+    silent = {"node-3"}
     own = {task for task, node in enumerate(result.nodes) if nodes[node] in silent}
     outcomes = {verdict.task: verdict.outcome for verdict in verdicts}
     assert {task for task, outcome in outcomes.items() if outcome == "withheld"} == own

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,20 @@ from splitup_node.status_file import read_status
 from splitup_node.worker.supervisor import WORKER_ARGV
 
 from splitup.chain.client import Chain
-from splitup.chain.market import terms_to_abi
+from splitup.chain.market import exposures_to_abi, terms_to_abi
 from splitup.chain.rpc import Rpc
+from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
-from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_hash
+from splitup.crypto.quorum import (
+    commitments_struct_hash,
+    hash_exposures,
+    pack_signatures,
+    sign_quorum,
+    snapshot_struct_hash,
+)
 from splitup.devnet.anvil import derive_key
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
@@ -322,6 +329,23 @@ class NodeMarket:
             signatures,
         )
 
+    async def commit(self, certificate: PlanCertificate) -> None:
+        """Bring a root to the chain once all executors have shown their commitments."""
+        plan = certificate.plan
+        execution_id, executors = plan.request.execution_id, set(plan.executors())
+        known = self.members.commitments
+        await self.members.wait_for(lambda: all((execution_id, n) in known for n in executors))
+        execution = await self.client.call("market", "executionOf", execution_id)
+        if execution["certified"]:
+            return
+        exposures = tuple((node, limits.EXPOSURE_FLOOR_MICRO_USDC) for node in sorted(executors))
+        root = "0x" + "c0" * 32
+        digest = commitments_struct_hash(execution_id, root, hash_exposures(exposures))
+        words = exposures_to_abi(exposures)
+        await self.network.owner.send(
+            "market", "commitExecution", execution_id, root, words, self._sign(digest)
+        )
+
     async def notify(self, certificate: PlanCertificate) -> None:
         """Send a plan to its nodes."""
         async with SignedClient() as http:
@@ -367,6 +391,7 @@ async def open_market(
         await confirm_group_key(
             network.rpc_url, network.deployment, network.committee.members, group_key
         )
+        network = replace(network, committee=replace(network.committee, configuration=2))
         await _store_model(network, manifest, graphs)
         rows = [
             ("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in manifest.tasks

@@ -40,7 +40,6 @@ from splitup.storage.journal import Journal
 from splitup.storage.log_store import LogWriter, open_logs
 from tests.builders import HANG_S, wait_open
 from tests.chain.proxy import Proxy
-from tests.local_chain import compute_commitment
 from tests.node.market import NodeMarket, RunningNode, open_market
 from tests.node.network import TestClient, compute_reference, make_manifest
 from tests.oracle.gateway_network import run_network
@@ -74,12 +73,6 @@ async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
             running.append(node)
         await market.take_snapshot(running)
         yield running
-
-
-@pytest.fixture(autouse=True)
-def commit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The committee of these tests only listens: nodes need not wait for its transaction."""
-    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 async def execute(
@@ -135,6 +128,7 @@ async def wait_for_completions(
     def have_all() -> bool:
         return all((execution_id, node) in market.members.completions for node in executors)
 
+    await market.commit(certificate)
     await market.members.wait_for(have_all)
     return {node: market.members.completions[execution_id, node] for node in executors}
 
@@ -181,8 +175,6 @@ async def test_execution_is_computed_committed_revealed_and_verified(
     execution_id = certificate.plan.request.execution_id
     for node, completion in completions.items():
         check_completion(completion, certificate.plan, market.manifest, completion.root())
-        committed = await market.client.call("market", "commitmentOf", execution_id, node)
-        assert committed == compute_commitment(STEPS, completion.root())
         assert market.members.commitments[execution_id, node].root == completion.root()
 
     entries = {e.task: e for c in completions.values() for e in c.tasks}
@@ -235,10 +227,8 @@ async def test_completion_that_was_journalled_is_committed_after_a_restart(
     node.stop, node.task = restarted.stop, restarted.task
     (completion,) = (await wait_for_completions(market, certificate)).values()
     assert completion == Completion.from_value(stored["completion"])
-    committed = await market.client.call(
-        "market", "commitmentOf", execution_id, node.identity.address
-    )
-    assert committed == compute_commitment(STEPS, completion.root())
+    committed = market.members.commitments[execution_id, node.identity.address]
+    assert committed.root == completion.root()
     entry = await market.client.call("nodes", "nodeOf", node.identity.address)
     assert entry["endpoint"] == node.endpoint  # another port than before
     assert all(path.stat().st_mtime_ns == at for path, at in cached.items())  # nothing fetched
@@ -343,10 +333,8 @@ async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after
         assert entries[task].inputs == entries[task - 1].outputs
     completion = completions[crashing.identity.address]
     check_completion(completion, certificate.plan, market.manifest, completion.root())
-    committed = await market.client.call(
-        "market", "commitmentOf", execution_id, crashing.identity.address
-    )
-    assert committed == compute_commitment(STEPS, completion.root())
+    committed = market.members.commitments[execution_id, crashing.identity.address]
+    assert committed.root == completion.root()
 
 
 async def test_a_node_that_is_stopped_finishes_its_executions_first(
@@ -417,8 +405,8 @@ async def test_f12_node_computes_without_the_chain_and_reports_when_it_is_back(
     xs, results = await execute(market, certificate, STEPS)
     for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
         assert np.array_equal(result, expected)
-    key = (certificate.plan.request.execution_id, node.identity.address)
-    assert await market.client.call("market", "commitmentOf", *key) == "0x" + "00" * 32
+    execution_id = certificate.plan.request.execution_id
+    assert (execution_id, node.identity.address) not in market.members.completions
     proxy = await Proxy.open(proxy.port, proxy.target)
     await wait_for_completions(market, certificate)
     await behind.shut_down()

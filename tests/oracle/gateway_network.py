@@ -50,6 +50,7 @@ class Committee:
     members: tuple[Identity, ...]
     group_secret: bytes
     domain: Domain
+    configuration: int = 1
 
     def sign_randomness(self, alpha: bytes) -> tuple[str, str]:
         signature = bls.sign_partial(self.group_secret, RANDOMNESS_DOMAIN, alpha)
@@ -76,7 +77,7 @@ class Committee:
         return self.sign_plan(plan, signature, signers=signers)
 
     def sign_plan(self, plan: Plan, seed_signature: str, *, signers: int = 3) -> PlanCertificate:
-        struct_hash = compute_plan_hash(plan)
+        struct_hash = compute_plan_hash(plan, self.configuration)
         return PlanCertificate(
             plan=plan,
             seed_signature=seed_signature,

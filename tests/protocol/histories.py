@@ -568,6 +568,7 @@ def _get_struct_hash(command: cmd.SubmitSnapshot | cmd.SubmitPlan, scheme: Schem
     if isinstance(command, cmd.SubmitPlan):
         return compute_vote_hash(
             PlanVote(
+                configuration=1,
                 execution_id=command.execution_id,
                 request_hash=command.request.hash(),
                 root=command.plan_root,

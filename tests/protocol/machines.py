@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from splitup.core import limits
 from splitup.messages.completions import (
     EMPTY_DIGEST,
     Completion,
@@ -14,10 +15,14 @@ from splitup.messages.completions import (
 )
 from splitup.messages.plans import MemberSignature, PlanCertificate
 from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import CompletionCommitted
+from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.chain_commitments import (
+    AgreedCommitments,
+    compute_commitments_root,
+)
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.settlement_transitions import (
@@ -98,13 +103,14 @@ def make_drawing(economics: Economics = VERIFY_NONE) -> SettlementState:
 
 
 def commit_on_chain(state: SettlementState) -> None:
-    """Let every executor commit by a transaction of its own, and show the client's end."""
+    """Let the chain have a root over all commitments, and show the client's end."""
     state.add_end(make_end(STEPS))
-    exposures = dict(state.get_exposures(EXECUTORS))
-    for node in EXECUTORS:
-        root, exposure = make_completion(node).root(), exposures.get(node, 0)
-        event = CompletionCommitted(EXECUTION, node, STEPS, root, BLOCK, exposure)
-        assert state.chain.add_own(event)
+    commitments = tuple((node, make_completion(node).root()) for node in EXECUTORS)
+    agreement = AgreedCommitments(commitments, (), STEPS)
+    root = compute_commitments_root(EXECUTION, agreement)
+    exposures = tuple((node, limits.EXPOSURE_FLOOR_MICRO_USDC) for node in EXECUTORS)
+    state.chain.agreed = ExecutionCommitted(EXECUTION, root, BLOCK, exposures)
+    assert state.chain.bind(agreement)
 
 
 def make_commitment(node: str) -> ExecutorCommitment:

@@ -58,12 +58,13 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
-from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
+from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
 M = TypeVar("M", bound=Message)
 Exposures = tuple[tuple[str, int], ...]
+LAST_CALL_S = 30  # the Market's
 
 MARKET = address(0xA)
 CLIENT = address(0xC)
@@ -95,13 +96,11 @@ class Chain:
     root: str = "0x" + "00" * 32
     snapshots: list[str] = field(default_factory=list)
     plans: dict[str, str] = field(default_factory=dict)
-    commitments: dict[tuple[str, str], str] = field(default_factory=dict)
     agreed: dict[str, str] = field(default_factory=dict)
     locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
     exposures: dict[str, list[Exposures]] = field(default_factory=dict)
     balances: Counter[str] = field(default_factory=Counter)  # of who signs requests, micro-USDC
     frozen_until: int = 0
-    covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -120,7 +119,6 @@ class Node:
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
-    states_other_steps: bool = False  # by its own commitment on chain
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
@@ -128,7 +126,6 @@ class Node:
     stake_micro_usdc: int = 10**9
     operator: str = ""
     withholds_commitment: bool = False  # commits on chain by itself
-    underlocks: bool = False  # its own commitment locks less than it stands to lose
     two_faced: bool = False  # pledges something else to every member
     vram_free_bytes: int = 0
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
@@ -307,7 +304,7 @@ class Simulation:
                 others = [a for a in self.members if a != account]
                 message = command.message
                 if isinstance(message, DrawPartial):
-                    known = message.execution_id in self.chain.covered
+                    known = message.execution_id in self.chain.agreed
                     assert known, "a share of a draw before the chain holds every commitment"
                 if account in self.tamper:
                     message = self.tamper[account](message)
@@ -406,6 +403,7 @@ class Simulation:
                 self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             case cmd.SubmitPlan():
                 struct = quorum.plan_struct_hash(
+                    self.view.configuration,
                     command.execution_id,
                     command.request.hash(),
                     command.plan_root,
@@ -437,12 +435,12 @@ class Simulation:
                 if execution_id in self.chain.agreed:
                     self.chain.rejected["CommitmentExists"] += 1
                     return
-                if not self._lock(execution_id, command.exposures):
+                exposures = self._lock(execution_id, command.exposures)
+                if exposures is None:
                     self.chain.rejected["ExposureTooHigh"] += 1
                     return
                 self.chain.agreed[execution_id] = command.root
-                self.chain.covered.add(execution_id)
-                block_hash, exposures = f"0x{self.block:064x}", command.exposures
+                block_hash = f"0x{self.block:064x}"
                 self.emit(ev.ExecutionCommitted(execution_id, command.root, block_hash, exposures))
             case cmd.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
@@ -465,7 +463,7 @@ class Simulation:
             assert not command.settlement.slashes
             return
         words = [word for exposures in locked for word in quorum.pack_words(exposures)]
-        assert Counter(words) == Counter([*history.own, *history.exposures])
+        assert Counter(words) == Counter(history.exposures)
         exposed: Counter[str] = Counter()
         for exposures in locked:
             exposed.update(dict(exposures))
@@ -473,15 +471,24 @@ class Simulation:
             most = exposed[slash.node] + limits.EXPOSURE_FLOOR_MICRO_USDC
             assert slash.amount_micro_usdc <= most, "more than its exposure"
 
-    def _lock(self, execution_id: str, exposures: Exposures) -> bool:
+    def _lock(self, execution_id: str, exposures: Exposures) -> Exposures | None:
+        """Return what was locked; near the deadline nothing of a node that has too little.
+
+        Before, return None when there is such a node.
+        """
+        found = []
+        certificate = next(iter(self.certificates[execution_id].values()))
+        is_late = self._timestamp() + LAST_CALL_S >= certificate.plan.request.deadline
         for node, amount in exposures:
             assert amount >= limits.EXPOSURE_FLOOR_MICRO_USDC
             reserved = self.chain.locked[node] + limits.VALIDATION_RESERVE_MICRO_USDC
-            if reserved + amount > self.by_node[node].stake_micro_usdc:
-                return False
-        self.chain.locked.update(dict(exposures))
-        self.chain.exposures.setdefault(execution_id, []).append(exposures)
-        return True
+            covers = reserved + amount <= self.by_node[node].stake_micro_usdc
+            if not covers and not is_late:
+                return None
+            found.append((node, amount if covers else 0))
+        self.chain.locked.update(dict(found))
+        self.chain.exposures.setdefault(execution_id, []).append(tuple(found))
+        return tuple(found)
 
     def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
         """Ask for an execution in the next block; return its id."""
@@ -613,7 +620,6 @@ class Simulation:
             return
         check_certificate(certificate, self.full_view)
         node.plans[execution_id] = certificate
-        steps = certificate.plan.request.steps
         executors = self.find_executors(certificate.plan)
         entries = tuple(
             TaskCommitment(
@@ -645,38 +651,8 @@ class Simulation:
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
-        own = [entry.task for entry in entries]
-        exposure = compute_exposure(own, self.manifest, steps, self.economics) - node.underlocks
-
-        def commit() -> None:
-            if execution_id in self.chain.agreed:
-                return
-            if not self._lock(execution_id, ((node.address, exposure),)):
-                self.chain.rejected["ExposureTooHigh"] += 1
-                self._pending.append(commit)
-                return
-            self.chain.commitments[execution_id, node.address] = completion.root()
-            committed = {n for e, n in self.chain.commitments if e == execution_id}
-            if set(self.find_executors(certificate.plan)) <= committed:
-                self.chain.covered.add(execution_id)
-            self.emit(
-                ev.CompletionCommitted(
-                    execution_id,
-                    node.address,
-                    completion.steps - node.states_other_steps,
-                    completion.root(),
-                    f"0x{self.block:064x}",
-                    exposure,
-                )
-            )
-
-        def commit_alone() -> None:
-            if execution_id not in self.chain.agreed:
-                self._pending.append(commit)
-
         if not node.withholds_commitment:
             self._commitment(node, completion, takeovers)
-        self.after(tuning.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
         if not node.withholds_completion:
             reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
             self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
@@ -936,7 +912,7 @@ class Simulation:
             assert len({c.plan.root() for c in certificates.values()}) == 1
             for certificate in certificates.values():
                 check_certificate(certificate, self.full_view)
-                assert compute_plan_hash(certificate.plan)
+                assert compute_plan_hash(certificate.plan, self.view.configuration)
         for execution_id, settlement in self.chain.settlements.items():
             plan = next(iter(self.certificates[execution_id].values())).plan
             paid = sum(p.amount_micro_usdc for p in settlement.payments if not p.from_slash)

@@ -19,15 +19,18 @@ struct SnapshotVote {
     bytes signature;
 }
 
-/// @notice A member's EIP-712 signature over `Plan(executionId, requestHash, planRoot, seed, executors)`.
+/// @notice A member's EIP-712 signature over `Plan(configuration, executionId, requestHash, planRoot, seed, executors)`.
+/// @param configuration Number of the committee configuration whose group key gives the plan's seed. The Market takes
+/// the plan of no other one.
 /// @param executionId Id of the execution.
 /// @param requestHash Hash of all words of the request, as by `IMarket.requestHashOf`. An honest member signs one plan
-/// for the same execution and request hash: a plan follows from these words. A client may word several requests for
-/// one execution; the Market opens one of them.
+/// for the same configuration, execution and request hash: a plan follows from these words. A client may word several
+/// requests for one execution; the Market opens one of them.
 /// @param planRoot Root of the plan.
 /// @param tail abi.encode of the fields that follow `planRoot`.
 /// @param signature 65 bytes (r, s, v).
 struct PlanVote {
+    uint64 configuration;
     bytes32 executionId;
     bytes32 requestHash;
     bytes32 planRoot;
@@ -77,7 +80,8 @@ struct OpenedEntry {
 
 /// @title The committee members' bonds
 /// @notice Members deposit USDC as a bond. Anybody can report a member that signed what an honest member never
-/// signs. The member then loses its whole bond: a fifth goes to the reporter, the rest to the treasury. The contract
+/// signs. The member then loses its whole bond: a fifth goes to the reporter, the rest is kept for the treasury, so that no
+/// report depends on whether the token takes transfers to it. The contract
 /// checks reports by itself, from signatures and Merkle proofs, without any vote.
 ///
 /// A pending report can be copied and front-run. The reporter then loses the reward, but the member loses its bond
@@ -165,6 +169,12 @@ interface IBonds {
     /// @param treasury_ The account; not zero.
     function setTreasury(address treasury_) external;
 
+    /// @notice Sends the forfeited bonds, less the reporters' rewards, to the treasury. Anybody can call.
+    function collectForfeited() external;
+
+    /// @notice Returns what `collectForfeited` can send, in micro-USDC.
+    function forfeited() external view returns (uint256);
+
     // ------------------------------------------------------------------------------ reports
 
     /// @notice Reports a member that signed two roots for the same configuration, sequence number and epoch.
@@ -182,14 +192,12 @@ interface IBonds {
     /// another snapshot or model than the request names.
     /// @param vote The member's vote.
     /// @param plan Header of the plan.
-    /// @param configuration Committee configuration whose group key signed.
     /// @param request The request whose hash is in the vote.
-    /// @param signature The group's signature over the request's seed message: 128 bytes, a G1 point in EIP-2537's
+    /// @param signature The signature over the request's seed message by the group of the vote's configuration: 128 bytes, a G1 point in EIP-2537's
     /// encoding.
     function reportSeed(
         PlanVote calldata vote,
         PlanHeader calldata plan,
-        uint64 configuration,
         Request calldata request,
         bytes calldata signature
     ) external;

@@ -55,7 +55,7 @@ enum Status {
 /// @param inputsDigest Digest of the inputs, which travel off chain.
 /// @param clientKey Ed25519 key that signs the client's off-chain messages of this execution.
 /// @param maxPrice Amount to lock, in micro-USDC.
-/// @param deadline Block time from which the client can have the locked amount refunded, in Unix seconds.
+/// @param deadline Block time until which nodes compute, in Unix seconds; see `IMarket.refundableAt`.
 /// @param nonce Any number that the client has not used before.
 /// @param snapshotSequence Sequence number of the committee's snapshot that nodes are selected from.
 /// @param snapshotRoot Root of that snapshot.
@@ -90,56 +90,38 @@ struct PlanSubmission {
 
 /// @notice An execution as it is stored. All further data is in events; `record` binds it.
 /// @param client Account that asked and pays.
-/// @param steps Number of steps requested.
-/// @param deadline Block time from which the client can have its money back, in Unix seconds.
 /// @param maxPrice Amount that the request locked, in micro-USDC.
+/// @param steps Number of steps requested.
+/// @param deadline Block time until which nodes compute, in Unix seconds; see `refundableAt`.
 /// @param configuration Number of the committee configuration that was in force at the request. All quorums of
 /// the execution are quorums of that configuration.
 /// @param settlementGraceS Settlement grace when the execution was opened, in seconds.
 /// @param feeBps Committee's fee when the execution was opened, in basis points.
 /// @param treasuryBps Treasury's least share of slashes when the execution was opened, in basis points.
-/// @param executorCount Number of executors in the plan; 0 before there is a plan.
-/// @param committed Number of nodes that called `commitCompletions` for this execution.
 /// @param status State of the execution.
 /// @param certified Whether `commitExecution` has recorded the commitments of all executors.
 /// @param released Whether `distribute` has released the exposures.
 /// @param distributed Number of payouts that `distribute` has credited.
 /// @param record Hash chain over the execution's data. It starts as the request hash. Each step replaces it by:
 ///   1. the plan: keccak256(abi.encode(type hash of Plan, record, planRoot, seed));
-///   2. each `commitCompletions` of a node: keccak256(abi.encode(record, packed)), packed = node << 96 | exposure;
-///   3. `commitExecution`: keccak256(abi.encode(record, root, keccak256 of the concatenated exposures)), with the
+///   2. `commitExecution`: keccak256(abi.encode(record, root, keccak256 of the concatenated exposures)), with the
 ///      exposures that were locked;
-///   4. `settle`: keccak256(abi.encode(record, keccak256 of the concatenated payouts)).
-/// The encodings of steps 1 and 3 differ in length, so that neither can be passed off as the other.
+///   3. `settle`: keccak256(abi.encode(record, keccak256 of the concatenated payouts)).
+/// The encodings of the steps differ in length, so that none can be passed off as another.
 struct Execution {
     address client;
-    uint32 steps;
-    uint64 deadline;
     uint96 maxPrice;
+    uint32 steps;
+    uint64 deadline; // with what the later calls need, in one storage slot
     uint32 configuration;
     uint24 settlementGraceS;
     uint16 feeBps;
     uint16 treasuryBps;
-    uint16 executorCount;
-    uint16 committed;
     Status status;
     bool certified;
     bool released;
     uint16 distributed;
     bytes32 record;
-}
-
-/// @notice A node's own commitment to its outputs of one execution.
-/// @param executionId Id of the execution.
-/// @param steps Number of steps that the node has computed.
-/// @param root Root over the node's outputs.
-/// @param exposure Stake to lock, in micro-USDC: what the node would lose if its results in all its tasks of the
-/// execution were wrong. Committee members ignore a commitment that locks less.
-struct Completion {
-    bytes32 executionId;
-    uint32 steps;
-    bytes32 root;
-    uint96 exposure;
 }
 
 /// @notice A payment out of slashed stake.
@@ -172,7 +154,6 @@ struct Settlement {
 /// @param requestHash EIP-712 hashStruct of its request.
 /// @param planRoot Root of its plan.
 /// @param seed Seed of its plan.
-/// @param own Packed entries (node, exposure) of `commitCompletions`, in the order of the calls.
 /// @param commitments Root of `commitExecution`; 0 when there was no such call.
 /// @param exposures Packed entries (node, exposure) of `commitExecution`; empty when there was no such call.
 /// @param payouts Packed entries (account, payout) of the settlement; ignored after a refund.
@@ -181,7 +162,6 @@ struct ExecutionHistory {
     bytes32 requestHash;
     bytes32 planRoot;
     bytes32 seed;
-    bytes32[] own;
     bytes32 commitments;
     bytes32[] exposures;
     bytes32[] payouts;
@@ -256,13 +236,10 @@ interface IMarket {
     error RootMissing(bytes32 executionId);
     /// @notice A plan and its commitments must have at least one executor.
     error ExecutorsMissing(bytes32 executionId);
-    /// @notice The caller, `node`, is not an active node.
-    error NodeInactive(address node);
     /// @notice A list has `count` items; at most `maximum` are allowed.
     error TooMany(uint256 count, uint256 maximum);
-    /// @notice `node` has already committed to this execution; for address 0, the committee has already committed
-    /// for all executors.
-    error CommitmentExists(bytes32 executionId, address node);
+    /// @notice The executors are committed already.
+    error CommitmentExists(bytes32 executionId);
     /// @notice Payouts must be listed by strictly ascending account; `account` follows `previous`.
     error PayoutsNotAscending(address previous, address account);
     /// @notice The payouts sum to `paid` micro-USDC; the execution has locked `available`.
@@ -289,8 +266,9 @@ interface IMarket {
     event TreasurySet(address indexed treasury);
     /// @notice New requests are refused (`paused`) or accepted again.
     event PausedSet(bool paused);
-    /// @notice Fees of `amount` micro-USDC were credited to the committee's `members` (their number) in equal shares.
-    event FeesCollected(uint256 amount, uint256 members);
+    /// @notice Fees of `amount` micro-USDC were credited to the `members` (their number) of a committee configuration
+    /// in equal shares.
+    event FeesCollected(uint64 indexed configuration, uint256 amount, uint256 members);
     /// @notice An execution was requested: the committee is to select nodes for it. The arguments are the fields of
     /// `Request`.
     event RequestNodeSelections(
@@ -309,13 +287,9 @@ interface IMarket {
     );
     /// @notice The plan with root `planRoot`, selection seed `seed` and a number of `executors` is final.
     event PlanAccepted(bytes32 indexed executionId, bytes32 planRoot, bytes32 seed, uint32 executors);
-    /// @notice `node` committed by its own call to outputs of `steps` steps with this root; `exposure` micro-USDC of
-    /// its stake are locked.
-    event CompletionCommitted(
-        bytes32 indexed executionId, address indexed node, uint32 steps, bytes32 root, uint96 exposure
-    );
     /// @notice The committee certified the commitments that all executors signed, under `root`. These exposures
-    /// (packed, node << 96 | micro-USDC) are locked: the certified ones, raised for nodes with recent offences.
+    /// (packed, node << 96 | micro-USDC) are locked: the certified ones, raised for nodes with recent offences, and 0 for
+    /// nodes without enough free stake, which are not bound and earn nothing.
     event ExecutionCommitted(bytes32 indexed executionId, bytes32 root, bytes32[] exposures);
     /// @notice A settlement credited `amount` micro-USDC of slashed stake to `to`.
     event Rewarded(bytes32 indexed executionId, address indexed to, uint256 amount);
@@ -376,7 +350,7 @@ interface IMarket {
     /// @param inputsDigest Digest of the inputs, which travel off chain.
     /// @param clientKey Ed25519 key that signs the client's off-chain messages of this execution.
     /// @param maxPrice Amount to lock in micro-USDC: at least `quote(modelId, steps)` and the minimum price.
-    /// @param deadline Block time from which the locked amount can be refunded.
+    /// @param deadline Block time until which nodes compute.
     /// @param nonce Any number that the caller has not used before.
     /// @param verifyBps Share of the tasks that are verified, in basis points: at least the network's.
     /// @return executionId keccak256(abi.encode(chain id, this contract, client, nonce)).
@@ -391,12 +365,12 @@ interface IMarket {
         uint16 verifyBps
     ) external returns (bytes32 executionId);
 
-    /// @notice Sets the plan of a requested execution, once and before its deadline.
+    /// @notice Sets the plan of a requested execution, once.
     /// @dev All quorums of an execution are quorums of the committee configuration at its request.
     /// @param request The request as `RequestNodeSelections` stated it.
     /// @param plan The plan's root, the group's signature that gives its seed, and the number of executors.
-    /// @param signatures A quorum over `Plan(bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)`,
-    /// in the format of `ICommittee.requireQuorum`.
+    /// @param signatures A quorum over `Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32
+    /// planRoot,bytes32 seed,uint32 executors)`, in the format of `ICommittee.requireQuorum`.
     function submitCompletePlan(Request calldata request, PlanSubmission calldata plan, bytes calldata signatures)
         external;
 
@@ -414,9 +388,10 @@ interface IMarket {
         bytes calldata signatures
     ) external returns (bytes32 executionId);
 
-    /// @notice Commits all executors to their outputs and locks their exposures, once; see `INodeRegistry.lock`. Verified tasks are drawn only
-    /// afterwards, so nobody is judged before the stake is locked. The call reverts while the free stake of a node
-    /// does not cover its exposure, and can be repeated later.
+    /// @notice Commits all executors to their outputs and locks their exposures, once; see `INodeRegistry.lock`.
+    /// Verified tasks are drawn only afterwards, so nobody is judged before the stake is locked. The call reverts while
+    /// the free stake of a node does not cover its exposure, and can be repeated later. From 30 s before the deadline
+    /// on nothing is locked of such a node instead, and the others are committed without it.
     /// @param executionId Id of a planned execution.
     /// @param root Root over the commitments that the executors signed.
     /// @param exposures 1 to 1024 packed entries, node << 96 | micro-USDC, by strictly ascending node.
@@ -427,11 +402,6 @@ interface IMarket {
         bytes32[] calldata exposures,
         bytes calldata signatures
     ) external;
-
-    /// @notice Commits the calling node to its outputs of some executions, once each, and locks its exposures. A
-    /// node uses this when the committee leaves its commitment out. Reverts after `commitExecution`.
-    /// @param completions At most 64 commitments.
-    function commitCompletions(Completion[] calldata completions) external;
 
     /// @notice Decides payouts and slashes of a planned execution, once, and before the execution's deadline plus its
     /// settlement grace: after that, only a refund is left. The part of the price that payouts and fee
@@ -460,9 +430,10 @@ interface IMarket {
     /// @param executionId Id of a requested or planned execution.
     function refund(bytes32 executionId) external;
 
-    /// @notice Credits the collected fees to the current committee members in equal shares. Anybody can call. What
-    /// the division leaves over stays for the next call.
-    function collectFees() external;
+    /// @notice Credits the fees of the executions of a committee configuration to its members in equal shares. Anybody
+    /// can call. What the division leaves over stays for the next call.
+    /// @param configuration Number of the configuration.
+    function collectFees(uint64 configuration) external;
 
     // ------------------------------------------------------------------------ owner functions
 
@@ -529,14 +500,13 @@ interface IMarket {
     /// @param executionId Id of the execution.
     function executionOf(bytes32 executionId) external view returns (Execution memory);
 
-    /// @notice Returns keccak256(abi.encode(steps, root)) of a node's own commitment; 0 if there is none.
-    /// @param executionId Id of the execution.
-    /// @param node Account of the node.
-    function commitmentOf(bytes32 executionId, address node) external view returns (bytes32);
+    /// @notice Returns the fees of the executions of a configuration that `collectFees` can credit, in micro-USDC.
+    /// @param configuration Number of the configuration.
+    function feesOf(uint64 configuration) external view returns (uint256);
 
-    /// @notice Returns the first block time at which `refund` works: the deadline, plus the settlement grace if the
-    /// commitments of all executors are certified or if as many nodes have committed themselves as the plan has
-    /// executors.
+    /// @notice Returns the first block time at which `refund` works: the deadline and the settlement grace once
+    /// `commitExecution` has been called, before that 30 s after the deadline. What the committee agrees on at the
+    /// deadline is on chain by then, however slow the blocks are.
     /// @param executionId Id of the execution.
     function refundableAt(bytes32 executionId) external view returns (uint256);
 
@@ -560,7 +530,7 @@ interface IMarket {
     /// micro-USDC.
     function totalLocked() external view returns (uint256);
 
-    /// @notice Returns the fees that `collectFees` can credit, in micro-USDC.
+    /// @notice Returns the fees that `collectFees` can credit, of all configurations, in micro-USDC.
     function totalFees() external view returns (uint256);
 
     /// @notice Returns whether the contract's token balance covers all balances, locked amounts and fees.

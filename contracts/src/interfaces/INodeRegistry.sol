@@ -168,14 +168,17 @@ interface INodeRegistry {
 
     // ---------------------------------------------------------------------- market functions
 
-    /// @notice Locks stake for an execution. Reverts unless every exposure is at least the floor, and the free stake of
-    /// its node covers it: what neither other executions nor the validators' reserve take. After k recent offences the
-    /// node's exposure is raised to 4^k times the stated one, but by the raise to no more than half of its free stake.
+    /// @notice Locks stake for an execution. Reverts unless every exposure is at least the floor, and, while `isLate` is
+    /// false, the free stake of its node covers it: what neither other executions nor the validators' reserve take. After
+    /// k recent offences the node's exposure is raised to 4^k times the stated one, but by the raise to no more than half
+    /// of its free stake.
     /// @dev Unbonding nodes are accepted: their stake stays while it is locked, and refusing them would let a node
     /// block an execution by unbonding.
     /// @param exposures Packed entries, account << 96 | micro-USDC, by strictly ascending account.
-    /// @return raised What was locked, in the same form, if any exposure was raised; otherwise empty.
-    function lock(bytes32[] calldata exposures) external returns (bytes32[] memory raised);
+    /// @param isLate Whether to lock nothing of a node whose free stake is too small, instead of reverting: so no node
+    /// can hold up the others by a stake that it has emptied.
+    /// @return changed What was locked, in the same form, if it is not what was asked for; otherwise empty.
+    function lock(bytes32[] calldata exposures, bool isLate) external returns (bytes32[] memory changed);
 
     /// @notice Releases stake that `lock` locked.
     /// @param exposures Packed entries, account << 96 | micro-USDC.
@@ -186,10 +189,9 @@ interface INodeRegistry {
     /// exposures, because nobody is drawn before. Unbonding nodes can be slashed, too.
     /// @param slashes Packed entries, account << 96 | micro-USDC, by strictly ascending account: the most to take.
     /// @param exposures What the execution locked for all executors, by strictly ascending account.
-    /// @param own What the execution locked for nodes that committed by themselves.
     /// @return taken What was taken, in the form of `slashes`: at most the stake, and 0 for a node that has withdrawn.
     /// @return total The sum of it, in micro-USDC.
-    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures, bytes32[] calldata own)
+    function slash(bytes32[] calldata slashes, bytes32[] calldata exposures)
         external
         returns (bytes32[] memory taken, uint256 total);
 

@@ -13,7 +13,6 @@ from splitup.protocol.committee.certificates import CommitteeMember
 from splitup.protocol.committee.events import (
     BoardFact,
     ComplaintPosted,
-    CompletionCommitted,
     ConfigurationSeen,
     DealingPosted,
     ExecutionCommitted,
@@ -61,15 +60,6 @@ def make_event(
             return RequestSeen(make_request(event, deployment), configuration)
         case "PlanAccepted":
             return PlanAccepted(args["executionId"], args["planRoot"])
-        case "CompletionCommitted":
-            return CompletionCommitted(
-                execution_id=args["executionId"],
-                node=args["node"],
-                steps=args["steps"],
-                root=args["root"],
-                block_hash=event.block_hash,
-                exposure_micro_usdc=args["exposure"],
-            )
         case "ExecutionCommitted":
             return ExecutionCommitted(
                 execution_id=args["executionId"],

@@ -44,7 +44,7 @@ from splitup.messages.plans import PlanCertificate, Request
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 
-_REFUND_PATIENCE_S: Final = 20.0  # after the deadline: some blocks, and the refund's own
+_REFUND_PATIENCE_S: Final = 50.0  # after the deadline: the chain waits 30 s, then some blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,10 @@ async def report_choice(chain: Chain, checked: CheckedPlan) -> dict[str, str]:
     if checked.challenge is None:
         return {}
     answers = {}
-    for member, vote in make_plan_votes(checked.certificate).items():
+    execution_id = checked.certificate.plan.request.execution_id
+    opened = await chain.call("market", "executionOf", execution_id)
+    configuration = opened["configuration"] or await chain.call("committee", "configuration")
+    for member, vote in make_plan_votes(checked.certificate, configuration).items():
         try:
             await chain.send("bonds", checked.challenge.function, vote, *checked.challenge.args)
             answers[member] = ""

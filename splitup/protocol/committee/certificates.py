@@ -95,10 +95,12 @@ def draw_alpha(
     )
 
 
-def compute_plan_hash(plan: Plan) -> bytes:
+def compute_plan_hash(plan: Plan, configuration: int) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
     request, executors = plan.request, len(set(plan.executors()))
-    return plan_struct_hash(request.execution_id, request.hash(), plan.root(), plan.seed, executors)
+    return plan_struct_hash(
+        configuration, request.execution_id, request.hash(), plan.root(), plan.seed, executors
+    )
 
 
 def check_certificate(
@@ -116,7 +118,8 @@ def check_certificate(
             f"not {committee.domain.chain_id}"
         )
     check_plan(plan)
-    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)
+    plan_hash = compute_plan_hash(plan, committee.configuration)
+    _check_quorum(plan_hash, certificate.signatures, committee, scheme)
     _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee, scheme)
 
 

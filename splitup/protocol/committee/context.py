@@ -120,8 +120,7 @@ class SigningGuard:
     """At most one signature per slot, across restarts: a slot is bound to the first digest.
 
     An account has one guard for all its configurations, because a request may move from one to
-    another, and evidence against a member names no configuration. ``entries`` are what earlier
-    claims persisted, by slot.
+    another and back. ``entries`` are what earlier claims persisted, by slot.
 
     A slot of an execution is kept for ``tuning.SIGNED_MARGIN_S`` after the chain's time has closed
     it, whatever became of the execution: only then no event can make us sign for it again.

@@ -34,19 +34,26 @@ def get_slot(vote: Vote) -> str:
     """Return the slot of a vote, for which a member may sign only one thing."""
     if isinstance(vote, SnapshotVote):
         return f"snapshot/{vote.configuration}/{vote.sequence}/{vote.epoch}"
-    return f"plan/{vote.execution_id}/{vote.request_hash}"
+    return f"plan/{vote.configuration}/{vote.execution_id}/{vote.request_hash}"
 
 
-def make_plan_slot(request: Request) -> str:
-    """Return the slot of the one plan that follows from the words of a request."""
-    return f"plan/{request.execution_id}/{request.hash()}"
+def make_plan_slot(request: Request, configuration: int) -> str:
+    """Return the slot of the one plan that a committee makes of the words of a request."""
+    return f"plan/{configuration}/{request.execution_id}/{request.hash()}"
 
 
 def compute_vote_hash(vote: Vote) -> bytes:
     """Return the EIP-712 struct hash that the vote's signature is over."""
     if isinstance(vote, SnapshotVote):
         return _hash_snapshot(vote.configuration, vote.sequence, vote.epoch, vote.root)
-    return _hash_plan(vote.execution_id, vote.request_hash, vote.root, vote.seed, vote.executors)
+    return _hash_plan(
+        vote.configuration,
+        vote.execution_id,
+        vote.request_hash,
+        vote.root,
+        vote.seed,
+        vote.executors,
+    )
 
 
 # equal votes of different members have the same hash, which is computed once

@@ -73,23 +73,14 @@ class PlanAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionCommitted:
-    execution_id: str
-    node: str
-    steps: int
-    root: str
-    block_hash: str
-    exposure_micro_usdc: int = 0  # what the node locked by it
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutionCommitted:
     """The chain took the root that the members agreed on, over all executors' commitments."""
 
     execution_id: str
     root: str
     block_hash: str
-    exposures: tuple[tuple[str, int], ...] = ()  # (executor, micro-USDC) as locked, sorted
+    # (executor, micro-USDC) as locked, sorted; 0 for a node whose free stake was too small
+    exposures: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +92,7 @@ class ExecutionEnded:
 
 
 RevertibleEvent = (
-    RequestSeen
-    | PlanAccepted
-    | CompletionCommitted
-    | ExecutionCommitted
-    | SnapshotAccepted
-    | ExecutionEnded
+    RequestSeen | PlanAccepted | ExecutionCommitted | SnapshotAccepted | ExecutionEnded
 )
 
 

@@ -26,7 +26,6 @@ from splitup.protocol.committee.equivocation import EquivocationDetector, make_p
 from splitup.protocol.committee.events import (
     BlockSeen,
     ChainFact,
-    CompletionCommitted,
     CompletionReceived,
     EventReverted,
     ExecutionCommitted,
@@ -263,8 +262,6 @@ class CommitteeMember:
             case PlanAccepted():
                 self._settlements.process_accepted(event.execution_id, is_planned=True)
                 return self._plans.process_accepted(event.execution_id, event.plan_root)
-            case CompletionCommitted():
-                return self._settlements.process_committed(event, now)
             case ExecutionCommitted():
                 self._snapshots.nodes.process_committed(event.execution_id)
                 return self._settlements.process_agreed(event, now)
@@ -418,9 +415,6 @@ class CommitteeMember:
             case PlanAccepted(execution_id=execution_id):
                 self._settlements.process_accepted(execution_id, is_planned=False)
                 return self._plans.process_reverted_plan(execution_id, now)
-            case CompletionCommitted() as committed:
-                self._settlements.process_reverted_commitment(committed)
-                return []
             case ExecutionCommitted() as agreed:
                 self._settlements.process_reverted_agreement(agreed)
                 return []
@@ -440,7 +434,8 @@ class CommitteeMember:
 
     def _end_unopened(self, request: Request) -> list[Command]:
         """Drop a signed request that the chain can open no more; its plan's slot ends sooner."""
+        slot = make_plan_slot(request, self.context.view.configuration)
         return [
-            *self._signing_guard.shorten(make_plan_slot(request), request.deadline),
+            *self._signing_guard.shorten(slot, request.deadline),
             *self._end(request.execution_id),
         ]

@@ -66,6 +66,7 @@ class PlanPartial(Message):
 class PlanVote(Message):
     """A member's signature under a plan; sent to all members, proves itself."""
 
+    configuration: Count  # whose key gives the seed
     execution_id: Bytes32Field
     request_hash: Bytes32Field
     root: Bytes32Field

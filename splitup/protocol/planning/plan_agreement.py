@@ -355,9 +355,10 @@ class PlanAgreement:
         manifest = self._content_store.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
             return self._content_store.ask(request.model_id, request.snapshot_root, now)
-        slot = make_plan_slot(request)
+        configuration = self._context.view.configuration
+        slot = make_plan_slot(request, configuration)
         if self._context.timestamp_s > request.deadline and not self._signing_guard.knows(slot):
-            return []  # the chain takes no plan any more; who has the certificate sends it
+            return []  # nobody computes any more; who has the certificate sends it
         try:
             _check_price(request, manifest)
             plan = compute_plan(request, known.collector.seed, snapshot, manifest)
@@ -375,6 +376,7 @@ class PlanAgreement:
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
         known.plan, known.root = plan, root
         unsigned = PlanVote(
+            configuration=configuration,
             execution_id=request.execution_id,
             request_hash=request.hash(),
             root=root,

@@ -1,22 +1,19 @@
-"""Commitments of one execution on the chain: the nodes' own transactions, or one agreed root.
+"""Commitments of one execution on the chain, which has one agreed root over them.
 
-A reorganisation of the chain can remove any of them again.
+A reorganisation of the chain can remove it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from splitup.core import limits
 from splitup.core.codec import compute_digest, encode_canonical
 from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import Completion
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.verification import Draw
-from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
+from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 
 
@@ -50,42 +47,26 @@ class ChainCommitments:
     """The chain's record of one execution's plan and commitments."""
 
     is_planned: bool = False  # the chain holds the plan
-    own: dict[str, CompletionCommitted] = field(default_factory=dict)  # by node, in chain order
     agreed: ExecutionCommitted | None = None  # the root that the members agreed on
     agreement: AgreedCommitments | None = None  # the content of that root, once known
-    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by the agreed root
-
-    def add_own(self, event: CompletionCommitted) -> bool:
-        """Record a node's own transaction; one that comes after the agreed root has no effect."""
-        if self.agreed is not None or event.node in self.own or len(self.own) >= limits.MAX_TASKS:
-            return False
-        self.own[event.node] = event
-        return True
+    bound: dict[str, str] = field(default_factory=dict)  # its roots by node, of those that count
 
     def get_locked(self) -> dict[str, int]:
-        """Return what the chain locked of every node's stake, in micro-USDC.
-
-        Who committed by itself before the agreed root is locked twice; the larger lock counts.
-        """
-        locked = {node: event.exposure_micro_usdc for node, event in self.own.items()}
-        for node, amount in self.agreed.exposures if self.agreed is not None else ():
-            locked[node] = max(amount, locked.get(node, 0))
-        return locked
+        """Return what the chain locked of every node's stake, in micro-USDC."""
+        return dict(self.agreed.exposures) if self.agreed is not None else {}
 
     def bind(self, agreement: AgreedCommitments | None) -> bool:
-        """Take the content of the agreed root if it matches; return whether it is known now."""
+        """Take the content of the agreed root if it matches; return whether it is known now.
+
+        A node of whose stake nothing is locked counts as not having committed.
+        """
         agreed = self.agreed
         if agreed is None or agreement is None or self.agreement is not None:
             return self.agreement is not None
         if compute_commitments_root(agreed.execution_id, agreement) != agreed.root:
             return False
-        self.agreement = agreement
-        self.bound = {
-            node: CompletionCommitted(
-                agreed.execution_id, node, agreement.steps, root, agreed.block_hash
-            )
-            for node, root in agreement.commitments
-        }
+        self.agreement, locked = agreement, self.get_locked()
+        self.bound = {node: root for node, root in agreement.commitments if locked.get(node)}
         return True
 
     def unbind(self) -> None:
@@ -93,46 +74,20 @@ class ChainCommitments:
         self.agreed = self.agreement = None
         self.bound.clear()
 
+    def find_basis(self, planned: tuple[str, ...]) -> DrawBasis | None:
+        """Return what the draw is over, None without the content of a root that binds somebody.
 
-def make_basis(
-    planned: tuple[str, ...],
-    executors: tuple[str, ...],
-    commitments: Mapping[str, CompletionCommitted],
-    steps: int,
-) -> DrawBasis:
-    """Return what a draw over these executors' commitments is computed over.
-
-    ``planned`` are the plan's executors; ``steps`` is the client's number of steps. The block hash
-    is that of the last commitment on chain.
-    """
-    found = list_events(executors, commitments)
-    is_plain = executors == planned and len(found) == len(set(planned))
-    return DrawBasis(
-        found[-1].block_hash,
-        tuple(sorted((event.node, event.root) for event in found)),
-        () if is_plain else executors,
-        steps,
-    )
-
-
-def rests_on(
-    draw: Draw, certificate: PlanCertificate, commitments: Mapping[str, CompletionCommitted]
-) -> bool:
-    """Return whether a draw is over exactly these commitments, by candidates of the plan."""
-    if not certificate.plan.has_candidates(draw.executors):
-        return False
-    events = list_events(draw.executors or certificate.plan.executors(), commitments)
-    if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
-        return False
-    return bool(events) and events[-1].block_hash == draw.block_hash
-
-
-def list_events(
-    executors: Sequence[str], commitments: Mapping[str, CompletionCommitted]
-) -> list[CompletionCommitted]:
-    """Return the commitments of these executors, in the mapping's order."""
-    named = set(executors)
-    return [event for node, event in commitments.items() if node in named]
+        ``planned`` are the plan's executors.
+        """
+        if self.agreed is None or self.agreement is None or not self.bound:
+            return None
+        is_plain = not self.agreement.executors and self.bound.keys() == set(planned)
+        return DrawBasis(
+            self.agreed.block_hash,
+            tuple(sorted(self.bound.items())),
+            () if is_plain else self.agreement.executors or planned,
+            self.agreement.steps,
+        )
 
 
 def compute_commitments_root(execution_id: str, agreement: AgreedCommitments) -> str:
@@ -150,24 +105,24 @@ def check_revealed(
     completion: Completion,
     certificate: PlanCertificate,
     manifest: Manifest,
-    committed: CompletionCommitted,
-    executors: Sequence[str],
+    basis: DrawBasis,
+    root: str,
 ) -> None:
     """Raise PeerFault unless a completion is what its node committed to, steps included.
 
     It has to cover the tasks that its node answers for, with the takeovers that assigned them.
     """
-    check_committed(completion, committed)
-    check_completion(completion, certificate.plan, manifest, committed.root, executors)
+    check_committed(completion, root, basis.steps)
+    executors = basis.executors or certificate.plan.executors()
+    check_completion(completion, certificate.plan, manifest, root, executors)
 
 
-def check_committed(completion: Completion, committed: CompletionCommitted) -> None:
+def check_committed(completion: Completion, root: str, steps: int) -> None:
     """Raise PeerFault unless root and steps are those on chain; the plan is not checked."""
     node = completion.node
-    if completion.root() != committed.root:
+    if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
-    if completion.steps != committed.steps:
+    if completion.steps != steps:
         raise PeerFault(
-            f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
-            peer=node,
+            f"completion of {node} has {completion.steps} steps, {steps} were committed", peer=node
         )

@@ -7,8 +7,6 @@ the same draw the same conclusions.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,18 +124,10 @@ class CollectedCommitments:
         roots = {node: self._list_roots(node).get(steps, "") for node in nodes}
         return {node: root for node, root in roots.items() if root}
 
-    def list_numbers(self, plan: Plan, prices: Sequence[int]) -> list[int]:
-        """Return the numbers of steps that candidates of more than half of the price commit to.
-
-        ``prices`` are those of the tasks. So a few nodes that make up numbers cost no time.
-        """
-        candidates: Counter[str] = Counter()
-        for price, nodes in zip(prices, plan.tasks, strict=True):
-            candidates.update(dict.fromkeys(nodes, price))
-        covered: Counter[int] = Counter()
-        for node in self.by_node.keys() | self.counts.keys():
-            covered.update(dict.fromkeys(self._list_roots(node), candidates[node]))
-        return sorted(steps for steps, price in covered.items() if 2 * price > sum(prices))
+    def list_numbers(self) -> list[int]:
+        """Return the numbers of steps that anybody committed to."""
+        nodes = self.by_node.keys() | self.counts.keys()
+        return sorted({steps for node in nodes for steps in self._list_roots(node)})
 
     def _list_roots(self, node: str) -> dict[int, str]:
         """Return a node's roots by number of steps; those for the client's ends come first."""

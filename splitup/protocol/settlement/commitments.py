@@ -3,10 +3,9 @@
 At the end of an execution every executor sends the members the salted root of its completion, and
 the client's end message. A member that holds a commitment of every executor sends all members its
 vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
-goes to the chain; the draw needs it there. If the members do not agree in time, the executors
-commit on chain themselves, and nothing else changes. Shortly before the deadline the commitments of
-most executors are enough, to the client's final end, to an interim one (ADR 55), or to a number of
-steps that they computed and the client ordered (ADR 56).
+goes to the chain; the draw needs it there. Shortly before the deadline the commitments of some
+executors are enough, to the client's final end, to an interim one (ADR 55), or to a number of steps
+that they computed and the client ordered (ADR 56).
 
 A node may show its commitment to some members only, or sign two. So a member whose vote finds no
 majority shares what it holds. Who signed two for one number of steps counts as not having
@@ -100,7 +99,7 @@ class CommitmentAgreement:
         if state.chain.agreed is not None:
             is_drawn = state.verification is not None
             return [] if is_drawn else self._catch_up(state, agreement, now)
-        if agreement is None or not state.needs_agreement():
+        if agreement is None:
             return []
         execution_id = state.request.execution_id
         root = compute_commitments_root(execution_id, agreement)
@@ -160,7 +159,7 @@ class CommitmentAgreement:
         """Submit the root that 2f+1 members voted for, again while the chain lacks it.
 
         The chain refuses it while an executor's free stake does not cover what it can lose; stake
-        becomes free when other executions end.
+        becomes free when other executions end. Near the deadline it leaves such an executor out.
         """
         collected, equal = state.collected, _list_equal(state, own)
         if len(equal) < self._context.view.quorum or not state.chain.is_planned:

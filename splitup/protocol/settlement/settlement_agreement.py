@@ -28,7 +28,7 @@ from splitup.messages.verification import (
 )
 from splitup.protocol.committee.commands import Command, Fault, Gossip
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
+from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.committee.peer_messages import (
     Attested,
     CommitmentsReply,
@@ -123,12 +123,6 @@ class SettlementAgreement:
         self._restore_reverted(state, certificate)
         return self._advance(state, now)
 
-    def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
-        """Record a node's own commitment on chain; the last executor's opens the draw."""
-        state = self._states.get(event.execution_id)
-        is_new = state is not None and state.chain.add_own(event)
-        return self._advance(state, now) if state is not None and is_new else []
-
     def process_agreed(self, event: ExecutionCommitted, now: float) -> list[Command]:
         """Record the agreed root over all executors' commitments; it opens the draw."""
         state = self._states.get(event.execution_id)
@@ -151,24 +145,11 @@ class SettlementAgreement:
             while len(self._reverted) > tuning.MAX_REVERTED:
                 self._reverted.popitem(last=False)
 
-    def process_reverted_commitment(self, event: CompletionCommitted) -> None:
-        """Remove a commitment whose block is gone, and a draw that rested on it."""
-        state = self._states.get(event.execution_id)
-        if state is None or state.chain.own.get(event.node) != event:
-            return
-        rested = state.get_commitments() is state.chain.own
-        del state.chain.own[event.node]
-        if rested:
-            transitions.move(state, transitions.CommitmentsReverted())
-
     def process_reverted_agreement(self, event: ExecutionCommitted) -> None:
         """Remove the agreed root whose block is gone, and a draw that rested on it."""
         state = self._states.get(event.execution_id)
-        if state is None or state.chain.agreed != event:
-            return
-        rested = state.get_commitments() is state.chain.bound
-        state.chain.unbind()
-        if rested:
+        if state is not None and state.chain.agreed == event:
+            state.chain.unbind()
             transitions.move(state, transitions.CommitmentsReverted())
 
     def process_end(self, execution_id: str, evidence_root: str = "") -> None:
@@ -209,8 +190,9 @@ class SettlementAgreement:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
         verification = state.verification
         if verification is None:
-            if node in (commitments := state.get_commitments()):
-                check_committed(completion, commitments[node])
+            basis = state.find_basis()
+            if basis is not None and node in state.chain.bound:
+                check_committed(completion, state.chain.bound[node], basis.steps)
             state.early.completions[node] = completion
         elif node in verification.completions:
             return []
@@ -377,7 +359,7 @@ class SettlementAgreement:
         commands: list[Command] = []
         for state in list(self._states.values()):
             collected = state.collected
-            if state.chain.own or collected.by_node or collected.counts or state.chain.agreed:
+            if collected.by_node or collected.counts or state.chain.agreed:
                 commands += self._advance(state, now)
         return commands
 
@@ -459,11 +441,11 @@ def _take_completion(
     state: SettlementState, verification: Verification, completion: Completion
 ) -> None:
     """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
-    node, executors = completion.node, verification.executors
-    committed = state.get_commitments().get(node)
-    if node in executors and committed is not None:  # the others' completions are not needed
+    node, basis = completion.node, state.find_basis()
+    root = state.chain.bound.get(node)
+    if basis is not None and root is not None:  # the others' completions are not needed
         context = verification.context
-        check_revealed(completion, context.certificate, context.manifest, committed, executors)
+        check_revealed(completion, context.certificate, context.manifest, basis, root)
         verification.completions[node] = completion
 
 

@@ -25,7 +25,6 @@ from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.settlement.attestations import Attestations
@@ -33,8 +32,6 @@ from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     ChainCommitments,
     DrawBasis,
-    make_basis,
-    rests_on,
 )
 from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
@@ -192,26 +189,14 @@ class SettlementState:
 
     # ---- commitments ------------------------------------------------------------------------
 
-    def get_commitments(self) -> Mapping[str, CompletionCommitted]:
-        """Return what binds the nodes on chain: the agreed root, or their own transactions."""
-        verification = self.verification
-        if verification is not None:
-            return self.find_bound_by(verification.draw, verification.context.certificate)
-        chain = self.chain
-        return chain.bound if chain.bound and self._find_own_executors() is None else chain.own
-
-    def find_bound_by(
-        self, draw: Draw, certificate: PlanCertificate
-    ) -> Mapping[str, CompletionCommitted]:
-        """Return the commitments that a draw is over."""
-        is_agreed = rests_on(draw, certificate, self.chain.bound)
-        return self.chain.bound if is_agreed else self.chain.own
-
     def rests_on_chain(self, draw: Draw) -> bool:
-        """Return whether a draw is over commitments on our chain, by candidates of the plan."""
-        certificate = self.certificate
-        return certificate is not None and any(
-            rests_on(draw, certificate, known) for known in (self.chain.bound, self.chain.own)
+        """Return whether a draw is over the commitments on our chain."""
+        basis = self.find_basis()
+        return basis is not None and basis == (
+            draw.block_hash,
+            draw.commitments,
+            draw.executors,
+            draw.steps,
         )
 
     def list_exposures(self, agreement: AgreedCommitments) -> tuple[tuple[str, int], ...]:
@@ -231,13 +216,11 @@ class SettlementState:
         """Return what the chain's record of the execution binds."""
         plan, chain = self.require_certificate().plan, self.chain
         agreed = chain.agreed
-        own = ((event.node, event.exposure_micro_usdc) for event in chain.own.values())
         return quorum.ExecutionHistory(
             execution_id=self.request.execution_id,
             request_hash=plan.request.hash(),
             plan_root=plan.root(),
             seed=plan.seed,
-            own=quorum.pack_words(own),
             commitments=agreed.root if agreed is not None else ZERO_BYTES32,
             exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
         )
@@ -245,57 +228,59 @@ class SettlementState:
     def find_agreement(self, timestamp_s: int) -> AgreedCommitments | None:
         """Return what to agree on, once commitments cover every task, or None.
 
-        Of several candidates of a task that committed, the highest one counts. Commitments on chain
-        come first, as for the draw. Shortly before the deadline commitments need not cover every
-        task any more (``_find_majority``). ``timestamp_s`` is the latest block's.
+        Of several candidates of a task that committed, the highest one counts. Shortly before the
+        deadline commitments need not cover every task any more (``_find_best``). ``timestamp_s`` is
+        the latest block's.
         """
         if self.certificate is None:
             return None
-        steps, own_executors = self.find_steps(), self._find_own_executors()
-        if steps is not None and own_executors is not None:
-            commitments = {node: event.root for node, event in self.chain.own.items()}
-            return self._make_agreement(steps, commitments, own_executors)
+        steps = self.find_steps()
         if steps is not None:
             commitments = self.collected.list_for_end(steps)
             executors = self._find_executors(commitments)
             if executors is not None:
                 return self._make_agreement(steps, commitments, executors)
-        return self._find_majority() if self.is_late(timestamp_s) else None
+        return self._find_best() if self.is_late(timestamp_s) else None
 
     def is_late(self, timestamp_s: int) -> bool:
-        """Return whether the deadline is near: commitments of most executors are enough then."""
+        """Return whether the deadline is near: commitments of some executors are enough then."""
         return timestamp_s >= self.request.deadline - tuning.AGREE_MARGIN_S
 
-    def _find_majority(self) -> AgreedCommitments | None:
+    def _find_best(self) -> AgreedCommitments | None:
         """Return the commitments to the number of steps that pays executors most, or None.
 
-        It has to be one to which the executors of more than half of the price committed, so that no
-        single party moves it: neither a client that says different things, or nothing at the end,
-        nor an executor that commits to less, or not at all. Tasks without a commitment are unpaid
-        and take no stake.
+        Numbers to which the executors of more than half of the price committed come first, so that
+        no single party moves it: neither a client that says different things, or nothing at the
+        end, nor an executor that commits to less. Without such a number the executors that did
+        commit are paid all the same by one that the client signed: nobody withholds their pay by
+        not committing. Tasks without a commitment are unpaid and take no stake.
 
         A number that no end of the client has is one that executors counted. The client has to have
-        ordered so many steps, and the executors of all graph outputs have to have committed to
-        them: of steps that failed half-way the client got nothing (ADR 56).
+        ordered so many steps, executors of more than half of the price have to have committed to
+        them, and so have those of all graph outputs: of steps that failed half-way the client got
+        nothing (ADR 56).
         """
-        context, found, most = self.context, None, 0
+        context, found, best = self.context, None, (False, 0, 0)
         if context is None:
             return None
         prices = [task.price_micro_usdc for task in context.manifest.tasks]
         signed = {steps for roots in self.collected.by_node.values() for steps in roots}
         results = {port.task for port in context.manifest.outputs}
-        for steps in self.collected.list_numbers(context.plan, prices):
+        for steps in self.collected.list_numbers():
             commitments = self.collected.list_commitments(steps)
             executors = self._find_executors(commitments, partial=True) or ()
+            pairs = zip(prices, executors, strict=True)
+            covered = sum(price for price, node in pairs if node in commitments)
+            is_majority = 2 * covered > sum(prices)
             if steps not in signed and (
-                steps > self.collected.ordered
+                not is_majority
+                or steps > self.collected.ordered
                 or not all(executors[task] in commitments for task in results)
             ):
                 continue
-            pairs = zip(prices, executors, strict=True)
-            covered = sum(price for price, node in pairs if node in commitments)
-            if 2 * covered > sum(prices) and covered * steps >= most:
-                most = covered * steps
+            worth = is_majority, covered * steps, steps
+            if covered and worth > best:
+                best = worth
                 found = self._make_agreement(steps, commitments, executors)
         return found
 
@@ -318,54 +303,10 @@ class SettlementState:
             steps,
         )
 
-    def needs_agreement(self) -> bool:
-        """Return whether the chain has neither an agreed root nor a commitment for every executor.
-
-        It keeps the price until the end of the settlement grace only with one of them: the nodes'
-        own commitments are not enough when fewer nodes answer for the tasks than were planned.
-        """
-        if self.certificate is None or self.chain.agreed is not None:
-            return False
-        planned = len(set(self.certificate.plan.executors()))
-        return len(self.chain.own) < planned or self._find_own_executors() is None
-
     def find_basis(self) -> DrawBasis | None:
-        """Return what the draw is over, once commitments on chain cover every task, or None.
-
-        Whichever comes first on chain counts: the agreed root, or the nodes' own commitments.
-        """
-        if self.certificate is None:
-            return None
-        planned, executors = self.certificate.plan.executors(), self._find_own_executors()
-        if executors is not None:
-            steps = self.find_steps()
-            return None if steps is None else make_basis(planned, executors, self.chain.own, steps)
-        agreement = self.chain.agreement
-        if agreement is not None:
-            executors = agreement.executors or planned
-            return make_basis(planned, executors, self.chain.bound, agreement.steps)
-        return None
-
-    def _find_own_executors(self) -> tuple[str, ...] | None:
-        """Return who answers for the tasks by the nodes' own commitments, if they cover all.
-
-        A commitment counts only if it locks the stake that its node can lose by the draw: one of a
-        node that was replaced in some of its tasks does not, as long as it answers for all of them.
-        """
-        own = self.chain.own
-        if self.certificate is None:
-            return None
-        plan, takeovers = self.certificate.plan, self.collected.takeovers
-        if find_executors(plan, takeovers, dict.fromkeys(own, 0)) is None:
-            return None
-        present: dict[str, int] = {}
-        for node in own:  # the first ones that cover everything count: later ones change nothing
-            present[node] = 0
-            executors = find_executors(plan, takeovers, present)
-            exposures = () if executors is None else self.get_exposures(executors)
-            if exposures and all(own[n].exposure_micro_usdc >= amount for n, amount in exposures):
-                return executors
-        return None
+        """Return what the draw is over, once the chain has a root whose content is known here."""
+        certificate = self.certificate
+        return self.chain.find_basis(certificate.plan.executors()) if certificate else None
 
     def find_evidence(self, root: str) -> Evidence | None:
         """Return the evidence of this root; None if we never held it."""

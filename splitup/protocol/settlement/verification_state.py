@@ -80,15 +80,14 @@ class Verification:
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
         completion = self.completions.get(self.executors[task])
-        if completion is None or completion.steps != self.draw.steps:
+        if completion is None:
             return None
         return next((entry for entry in completion.tasks if entry.task == task), None)
 
     def is_disowned(self, task: int) -> bool:
         """Return whether the client's word leaves nothing to compare of a task that was revealed.
 
-        It signed another number of steps for the executor, whose digests are over those. Or it gave
-        the task to another node, which did not commit.
+        It gave the task to another node, which did not commit.
         """
         is_revealed = self.executors[task] in self.completions
         return is_revealed and self.find_commitment(task) is None

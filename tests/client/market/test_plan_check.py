@@ -134,7 +134,7 @@ def test_what_a_snapshot_says_to_be_locked_is_in_the_chains_events() -> None:
         tell(1, "PlanAccepted", 1),
         tell(2, "ExecutionCommitted", 1, exposures=words),
         tell(3, "PlanAccepted", 2),
-        tell(4, "CompletionCommitted", 2, node=node, exposure=2),
+        tell(4, "ExecutionCommitted", 2, exposures=("0x" + pack_word(node, 2).hex(),)),
         tell(5, "Settled", 1),
         tell(6, "Distributed", 1, remaining=3),
         tell(7, "Distributed", 1, remaining=0),  # released before

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ import pytest_asyncio
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.settlement.reports import Reporter, Status
 
-from splitup.chain.client import Block, Receipt
 from splitup.chain.clock import ChainClock
 from splitup.core import limits, tuning
-from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
+from splitup.core.errors import ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.messages import api
@@ -37,54 +35,27 @@ from splitup.storage.journal import Journal
 from tests.builders import HANG_S
 
 NODE = "0x" + "aa" * 20
-ZERO = "0x" + "00" * 32
-EXPOSURE = 7  # micro-USDC
 
 
 class FakeChain:
-    """The two views and the one transaction that a reporter uses."""
+    """The one view that a reporter uses; the members' root is on chain unless it is ``open``."""
 
     address = NODE
 
     def __init__(self) -> None:
         self.clock = ChainClock()
-        self.deployment = SimpleNamespace(confirmations=0)
         self.status: dict[str, int] = {}
-        self.commitments: dict[str, str] = {}
-        self.batches: list[list[str]] = []
-        self.reverting: set[str] = set()
-        self.certified: set[str] = set()
-        self.block = 1
+        self.open: set[str] = set()
         self.down = 0
 
-    async def fetch_head(self) -> Block:
-        self.block += 1
-        return Block(self.block, ZERO, 0)
-
-    async def call(
-        self, contract: str, function: str, execution_id: str, *_: Any, at: Block
-    ) -> Any:
+    async def call(self, contract: str, function: str, execution_id: str) -> Any:
+        assert (contract, function) == ("market", "executionOf")
         if self.down:
             self.down -= 1
             raise ChainUnavailable("the chain is down; start it")
-        if function == "executionOf":
-            return {
-                "status": self.status.get(execution_id, Status.PLANNED),
-                "certified": execution_id in self.certified,
-            }
-        return self.commitments.get(execution_id, ZERO)
-
-    async def send(
-        self, contract: str, function: str, rows: list[tuple[str, int, str, int]]
-    ) -> Receipt:
-        assert all(row[3] == EXPOSURE for row in rows)
-        ids = [row[0] for row in rows]
-        if self.reverting & set(ids):
-            self.reverting -= set(ids) if len(ids) == 1 else set()
-            raise ChainRejected("reverted", error_name="StatusInvalid")
-        self.batches.append(ids)
-        self.commitments.update({row[0]: row[2] for row in rows})
-        return Receipt("0x" + "77" * 32)
+        status = self.status.get(execution_id, Status.PLANNED)
+        is_certified = status is Status.PLANNED and execution_id not in self.open
+        return {"status": status, "certified": is_certified}
 
 
 class FakeHttp:
@@ -163,7 +134,6 @@ async def fetch_committee(execution_id: str) -> CommitteeView:
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
     monkeypatch.setattr(tuning, "RPC_BACKOFF_MAX_S", 0.02)
-    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 @pytest.fixture
@@ -205,7 +175,7 @@ def make_completion(number: int) -> Completion:
 
 async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
     for number in numbers:
-        await reporter.submit([make_completion(number)], int(time.time()) + left_s, EXPOSURE)
+        await reporter.submit([make_completion(number)], int(time.time()) + left_s)
 
 
 async def finish(reporter: Reporter) -> None:
@@ -220,20 +190,10 @@ async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:
     return {(url, int(token, 16)) for url, token in told}
 
 
-async def test_completions_of_one_window_share_a_transaction(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+async def test_members_get_the_commitment_and_the_reveal_once_their_root_is_on_chain(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
 ) -> None:
-    monkeypatch.setattr(tuning, "COMMIT_WINDOW_S", 0.5)
-    await submit(reporter, 1, 2, 3)
-    heard = await hear(http, 12)
-    assert heard == {(f"http://m{m}", n) for m in range(1, 5) for n in (1, 2, 3)}
-    assert [len(batch) for batch in chain.batches] == [3]
-
-
-async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    chain.open.add(make_completion(1).execution_id)
     await submit(reporter, 1)
     async with asyncio.timeout(HANG_S):
         commitments = [await http.commitments.get() for _ in range(4)]
@@ -243,28 +203,8 @@ async def test_a_commitment_by_the_members_needs_no_transaction_of_the_node(
         (completion.execution_id, NODE, completion.end, completion.root())
     }
     assert http.told.empty()
-    chain.certified.add(completion.execution_id)
+    chain.open.clear()
     assert len(await hear(http, 4)) == 4
-    assert not chain.batches
-
-
-@pytest.mark.parametrize("confirmations", [0, 10])
-async def test_s06_a_node_that_the_members_left_out_commits_itself(
-    reporter: Reporter,
-    chain: FakeChain,
-    http: FakeHttp,
-    monkeypatch: pytest.MonkeyPatch,
-    confirmations: int,
-) -> None:
-    """Members see the plan so many blocks later, and the node waits so much longer for them."""
-    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 20)
-    chain.deployment.confirmations = confirmations
-    await submit(reporter, 1)
-    await hear(http, 4)
-    assert len(chain.batches) == 1 and chain.block >= 20 + confirmations
-    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
-    await submit(reporter, 2, left_s=int(tuning.COMMIT_MARGIN_S) - 5)
-    assert {n for _, n in await hear(http, 4)} == {2}
 
 
 async def test_a_commitment_waits_for_its_plan_and_delays_no_other(
@@ -278,29 +218,12 @@ async def test_a_commitment_waits_for_its_plan_and_delays_no_other(
     assert {n for _, n in await hear(http, 4)} == {1}
 
 
-async def test_a_commitment_that_reverts_does_not_stop_the_rest_of_the_batch(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp
-) -> None:
-    chain.reverting.add(make_completion(2).execution_id)
-    await submit(reporter, 1, 2, 3)
-    assert {n for _, n in await hear(http, 12)} == {1, 2, 3}
-
-
 async def test_f12_reports_wait_for_a_chain_that_is_down(
     reporter: Reporter, chain: FakeChain, http: FakeHttp
 ) -> None:
     chain.down = 10
     await submit(reporter, 1)
     assert len(await hear(http, 4)) == 4
-
-
-async def test_f09_a_completion_committed_before_is_only_revealed(
-    reporter: Reporter, chain: FakeChain, http: FakeHttp
-) -> None:
-    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32
-    await submit(reporter, 1)
-    await hear(http, 4)
-    assert not chain.batches
 
 
 @pytest.mark.parametrize("step_s", [-300, 300, 3_000])
@@ -334,7 +257,7 @@ async def test_nothing_is_revealed_before_a_quorum_says_so(
         http.asked.clear()
         async with asyncio.timeout(HANG_S):
             await http.asked.wait()
-    assert chain.batches and http.told.empty()
+    assert http.told.empty()
     http.due.add("http://m3")
     assert len(await hear(http, 4)) == 4
 
@@ -356,7 +279,6 @@ async def test_an_execution_settled_without_this_node_is_given_up(
     chain.status[make_completion(1).execution_id] = Status.REFUNDED
     await submit(reporter, 1, 2)
     assert {n for _, n in await hear(http, 4)} == {2}
-    assert len(chain.batches) == 1
 
 
 async def test_a_member_that_did_not_answer_gets_the_message_again(
@@ -378,11 +300,9 @@ async def test_f03_restart_reveals_what_was_committed_and_commits_what_was_not(
         await submit(reporter, 1, 2)
     assert http.told.empty()
     chain.status.clear()
-    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32  # sent, then killed
     async with run(tmp_path, chain, http) as reporter:
         assert {n for _, n in await hear(http, 8)} == {1, 2}
         await finish(reporter)
-    assert chain.batches == [[make_completion(2).execution_id]]
     async with run(tmp_path, chain, http) as reporter:
         await submit(reporter, 3)
         assert {n for _, n in await hear(http, 4)} == {3}  # the others are done with
@@ -395,9 +315,10 @@ async def test_second_completion_of_an_execution_does_not_replace_the_first(
         await submit(reporter, 1)
         await hear(http, 4)
         other = make_completion(1).model_copy(update={"salt": "0x" + "ff" * 32})
-        await reporter.submit([other], int(time.time()) + 60, EXPOSURE)
+        await reporter.submit([other], int(time.time()) + 60)
         await hear(http, 4)
-    assert chain.commitments == {other.execution_id: make_completion(1).root()}
+    sent = {http.commitments.get_nowait()[1].root for _ in range(http.commitments.qsize())}
+    assert sent == {make_completion(1).root()}
 
 
 async def test_counts_of_steps_are_one_message_beside_those_for_the_clients_ends(
@@ -410,7 +331,7 @@ async def test_counts_of_steps_are_one_message_beside_those_for_the_clients_ends
     end = ended.end.end.model_copy(update={"steps": 16, "final": False})
     interim = ended.model_copy(update={"end": ended.end.model_copy(update={"end": end})})
     deadline_s = int(time.time()) + 60
-    await reporter.submit([*counted, interim], deadline_s, EXPOSURE, "c0ffee")
+    await reporter.submit([*counted, interim], deadline_s, "c0ffee")
     async with asyncio.timeout(HANG_S):
         sent = [(await http.commitments.get())[1] for _ in range(2 * len(COMMITTEE.members))]
     for one in sent:
@@ -432,7 +353,7 @@ async def test_reported_completions_are_deleted_from_the_journal_after_their_dea
         await submit(reporter, 1, left_s=60)
         await hear(http, 4)
         await finish(reporter)
-    chain.clock.observe(chain.block, 4_000_000_000)
+    chain.clock.observe(1, 4_000_000_000)
     async with run(tmp_path, chain, http) as reporter:
         assert reporter._journal.items("completion") == []
 
@@ -449,10 +370,9 @@ async def test_takeovers_are_sent_to_all_members_before_the_commitment_and_again
     takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
-    await reporter.submit([completion], int(time.time()) + 60, EXPOSURE)
+    await reporter.submit([completion], int(time.time()) + 60)
     async with asyncio.timeout(HANG_S):
         assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
-        assert not chain.batches
         chain.status[number] = Status.PLANNED
         while [await http.shown.get() for _ in range(3)] != ["http://m2"] * 3:
             pass

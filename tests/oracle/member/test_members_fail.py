@@ -6,21 +6,25 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from splitup.chain.abi import load_abi
 from splitup.chain.committee_reader import Committees, fetch_committee
+from splitup.chain.market import exposures_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.client.market.plan_requests import Wanted
 from splitup.client.market.signed_request import make_request
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, Unavailable
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.crypto.quorum import compute_execution_id
+from splitup.crypto.quorum import compute_execution_id, unpack_word
 from splitup.devnet.anvil import derive_key
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.plans import Plan
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
@@ -105,12 +109,62 @@ async def test_a_member_stops_cleanly(network: Network) -> None:
     await network.wait_until(network.is_ready, 3 * HANG_S)
 
 
+async def request_of_two(network: Network, gate: asyncio.Event) -> tuple[str, Plan]:
+    """Return an execution that waits for ``gate``, whose plan has several executors."""
+    while True:
+        execution_id, _ = await network.request(gate, deadline_s=60)
+        plan = (await network.fetch_plan(execution_id)).plan
+        if len(set(plan.executors())) > 1:
+            return execution_id, plan
+
+
+async def test_s19_an_executor_without_free_stake_keeps_nobody_elses_pay(network: Network) -> None:
+    """Its stake is filled after the plan: members send again until the chain binds the others."""
+    gate = asyncio.Event()
+    execution_id, plan = await request_of_two(network, gate)
+    filler = plan.executors()[0]
+    entry = await network.client.call("nodes", "nodeOf", filler)
+    free = entry["stake"] - entry["locked"] - limits.VALIDATION_RESERVE_MICRO_USDC
+    words = exposures_to_abi(((filler, free),))
+    await act_as_market(network, "lock", words, True)
+    gate.set()
+    events = await network.wait_until(lambda: network.find_settlement(execution_id), 3 * HANG_S)
+    found = {event.name: event.args for event in events}
+    locked = dict(map(unpack_word, found["ExecutionCommitted"]["exposures"]))
+    assert locked[filler] == 0 and all(locked[n] for n in set(plan.executors()) - {filler})
+    own = [task for task, node in enumerate(plan.executors()) if node == filler]
+    owed = sum(t.price_micro_usdc for n, t in enumerate(MANIFEST.tasks) if n not in own) * STEPS
+    assert found["Settled"]["paid"] == 2 * owed, "the others, and a validator of each"
+    assert "Slashed" not in found
+    await act_as_market(network, "release", words)
+
+
+async def act_as_market(network: Network, function: str, *args: Any) -> None:
+    """Do to the registry what only the Market may."""
+    market = network.deployment.market
+    data = load_abi("nodes").encode_call(function, args)
+    call = {"from": market, "to": network.deployment.nodes, "data": data, "gas": hex(10**6)}
+    async with Rpc(network.rpc_url) as rpc:
+        await rpc.request("anvil_setBalance", market, hex(10**18))
+        await rpc.request("anvil_impersonateAccount", market)
+        sent = await rpc.request("eth_sendTransaction", call)
+        await rpc.request("anvil_stopImpersonatingAccount", market)
+    await network.wait_until(lambda: is_mined(network, sent))
+
+
+async def is_mined(network: Network, transaction: str) -> bool:
+    async with Rpc(network.rpc_url) as rpc:
+        receipt = await rpc.request("eth_getTransactionReceipt", transaction)
+    assert receipt is None or receipt["status"] == "0x1", receipt
+    return receipt is not None
+
+
 async def check_payments(network: Network, execution_id: str) -> None:
     """Every task was verified (the draw takes all here), every party paid by its share."""
     events = await network.find_settlement(execution_id)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
-    assert names.count("ExecutionCommitted") == 1 and "CompletionCommitted" not in names
+    assert names.count("ExecutionCommitted") == 1
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)

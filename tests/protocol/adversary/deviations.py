@@ -44,7 +44,6 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "made Completion",
         "ExecutorCommitment",
         "Takeovers",
-        "OwnCommitment",
         "Completion",
     ),
     "validator": (
@@ -115,6 +114,8 @@ class Adversary:
         self.context: MemberContext | None = None
         self.notes: list[str] = []
         self.habits: list[Habit] = []
+        # an executor that fills its stake by executions of its own, once it has work
+        self.fills_stake = self.party == "executor" and random.Random(seed ^ 0x57A).random() < 0.2
 
     def choose_habits(self, *, is_signed: bool, is_abroad: bool) -> None:
         """Draw what the party does; a client makes either kind of request.

@@ -19,6 +19,8 @@ from tests.protocol.cheap_scheme import CheapScheme
 MIN_DEADLINE_S: Final = 5
 MAX_DEADLINE_S: Final = 600
 GRACE_S: Final = 300
+COMMIT_GRACE_S: Final = 30  # for what has no root yet
+LAST_CALL_S: Final = 30  # before a deadline: from then on nobody waits for a node's stake
 START_S: Final = 1_000_000
 
 Exposures = Sequence[tuple[str, int]]
@@ -32,7 +34,6 @@ class Record:
     status: str = "requested"  # then planned, settled or refunded
     executors: int = 0
     agreed: bool = False
-    own: set[str] = field(default_factory=set)  # nodes that committed by themselves
     locked: Counter[str] = field(default_factory=Counter)
     settlement: quorum.Settlement | None = None
 
@@ -88,26 +89,10 @@ class Market:
         self._open(request)
         self._emit(ev.RequestSeen(request))
 
-    def try_commit(self, event: ev.CompletionCommitted) -> None:
-        """Take a node's own commitment."""
-        try:
-            self._commit_own(event)
-        except Reverted as error:
-            self.reverted[str(error)] += 1
-
-    def _commit_own(self, event: ev.CompletionCommitted) -> None:
-        record = self._require(event.execution_id, "planned")
-        _require(not record.agreed and event.node not in record.own, "CommitmentExists")
-        _require(0 < event.steps <= record.request.steps, "StepsInvalid")
-        self._lock(record, [(event.node, event.exposure_micro_usdc)])
-        record.own.add(event.node)
-        self._emit(event)
-
     def close(self) -> None:
         """Refund what can be refunded by now; anybody may."""
         for execution_id, record in self.records.items():
-            complete = record.agreed or (record.executors and len(record.own) >= record.executors)
-            end = record.request.deadline + (GRACE_S if complete else 0)
+            end = record.request.deadline + (GRACE_S if record.agreed else COMMIT_GRACE_S)
             if record.status in ("requested", "planned") and self.now_s >= end:
                 record.status = "refunded"
                 self.balances[record.request.client] += record.request.max_price_micro_usdc
@@ -135,6 +120,7 @@ class Market:
     def _accept_plan(self, command: cmd.SubmitPlan) -> None:
         seed = self._scheme.compute_seed(command.seed_signature)
         struct = quorum.plan_struct_hash(
+            self._view.configuration,
             command.execution_id,
             command.request.hash(),
             command.plan_root,
@@ -152,7 +138,6 @@ class Market:
         else:
             record = self._require(command.execution_id, "requested")
             _require(record.request.hash() == request.hash(), "RecordMismatch")
-            _require(self.now_s < record.request.deadline, "DeadlinePassed")
         record.status, record.executors = "planned", command.executors
         self._emit(ev.PlanAccepted(command.execution_id, command.plan_root))
 
@@ -162,12 +147,10 @@ class Market:
         exposures_hash = quorum.hash_exposures(command.exposures)
         struct = quorum.commitments_struct_hash(command.execution_id, command.root, exposures_hash)
         self._check_quorum(struct, command.signatures)
-        self._lock(record, command.exposures)
+        exposures = self._lock(record, command.exposures)
         record.agreed = True
         self._emit(
-            ev.ExecutionCommitted(
-                command.execution_id, command.root, self.block_hash, command.exposures
-            )
+            ev.ExecutionCommitted(command.execution_id, command.root, self.block_hash, exposures)
         )
 
     def _settle(self, command: cmd.SubmitSettlement) -> None:
@@ -201,11 +184,17 @@ class Market:
             self._view.domain, struct, signatures, accounts, self._scheme.recover_signer
         )
 
-    def _lock(self, record: Record, exposures: Exposures) -> None:
+    def _lock(self, record: Record, exposures: Exposures) -> tuple[tuple[str, int], ...]:
+        """Lock stakes; near the deadline nothing of a node that has too little."""
+        is_late = self.now_s + LAST_CALL_S >= record.request.deadline
+        found = []
         for node, amount in exposures:
-            _require(self.locked[node] + amount <= self.stakes[node], "ExposureTooHigh")
-        record.locked.update(dict(exposures))
-        self.locked.update(dict(exposures))
+            covers = self.locked[node] + amount <= self.stakes[node]
+            _require(covers or is_late, "ExposureTooHigh")
+            found.append((node, amount if covers else 0))
+        record.locked.update(dict(found))
+        self.locked.update(dict(found))
+        return tuple(found)
 
     def _release(self, record: Record) -> None:
         self.locked.subtract(record.locked)

@@ -47,7 +47,7 @@ from tests.protocol.adversary.tensors import (
     digest_all,
     make_signed_delivery,
 )
-from tests.protocol.adversary.world import CLIENT, World
+from tests.protocol.adversary.world import CLIENT, STAKE_MICRO_USDC, World
 from tests.protocol.committees import CHAIN_ID
 from tests.protocol.simulator import MARKET
 
@@ -157,6 +157,9 @@ class Parties:
         adversary, executors = self.world.adversary, run.plan.executors()
         if adversary.party == "executor" and not adversary.accounts:
             adversary.accounts.add(adversary.random.choice(executors))
+            if adversary.fills_stake:
+                self.world.market.locked.update(dict.fromkeys(adversary.accounts, STAKE_MICRO_USDC))
+                adversary.notes.append("fills its own stake")
         if adversary.party == "validator" and not adversary.accounts:
             others = sorted(BY_ADDRESS.keys() - set(executors))
             adversary.accounts.update(others[: adversary.random.choice((1, 2))])
@@ -367,7 +370,7 @@ class Parties:
         )
         made = self.world.adversary.make(node, completion)
         assert isinstance(made, Completion)
-        run.completions.setdefault((node, made.steps), made)
+        run.completions[node, made.root()] = made
         return made
 
     def _list_own(self, run: Run, node: str) -> list[int]:

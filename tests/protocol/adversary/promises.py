@@ -31,10 +31,6 @@ REMAINS: Final = {
     ): "neighbours that contradict each other both go unpaid",
     (
         "executor",
-        "honest work is unpaid: executors of half of the price did not commit in time",
-    ): "Executors of half of the price that do so",
-    (
-        "executor",
         "honest work is unpaid: fewer steps count than were delivered",
     ): "leaves the others' pay at an earlier interim end",
     (
@@ -127,7 +123,7 @@ def _is_owed(world: World, run: Run) -> bool:
     results = {executors[port.task] for port in world.manifest.outputs}
     sent = [run.work[name].inputs[place] for name, place in _list_client_inputs(world, run)]
     for number in range(1, run.plan.request.steps + 1):
-        done = {node: one for (node, steps), one in run.completions.items() if steps == number}
+        done = {node: one for (node, _), one in run.completions.items() if one.steps == number}
         covered = sum(price for node, price in prices if node in done)
         is_signed = any(not one.end.is_count for one in done.values())
         is_ordered = results <= done.keys() and any(len(one) >= number for one in sent)
@@ -346,7 +342,7 @@ class _Settled:
 
     def _is_ended(self) -> bool:
         """Return whether an executor showed an end of the client for the steps that count."""
-        shown = (self.run.completions.get((node, self.used)) for node in self.executors)
+        shown = map(self.run.completions.get, self.evidence.draw.commitments)
         return any(one is not None and not one.end.is_count for one in shown)
 
     def _read_of(self, task: int) -> Iterator[Sequence[str]]:
@@ -362,7 +358,8 @@ class _Settled:
                     yield tensors
 
     def _find_claim(self, task: int, node: str) -> TaskCommitment | None:
-        completion = self.run.completions.get((node, self.used))
-        if completion is None:
+        committed = [entry for entry in self.evidence.draw.commitments if entry[0] == node]
+        completion = self.run.completions.get(committed[0]) if committed else None
+        if completion is None or completion.steps != self.used:
             return None
         return next((entry for entry in completion.tasks if entry.task == task), None)

@@ -28,13 +28,12 @@ from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import check_certificate, check_draw, check_plan
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.planning.validators import check_validators
-from splitup.protocol.settlement.proof_of_sampling import compute_exposure, is_sampled
+from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.tensors import (
     BY_ADDRESS,
     LATE_S,
     LoggedTensors,
-    OwnCommitment,
     RecomputedTensors,
     Run,
     Tensors,
@@ -59,7 +58,7 @@ class Reports:
     def commit(
         self, run: Run, node: str, completion: Completion, *earlier: Completion, order: str = ""
     ) -> None:
-        """Tell the members what the node commits to; on chain by itself if they are slow."""
+        """Tell the members what the node commits to."""
         world, key = self.world, BY_ADDRESS[node].signing_key_hex
         if completion.takeovers:
             told = Takeovers(execution_id=run.id, node=node, takeovers=completion.takeovers)
@@ -74,11 +73,6 @@ class Reports:
             takeovers=completion.takeovers,
         )
         world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m))
-        if completion.end.end.final:
-            patience_s = tuning.COMMIT_PATIENCE_BLOCKS * world.setting.block_s
-            margin_s = world.setting.deadline_s - tuning.COMMIT_MARGIN_S
-            commit_alone = partial(self._commit_alone, run, node, completion)
-            world.after(min(patience_s, margin_s), commit_alone)
         for one in (completion, *earlier):
             self._wait(run, node, one, None)
 
@@ -86,36 +80,6 @@ class Reports:
         """Call ``stop`` when a node waits no longer for the end of an execution."""
         stop_s = run.plan.request.deadline - START_S - tuning.STOP_MARGIN_S
         self.world.after(max(0.0, stop_s - self.world.now), stop)
-
-    def _commit_alone(self, run: Run, node: str, completion: Completion) -> None:
-        record = self.world.market.records.get(run.id)
-        if record is None or record.agreed or record.status in ("settled", "refunded"):
-            return
-        own = [entry.task for entry in completion.tasks]
-        own = [task for task in own if task < len(self.world.manifest.tasks)]
-        paid = run.plan.request.steps
-        message = OwnCommitment(
-            execution_id=run.id,
-            steps=completion.steps,
-            root=completion.root(),
-            exposure_micro_usdc=compute_exposure(
-                own, self.world.manifest, paid, self.world.economics
-            ),
-        )
-        self.world.send(node, message, lambda m: self.world.transact(lambda: self._take(node, m)))
-
-    def _take(self, node: str, message: Message) -> None:
-        assert isinstance(message, OwnCommitment)
-        market = self.world.market
-        event = ev.CompletionCommitted(
-            message.execution_id,
-            node,
-            message.steps,
-            message.root,
-            market.block_hash,
-            message.exposure_micro_usdc,
-        )
-        market.try_commit(event)
 
     def _wait(self, run: Run, node: str, message: Message, own: ValidatorCommitment | None) -> None:
         """Reveal a message once 2f+1 members say that it is time."""

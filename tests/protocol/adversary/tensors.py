@@ -57,15 +57,6 @@ class MadeTensors(SentTensors):
     """A port's tensors of all steps, as an executor says that it computed them."""
 
 
-class OwnCommitment(Message):
-    """An executor's own transaction."""
-
-    execution_id: Bytes32Field
-    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
-    root: Bytes32Field
-    exposure_micro_usdc: Annotated[int, Field(ge=0, lt=2**96)]
-
-
 @dataclass(slots=True)
 class Work:
     """What a node read and gave for a task; ``right`` is what follows from what it read."""
@@ -89,9 +80,8 @@ class Run:
     takeovers: list[SignedTakeover] = field(default_factory=list)
     told: dict[str, SignedEnd] = field(default_factory=dict)  # what ended it, by node
     interim: dict[str, deque[SignedEnd]] = field(default_factory=dict)  # by node
-    completions: dict[tuple[str, int], Completion] = field(
-        default_factory=dict
-    )  # as committed to, by node and steps
+    # as committed to, by node and root: which one counts is on chain
+    completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
     results: dict[tuple[int, str], VerificationResult] = field(default_factory=dict)
     ordered: dict[tuple[int, str], int] = field(default_factory=dict)  # steps, by task and node
     waiting: list[tuple[str, Message, ValidatorCommitment | None]] = field(default_factory=list)

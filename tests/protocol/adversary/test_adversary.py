@@ -24,7 +24,7 @@ from splitup.protocol.settlement import (
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
-from tests.protocol.adversary import reports, world
+from tests.protocol.adversary import market, reports, world
 from tests.protocol.adversary.deviations import KINDS, Adversary
 from tests.protocol.adversary.mutations import Pool, mutate
 from tests.protocol.adversary.promises import REMAINS
@@ -121,6 +121,11 @@ def _without_orders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collected_commitments, "check_order", lambda *arguments: 0)
 
 
+def _without_a_last_call(patch: pytest.MonkeyPatch) -> None:
+    """The chain never commits executors without the one whose stake is not free."""
+    patch.setattr(market, "LAST_CALL_S", -1_000)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -130,22 +135,23 @@ def find_first(party: str, seeds: range) -> str:
     ("remove", "party", "first", "expected"),
     [
         (_without_price, "client", 0, "nodes computed below the price"),
-        (_without_signed_steps, "executor", 2_200, "honest work is unpaid"),
+        (_without_signed_steps, "executor", 800, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
         (_without_deliveries, "executor", 300, "the client received other outputs"),
         (_without_the_draws_signature, "relay", 4_300, "honest validation is unpaid"),
-        (_without_the_inputs, "executor", 200, "a node is paid for inputs that nobody sent"),
-        (_without_the_edges, "executor", 200, "a node is paid for inputs that nobody sent"),
+        (_without_the_inputs, "executor", 3_600, "a node is paid for inputs that nobody sent"),
+        (_without_the_edges, "executor", 1_200, "a node is paid for inputs that nobody sent"),
         (_without_a_second_answer, "validator", 4_200, "it was not settled"),
         (_without_replacement, "client", 4_900, "an honest node's stake was slashed"),
         (_without_a_majority, "client", 0, "the client ordered it"),
         (_without_orders, "client", 0, "the client ordered it"),
         (_without_a_majority, "executor", 0, "somebody did not commit in time"),
-        (_without_comparisons, "executor", 700, "a drawn lie is paid"),
+        (_without_comparisons, "executor", 0, "a drawn lie is paid"),
+        (_without_a_last_call, "executor", 0, "honest work is unpaid"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
-        *("replaced", "acknowledged", "ordered", "majority", "numbers"),
+        *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -350,6 +350,7 @@ class World:
     def _note_certificate(self, certificate: PlanCertificate) -> None:
         plan = certificate.plan
         unsigned = PlanVote(
+            configuration=self.view.configuration,
             execution_id=plan.request.execution_id,
             request_hash=plan.request.hash(),
             root=plan.root(),

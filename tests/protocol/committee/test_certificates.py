@@ -38,7 +38,7 @@ COMMITTEE = CommitteeView(
 
 
 def attest(plan: Plan, signature: str, signers: list[Identity]) -> PlanCertificate:
-    struct_hash = compute_plan_hash(plan)
+    struct_hash = compute_plan_hash(plan, COMMITTEE.configuration)
     return PlanCertificate(
         plan=plan,
         seed_signature=signature,

@@ -22,6 +22,10 @@ from splitup.protocol.committee.peer_messages import (
     SettlementProposal,
     encode_gossip,
 )
+from splitup.protocol.settlement.chain_commitments import (
+    AgreedCommitments,
+    compute_commitments_root,
+)
 from splitup.protocol.snapshots.observations import (
     OBSERVATION_DOMAIN,
     ObservationShare,
@@ -378,10 +382,11 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
         end=make_signed_end(execution_id, 4),
     )
     member, key = simulation.members[account], node.identity.signing_key_hex
-    block_hash = "0x" + "01" * 32
-    simulation.feed(
-        account, ev.CompletionCommitted(execution_id, executor, 3, completion.root(), block_hash)
-    )
+    agreement = AgreedCommitments(((executor, completion.root()),), (), 3)
+    root, exposures = compute_commitments_root(execution_id, agreement), ((executor, 1),)
+    agreed = ev.ExecutionCommitted(execution_id, root, "0x" + "01" * 32, exposures)
+    simulation.feed(account, agreed)
+    member._settlements._states[execution_id].chain.bind(agreement)
     with pytest.raises(PeerFault, match="4 steps, 3 were committed"):
         member.handle(ev.CompletionReceived(completion, key), simulation.now)
     other = completion.model_copy(update={"salt": "0x" + "56" * 32})

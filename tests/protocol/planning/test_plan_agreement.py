@@ -238,7 +238,7 @@ def test_a_certificate_for_other_words_than_the_requests_is_refused() -> None:
 
 
 def test_who_signed_another_plan_before_signs_nothing_new() -> None:
-    slot = f"plan/{EXECUTION}/{REQUEST.hash()}"
+    slot = make_plan_slot(REQUEST, 1)
     agreement = make_agreement(signed={slot: "0x" + "00" * 32})
     commands = agree(agreement)
     assert not get_messages(commands) and "another plan" in agreement.find_refusal(EXECUTION)
@@ -246,7 +246,7 @@ def test_who_signed_another_plan_before_signs_nothing_new() -> None:
 
 def test_s03_a_plan_is_signed_before_the_deadline_or_only_again() -> None:
     """A member that forgot a request whose deadline has passed has no reason to sign for it."""
-    for signed, votes in (({}, 0), ({make_plan_slot(REQUEST): make_root()}, 1)):
+    for signed, votes in (({}, 0), ({make_plan_slot(REQUEST, 1): make_root()}, 1)):
         agreement = make_agreement(signed=signed)
         agreement._context.timestamp_s = REQUEST.deadline + 1
         messages = get_messages(agree(agreement))

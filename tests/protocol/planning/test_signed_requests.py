@@ -243,7 +243,7 @@ def test_s03_a_number_used_again_with_other_words_convicts_nobody() -> None:
             request = certificate.plan.request
             for entry in certificate.signatures:
                 slot = entry.member, request.execution_id, request.hash()
-                said.setdefault(slot, set()).add(compute_plan_hash(certificate.plan))
+                said.setdefault(slot, set()).add(compute_plan_hash(certificate.plan, 1))
         simulation.run(wait_s)
     assert simulation.chain.rejected["DeadlineInvalid"] > 0, "the first was never opened"
     assert get_id(signed) in simulation.chain.plans, "the second was"

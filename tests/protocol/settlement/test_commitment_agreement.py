@@ -14,12 +14,12 @@ from splitup.protocol.committee.peer_messages import CommitmentsShared, Commitme
 from splitup.protocol.settlement.chain_commitments import compute_commitments_root
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.settlement_state import SettlementState
+from tests.protocol.committees import make_identity
 from tests.protocol.machines import (
     BLOCK,
     EXECUTION,
     EXECUTORS,
     STEPS,
-    commit_on_chain,
     make_commitment,
     make_committing,
     make_context,
@@ -27,6 +27,7 @@ from tests.protocol.machines import (
     make_plan_context,
     make_state,
 )
+from tests.protocol.simulator import make_signed_end
 
 CONTEXT = make_plan_context()
 TOKEN = "token"
@@ -67,6 +68,13 @@ def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -
     with pytest.raises(PeerFault, match="more steps than were paid for"):
         agreement.process_commitment(state, many, KEYS[node], TOKEN)
     assert not state.collected.by_node
+
+
+def test_s02_no_executor_invents_an_end_of_the_client() -> None:
+    state, stranger = make_committing(), make_identity(78)
+    with pytest.raises(BadSignature):
+        state.add_end(make_signed_end(EXECUTION, 1, stranger))
+    assert state.find_steps() is None
 
 
 def test_a_member_votes_once_all_executors_committed_and_repeats_the_vote() -> None:
@@ -150,17 +158,12 @@ def test_votes_for_another_root_do_not_count_and_false_signatures_are_refused() 
     assert not [c for c in commands if isinstance(c, SubmitCommitments)]
 
 
-def test_own_commitments_on_chain_end_the_vote() -> None:
-    agreement, state = make_full()
-    commit_on_chain(state)
-    assert agreement.advance(state, CONTEXT, 0.0) == []
-
-
 def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
     agreement, state = make_full()
     found = state.find_agreement(0)
     assert found is not None
-    agreed = ExecutionCommitted(EXECUTION, compute_commitments_root(EXECUTION, found), BLOCK)
+    root, exposures = compute_commitments_root(EXECUTION, found), state.list_exposures(found)
+    agreed = ExecutionCommitted(EXECUTION, root, BLOCK, exposures)
     state.chain.agreed = agreed
     assert agreement.advance(state, CONTEXT, 0.0) == []
     assert state.chain.bound.keys() == set(EXECUTORS) and state.find_basis() is not None

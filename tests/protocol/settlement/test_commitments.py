@@ -1,10 +1,10 @@
-"""One root over all executors' commitments, or their own transactions (``simulator``)."""
+"""One root over all executors' commitments (``simulator``)."""
 
 from __future__ import annotations
 
 import pytest
 
-from splitup.core import tuning
+from splitup.core import limits
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages import api
@@ -28,6 +28,7 @@ from tests.protocol.simulator import (
     VERIFY_ALL,
     Network,
     Simulation,
+    get_slashes,
     make_signed_end,
     settle,
     sign_token,
@@ -44,7 +45,6 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
     execution_id = simulation.request()
     settle(simulation, execution_id)
     assert list(simulation.chain.agreed) == [execution_id]
-    assert not simulation.chain.commitments, "a node paid for a transaction of its own"
     assert simulation.chain.rejected == {} and simulation.faults == []
     kinds = [type(event) for event in simulation.chain.log]
     assert kinds.index(ev.PlanAccepted) < kinds.index(ev.ExecutionCommitted)
@@ -58,37 +58,65 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
     )
 
 
-def find_second_executor(seed: int) -> tuple[int, str] | None:
-    """Return the seed and who runs the second task, None if that is who runs the first."""
-    simulation = start(seed, economics=VERIFY_ALL, tasks=2)
-    settle(simulation, execution_id := simulation.request())
-    first, second = find_plan(simulation, execution_id).executors()
-    return None if first == second else (seed, second)
+def find_second_executor(deadline_s: int) -> tuple[int, str]:
+    """Return a seed, and who runs the second of two tasks then: another node than the first."""
+    for seed in range(20):
+        simulation = start(seed, economics=VERIFY_ALL, tasks=2)
+        execution_id = simulation.request(deadline_s=deadline_s)
+        simulation.run(5)
+        first, second = find_plan(simulation, execution_id).executors()
+        if first != second:
+            return seed, second
+    raise AssertionError("one node runs both tasks for every seed")
 
 
-@pytest.mark.parametrize("trouble", ["silent", "two-faced", "false votes"])
-def test_without_agreement_the_nodes_commit_themselves(trouble: str) -> None:
-    seed, silent = next(found for seed in range(20) if (found := find_second_executor(seed)))
+@pytest.mark.parametrize("trouble", ["silent", "two-faced"])
+def test_who_does_not_commit_loses_its_own_pay_alone(trouble: str) -> None:
+    """Also if it runs half of the tasks: near the deadline the others are settled without it."""
+    seed, bad = find_second_executor(40)
     simulation = start(seed, economics=VERIFY_ALL, tasks=2)
     for node in simulation.nodes:
-        node.withholds_commitment = trouble == "silent" and node.address == silent
-        node.two_faced = trouble == "two-faced"
-    if trouble == "false votes":
+        node.withholds_commitment = trouble == "silent" and node.address == bad
+        node.two_faced = trouble == "two-faced" and node.address == bad
+    execution_id = simulation.request(deadline_s=40)
+    settle(simulation, execution_id, within_s=100)
+    payments = simulation.chain.settlements[execution_id].payments
+    first = find_plan(simulation, execution_id).executors()[0]
+    assert first in {p.to for p in payments} and not get_slashes(simulation, execution_id)
+    assert simulation.find_outcomes(execution_id).keys() <= {0}
 
-        def lie(message: Message) -> Message:
-            if isinstance(message, CommitmentsVote):
-                return message.model_copy(update={"root": "0x" + "66" * 32})
-            return message
 
-        for identity in simulation.identities[:3]:
-            simulation.tamper[identity.address] = lie
-    execution_id = simulation.request()
-    settle(simulation, execution_id)
-    assert not simulation.chain.agreed
-    executors = set(find_plan(simulation, execution_id).executors())
-    assert {node for _, node in simulation.chain.commitments} == executors
-    liars = {identity.address for identity in simulation.identities[:3]}
-    assert {fault.peer for fault in simulation.faults} <= liars
+def test_members_that_vote_falsely_beyond_f_stop_the_commitments() -> None:
+    simulation = start(economics=VERIFY_ALL, tasks=2)
+
+    def lie(message: Message) -> Message:
+        if isinstance(message, CommitmentsVote):
+            return message.model_copy(update={"root": "0x" + "66" * 32})
+        return message
+
+    for identity in simulation.identities[:3]:
+        simulation.tamper[identity.address] = lie
+    simulation.request(deadline_s=40)
+    simulation.run(60)
+    assert not simulation.chain.agreed and not simulation.chain.settlements
+
+
+def test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() -> None:
+    """It fills its stake after the plan, by executions of its own; the chain leaves it out."""
+    seed, bad = find_second_executor(60)
+    simulation = start(seed, economics=VERIFY_ALL, tasks=2)
+    execution_id = simulation.request(deadline_s=60)
+    assert simulation.run(5, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
+    simulation.chain.locked[bad] = simulation.by_node[bad].stake_micro_usdc
+    simulation.run(20)
+    assert simulation.chain.rejected["ExposureTooHigh"] and not simulation.chain.agreed
+    settle(simulation, execution_id, within_s=60)
+    first = find_plan(simulation, execution_id).executors()[0]
+    payments = simulation.chain.settlements[execution_id].payments
+    assert first in {p.to for p in payments if not p.from_slash}
+    assert not get_slashes(simulation, execution_id)
+    assert simulation.find_outcomes(execution_id) == {0: "honest"}
+    assert simulation.chain.locked[bad] == simulation.by_node[bad].stake_micro_usdc
 
 
 def test_nobody_draws_before_the_root_is_on_chain() -> None:
@@ -106,7 +134,7 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
             held(command)
 
     simulation._execute = hold  # type: ignore[method-assign]  # the chain takes no commitments
-    simulation.run(tuning.COMMIT_PATIENCE_BLOCKS - 2)
+    simulation.run(4)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
         phase = member._settlements._states[execution_id].phase
@@ -198,6 +226,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
         execution_id,
         compute_commitments_root(execution_id, AgreedCommitments(rows, (), 4)),
         "0x" + "07" * 32,
+        ((node.address, limits.EXPOSURE_FLOOR_MICRO_USDC),),
     )
     member.handle(agreed, simulation.now)
     for steps, is_taken in ((3, False), (4, True)):
@@ -225,7 +254,7 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     assert not any(execution_id in c for c in states)
     simulation.emit(moved)
     settle(simulation, execution_id)
-    assert execution_id in simulation.chain.agreed and not simulation.chain.commitments
+    assert execution_id in simulation.chain.agreed
 
 
 def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:

@@ -17,8 +17,12 @@ from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationResult,
 )
-from splitup.protocol.committee.events import CompletionCommitted
+from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.settlement import settlement_transitions as transitions
+from splitup.protocol.settlement.chain_commitments import (
+    AgreedCommitments,
+    compute_commitments_root,
+)
 from splitup.protocol.settlement.settlement_state import (
     Committing,
     Drawing,
@@ -242,11 +246,11 @@ def test_a_node_that_was_replaced_in_one_of_its_tasks_commits_for_the_others() -
     takeover = Takeover(execution_id=EXECUTION, task=0, candidate=1, first_step=0)
     state.collected.takeovers[0, 1] = SignedTakeover(takeover=takeover, signature="0x" + "0" * 128)
     state.collected.finals[4] = make_end(4)
-    exposures = dict(state.get_exposures((second, first)))
-    for node in (first, second):
-        assert state.find_basis() is None
-        root, exposure = "0x" + "11" * 32, exposures[node]
-        event = CompletionCommitted(EXECUTION, node, 4, root, "0x" + "0b" * 32, exposure)
-        assert state.chain.add_own(event)
+    rows = tuple(sorted((node, "0x" + "11" * 32) for node in (first, second)))
+    agreement = AgreedCommitments(rows, (second, first), 4)
+    root = compute_commitments_root(EXECUTION, agreement)
+    exposures = tuple(sorted(state.get_exposures((second, first))))
+    state.chain.agreed = ExecutionCommitted(EXECUTION, root, "0x" + "0b" * 32, exposures)
+    assert state.find_basis() is None and state.chain.bind(agreement)
     basis = state.find_basis()
     assert basis is not None and basis.executors == (second, first)

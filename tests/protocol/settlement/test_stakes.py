@@ -7,14 +7,11 @@ from collections import Counter
 import pytest
 
 from splitup.core import limits
-from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.proof_of_sampling import compute_penalty
-from splitup.protocol.settlement.settlement_state import Committing
 from tests.protocol.simulator import (
     VERIFY_ALL,
     VERIFY_NONE,
     Simulation,
-    make_signed_end,
     settle,
     start,
 )
@@ -71,23 +68,6 @@ def test_a_commitment_waits_until_stake_is_free() -> None:
     settle(simulation, *ids, within_s=200)
     assert simulation.chain.rejected["ExposureTooHigh"]
     assert not +simulation.chain.locked
-
-
-def test_an_own_commitment_that_locks_too_little_is_none() -> None:
-    simulation = start(economics=VERIFY_NONE, tasks=1)
-    for node in simulation.nodes:
-        node.withholds_commitment = True  # they commit by themselves
-        node.underlocks = True
-    execution_id = simulation.request(steps=4, deadline_s=30)
-    simulation.run(10)
-    for member in simulation.members.values():
-        member._settlements._states[execution_id].add_end(make_signed_end(execution_id, 4))
-    simulation.run(10)
-    assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
-    assert execution_id not in simulation.chain.settlements
-    for member in simulation.members.values():
-        phase = member._settlements._states[execution_id].phase
-        assert isinstance(phase, Committing), "a draw without a stake"
 
 
 def test_what_no_stake_covers_is_refused_at_once() -> None:

@@ -18,11 +18,9 @@ from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.protocol.simulator import (
     CLIENT,
     VERIFY_ALL,
-    VERIFY_NONE,
     Node,
     Simulation,
     digest,
-    get_slashes,
     make_signed_end,
 )
 
@@ -95,30 +93,6 @@ def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash and p.to != CLIENT}
 
 
-@pytest.mark.parametrize("economics", [VERIFY_ALL, VERIFY_NONE])
-def test_s02_who_commits_to_fewer_steps_than_the_client_signed_is_the_one_who_loses(
-    economics: Economics,
-) -> None:
-    """On chain a node can write any number; its completion carries the client's."""
-    simulation, execution_id, plan = begin(economics)
-    cheat = simulation.by_node[plan.executors()[-1]]
-    cheat.states_other_steps = cheat.withholds_commitment = True
-    end(simulation, execution_id)
-    assert simulation.run(150, lambda: simulation.is_settled(execution_id))
-    simulation.run(3)
-    assert simulation.chain.settlements[execution_id].steps == STEPS
-    outcomes = simulation.find_outcomes(execution_id)
-    pay = get_pay(simulation, execution_id)
-    assert cheat.address not in pay or pay[cheat.address] in (PRICE, 2 * PRICE), "for verifying"
-    assert set(plan.executors()[:-1]) <= pay.keys()
-    if economics is VERIFY_ALL:
-        assert outcomes == {0: "honest", 1: "honest", 2: "withheld"}
-        assert set(get_slashes(simulation, execution_id)) == {cheat.address}
-    else:
-        assert outcomes == {} and not get_slashes(simulation, execution_id)
-        assert pay == dict.fromkeys(plan.executors()[:-1], PRICE)
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake(place: int) -> None:
     """It is as if it had never ended: nobody is paid, and its money is locked until the deadline.
@@ -131,40 +105,6 @@ def test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake(pla
     end(simulation, execution_id)
     assert not simulation.run(60, lambda: simulation.is_settled(execution_id))
     assert not simulation.orders, "no draw"
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_s02_who_was_told_another_number_than_was_drawn_over_loses_no_stake(place: int) -> None:
-    """Its end reached the members too late: it is unpaid, and its neighbours are judged alone."""
-    simulation, execution_id, plan = begin(VERIFY_ALL)
-    simulation.told_steps = lambda plan, task: STEPS - (task == place)
-    for node in plan.executors():
-        simulation.by_node[node].withholds_commitment = True  # the members' root needs them all
-    end(simulation, execution_id)
-    for state in (m._settlements._states[execution_id] for m in simulation.members.values()):
-        state.add_end(make_signed_end(execution_id, STEPS))
-    assert simulation.run(150, lambda: simulation.is_settled(execution_id))
-    simulation.run(3)
-    assert not get_slashes(simulation, execution_id)
-    assert simulation.find_outcomes(execution_id)[place] == "contradicted"
-    executed = {t: n for t, n in enumerate(plan.executors()) if t != place}
-    assert set(executed.values()) <= get_pay(simulation, execution_id).keys()
-    assert simulation.chain.settlements[execution_id].steps == STEPS
-
-
-def test_s02_without_the_clients_end_nothing_is_drawn() -> None:
-    """An executor that commits before the end, or invents one, moves nothing."""
-    simulation, execution_id, plan = begin(VERIFY_ALL)
-    for node in plan.executors():
-        simulation.by_node[node].withholds_commitment = True
-    end(simulation, execution_id)  # all write to the chain, and no member has seen an end
-    assert not simulation.run(60, lambda: simulation.is_settled(execution_id))
-    assert execution_id in simulation.chain.covered and not simulation.orders
-    state = next(iter(simulation.members.values()))._settlements._states[execution_id]
-    forged = make_signed_end(execution_id, 1, simulation.by_node[plan.executors()[0]].identity)
-    with pytest.raises(BadSignature):
-        state.add_end(forged)
-    assert state.find_steps() is None
 
 
 def test_s02_fewer_members_than_a_quorum_cannot_move_the_number() -> None:

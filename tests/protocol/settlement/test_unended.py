@@ -201,6 +201,13 @@ def test_no_minority_moves_the_number() -> None:
     assert pay == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
 
 
+def test_what_most_executors_committed_to_comes_before_what_pays_one_of_them_more() -> None:
+    simulation, _, plan = open_execution()
+    commit(simulation, plan, 0, STEPS, final=True)
+    done = [commit(simulation, plan, task, 1) for task in (1, 2)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors()[1:], STEP_PRICE)
+
+
 def test_of_two_common_numbers_the_one_that_pays_more_work_counts() -> None:
     """Ended at STEPS for two of three, all of them have one step less in common."""
     simulation, _, plan = open_execution()
@@ -210,10 +217,12 @@ def test_of_two_common_numbers_the_one_that_pays_more_work_counts() -> None:
     assert len(settle(simulation, plan, *done)) == 3, "3 · 3 steps, not 2 · 4"
 
 
-def test_half_of_the_price_is_not_enough() -> None:
+def test_s19_who_withholds_most_of_the_price_keeps_nobody_elses_pay() -> None:
+    """One of three commits to what the client signed: near the deadline that is enough."""
     simulation, execution_id, plan = open_execution()
-    commit(simulation, plan, 0, STEPS, final=True)
-    assert not run_to_agreement(simulation, execution_id)
+    done = commit(simulation, plan, 0, STEPS, final=True)
+    assert run_to_agreement(simulation, execution_id)
+    assert settle(simulation, plan, done).keys() == {plan.executors()[0]}
 
 
 def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
@@ -261,6 +270,13 @@ def test_executors_cannot_count_steps_that_the_client_did_not_order() -> None:
     done = [count(simulation, plan, task, 4, order) for task in range(3)]
     two = [next(one for one in counted if one.steps == 2) for counted in done]
     assert settle(simulation, plan, *two) == dict.fromkeys(plan.executors(), 2 * STEP_PRICE)
+
+
+def test_a_minority_counts_no_steps_that_the_client_signed_nothing_for() -> None:
+    """The executor of the graph's output alone says that ordered steps were computed."""
+    simulation, execution_id, plan = open_execution()
+    count(simulation, plan, 2, 4, make_input_order(execution_id, 3))
+    assert not run_to_agreement(simulation, execution_id)
 
 
 def test_nothing_is_owed_for_steps_whose_outputs_were_not_computed() -> None:
