@@ -26,7 +26,7 @@ def test_s20_the_first_wrong_entry_ends_a_check(kind: type[LaxRecord]) -> None:
 
 @pytest.mark.parametrize("door", costs.find_doors())
 def test_s20_no_text_costs_far_more_than_an_ordinary_one(door: str) -> None:
-    """The unit is ``json.loads`` of zeros in the same process, so the machine does not matter."""
+    """The unit is ``parse_json`` of zeros in the same process, so the machine matters little."""
     zeros = "[" + "0," * (SIZE // 2) + "0]"
     unit = costs.measure(lambda: parse_json(zeros, max_values=SIZE), SIZE)[0]
     for name, filling in costs.make_fillings(SIZE).items():
