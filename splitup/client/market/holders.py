@@ -29,6 +29,7 @@ class Patience:
     def __init__(self, model: str, now_s: float) -> None:
         self._model = model
         self._seen: tuple[int, int, int] | None = None
+        self._said = ""
         self._changed_s = now_s
         self._busy_s = now_s  # when a node was last seen loading, or a figure changing
 
@@ -53,7 +54,10 @@ class Patience:
                 f"{self._describe(found)}; nothing was paid; see why on the nodes: "
                 "splitup-node status"
             )
-        return self._describe(found) if is_new else ""
+        if not is_new or (text := self._describe(found)) == self._said:
+            return ""
+        self._said = text
+        return text
 
     def _describe(self, found: ModelHolders) -> str:
         if not found.tasks:

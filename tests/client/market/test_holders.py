@@ -37,6 +37,13 @@ def test_a_client_waits_as_long_as_a_node_loads() -> None:
     assert told == [f"loading {count} of 12 tasks of m" for count in range(10)]
 
 
+def test_what_the_chain_has_learnt_alone_is_progress_but_no_news() -> None:
+    patience = Patience("m", 0.0)
+    assert patience.note(see(1, reported=5, loading=1), 0.0) == "loading 5 of 12 tasks of m"
+    assert patience.note(see(4, reported=5, loading=1), 10.0) == ""
+    assert patience.note(see(4, reported=5), 9.9 + tuning.HOLDERS_QUIET_S) == ""
+
+
 def test_it_gives_up_when_no_node_goes_on_and_says_why() -> None:
     patience = Patience("m", 0.0)
     told = patience.note(see(7), 10.0)
