@@ -390,7 +390,9 @@ class Chain:
             "eth_getBlockByNumber", which, False
         )
         if block is None:
-            raise ChainUnavailable(f"the chain at {self._rpc.place} does not know block {which} yet")
+            raise ChainUnavailable(
+                f"the chain at {self._rpc.place} does not know block {which} yet"
+            )
         if which == "latest":
             self._note_head(_make_block(block))
         return block
