@@ -25,8 +25,8 @@ UNBROTLI := node -e 'process.stdout.write(require("zlib").brotliDecompressSync(r
 unexport PYTHONDONTWRITEBYTECODE  # the tests start ninety programs, which would all compile our modules
 .PHONY: demo up check-machine test test-all run-tests test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
 
-demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL chooses the device
-	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo
+demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL, MODEL=smollm2
+	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo $(if $(MODEL),--model $(MODEL))
 
 up: $(READY)  ## start a network that keeps running, in .splitup
 	$(BIN)/splitup up

@@ -15,7 +15,7 @@ from splitup.client.text.generation import generate_tokens
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder
-from splitup.demo.run import MODEL
+from splitup.demo.models import MODEL
 
 PROMPT: Final = "library for"
 TOKENS: Final = 250  # what the example's context leaves after the prompt

@@ -212,7 +212,7 @@ def measure() -> tuple[list[dict[str, Any]], dict[str, Floats]]:
     from splitup_deploy.cutting.build import build
     from splitup_deploy.frontends.source_model import Sizes
 
-    from splitup.demo.run import find_example
+    from splitup.demo.models import find_example
 
     variants = [one for one in VARIANTS if one.name in ("X86", "OpenCL", "WebGPU")]
     compiled = build(str(find_example()), _TARGET_BYTES, sizes=Sizes(chunk=8))

@@ -34,7 +34,7 @@ from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.devices import cuda
 from splitup.backend.devices.device_choice import select_device
 from splitup.core.errors import SplitUpError
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.graph.manifest import get_task_key
 from splitup.graph.rules import load_graph
 from tests.deploy import checkpoints, hybrids, mixtures, moes

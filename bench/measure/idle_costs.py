@@ -23,7 +23,8 @@ from typing import Any, Final
 from bench.report import say
 from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE
-from splitup.demo.run import NODE_VRAM_BYTES, NODES, find_example, register, wait_for_holders
+from splitup.demo.models import find_example
+from splitup.demo.run import EXAMPLE, NODES, register, wait_for_holders
 from splitup.devnet.commands import down, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.devnet.state import read_runtime
@@ -82,7 +83,7 @@ def main() -> None:
     seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
     directory = Path(tempfile.mkdtemp(prefix="splitup-idle-"))
     try:
-        up_detached(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say)
+        up_detached(DevnetOptions(directory, NODES, EXAMPLE.node_vram_bytes), say)
         try:
             asyncio.run(load_model(directory))
             say(f"measuring for {seconds:g} s")

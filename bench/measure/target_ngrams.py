@@ -41,7 +41,7 @@ from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import DraftSource
 from splitup.decode.speculation.target_ngrams import TargetNgrams
-from splitup.demo.run import MODEL
+from splitup.demo.models import MODEL
 
 PAGE: Final = PAGES[1]
 TOKENS: Final = 64

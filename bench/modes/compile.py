@@ -21,7 +21,7 @@ from bench.report import ROOT, Bar, Report, say
 from bench.testbed.models import LLAMA_15M
 from bench.testbed.run_python import run_python
 from splitup.core.errors import Unavailable
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.net.http import SignedClient

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +15,13 @@ from bench.report import Bar, Report, say, spread, summarise_ms
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import compute_transitions
 from splitup.config import NETWORK_FILE
+from splitup.demo.models import find_example
 from splitup.demo.report import Comparison
 from splitup.demo.run import (
-    MAX_TOKENS,
-    NODE_VRAM_BYTES,
+    EXAMPLE,
     NODES,
-    PROMPT,
-    TARGET_VRAM,
     Generation,
     compare,
-    find_example,
     generate,
     register,
     wait_for_holders,
@@ -52,7 +50,8 @@ async def run_network(
             example, config = directory / "model", directory / "model" / "config.json"
             values = json.loads(config.read_text()) | {"max_position_embeddings": context}
             config.write_text(json.dumps(values))
-        await register(directory, example, TARGET_VRAM if context is None else LONG_VRAM)
+        target = EXAMPLE.target_vram if context is None else LONG_VRAM
+        await register(directory, example, replace(EXAMPLE, target_vram=target))
         async with SplitUp.connect(directory / NETWORK_FILE) as net:
             await wait_for_holders(net, directory, say)
             await net.deposit(100)
@@ -65,10 +64,10 @@ async def run_network(
 async def run(quick: bool) -> Report:
     """Run generations one after the other, and compare each with the uncut model."""
     measured = []
-    async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
+    async with run_network(NODES, EXAMPLE.node_vram_bytes) as (devnet, net):
         for number in range(2 if quick else RUNS):
             say(f"execution {number + 1}")
-            generation = await generate(net, PROMPT, max_tokens=MAX_TOKENS)
+            generation = await generate(net)
             measured.append(
                 (generation, await compare(devnet.directory, find_example(), generation))
             )

@@ -21,7 +21,8 @@ from splitup.client.connection import SplitUp
 from splitup.client.outcome import compute_percentile
 from splitup.client.text.generation import generate_tokens
 from splitup.decode.sampler import Sampler
-from splitup.demo.run import MODEL, NODES
+from splitup.demo.models import MODEL
+from splitup.demo.run import NODES
 from splitup.devnet.processes import find_program
 
 NODE_VRAM_BYTES: Final = 100_000_000  # the caches of CHATS texts are 2.6 MB each

@@ -46,7 +46,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience
 from splitup.decode.step import Decoder
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 
 CHUNK: Final = 64  # lookahead's rows
 TOKENS: Final = 40

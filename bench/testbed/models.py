@@ -12,7 +12,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from bench.testbed.engines import Model, save_model
 from splitup.client.private.private_tasks import ClientPrograms
 from splitup.client.text.drafting import bring_home
-from splitup.demo.run import MODEL, find_example
+from splitup.demo.models import MODEL, find_example
 from splitup.graph.manifest import Manifest
 from tests.deploy.llamas import save_llama
 

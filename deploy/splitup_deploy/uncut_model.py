@@ -1,6 +1,6 @@
 """The uncut model in one process: what distributed execution is compared with and measured against.
 
-    python -m splitup_deploy.uncut_model MODEL STEPS.npz OUTPUTS.npz [CHUNK]
+    python -m splitup_deploy.uncut_model MODEL STEPS.npz OUTPUTS.npz [CHUNK [CONTEXT]]
 
 ``STEPS.npz`` holds every input of every step as "STEP/NAME", steps counted from 0; ``OUTPUTS.npz``
 gets every output likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
@@ -39,11 +39,11 @@ def load_reference(model: str, sizes: Sizes | None = None) -> TaskProgram:
 
 
 def replay(
-    model: str, steps_path: Path, outputs_path: Path, chunk: int | None = None
+    model: str, steps_path: Path, outputs_path: Path, sizes: Sizes | None = None
 ) -> dict[str, float | str]:
     """Compute every step in order from a zero state; return the times it took."""
     started = time.perf_counter()
-    program = load_reference(model, Sizes(chunk=chunk))
+    program = load_reference(model, sizes)
     loaded = time.perf_counter()
     with np.load(steps_path, allow_pickle=False) as steps:
         count = len(steps.files) // len(program.inputs)
@@ -70,11 +70,13 @@ def replay(
 
 def main() -> None:
     """Run the command line; exit code 1 with one sentence on stderr when it cannot."""
-    if len(sys.argv) not in (4, 5):
-        raise SystemExit("usage: python -m splitup_deploy.uncut_model MODEL STEPS OUTPUTS [CHUNK]")
-    chunk = int(sys.argv[4]) if len(sys.argv) == 5 else None
+    if not 4 <= len(sys.argv) <= 6:
+        raise SystemExit(
+            "usage: python -m splitup_deploy.uncut_model MODEL STEPS OUTPUTS [CHUNK [CONTEXT]]"
+        )
+    chunk, context = (*map(int, sys.argv[4:]), None, None)[:2]
     try:
-        report = replay(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), chunk)
+        report = replay(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Sizes(context, chunk))
     except SplitUpError as error:
         raise SystemExit(f"error: {error}") from None
     print(json.dumps(report))

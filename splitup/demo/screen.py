@@ -148,7 +148,11 @@ def draw_gantt(
 
 def _show_output(report: DemoReport, console: Console) -> None:
     console.rule(f"output: {report.tokens} tokens in {report.steps} steps", align="left")
-    console.print(Text.assemble((report.prompt, "bold"), report.output), soft_wrap=True)
+    between = "\n" if report.is_chat else ""
+    console.print(Text.assemble((report.prompt + between, "bold"), report.output), soft_wrap=True)
+    console.print(
+        f"first token after {report.first_s:.2f} s, then {report.tokens_per_s:.1f} tokens a second"
+    )
     comparison = report.comparison
     if comparison.equal:
         verdict = f"equal bit for bit: all {comparison.compared_bytes:,} bytes of logits"

@@ -99,6 +99,7 @@ def write_member_file(layout: Layout, party: Party) -> Path:
             "data_dir": str(party.directory),
             "listen_host": "127.0.0.1",
             "listen_port": get_member_port(party, layout.state),
+            "kernel_cache": _find_kernels(),
             "metrics": _METRICS,
             "allow_loopback": True,
         },
@@ -122,11 +123,16 @@ def write_node_file(layout: Layout, index: int) -> Path:
             "vram": f"{layout.state.vram_bytes}B",
             # tinygrad reads the device from this variable
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
-            "kernel_cache": str(find_cache_directory() / "kernels"),  # the next network starts warm
+            "kernel_cache": _find_kernels(),
             "metrics": _METRICS,
             "allow_loopback": True,
         },
     )
+
+
+def _find_kernels() -> str:
+    """Return where all parties keep compiled tasks: one user's; the next network starts warm."""
+    return str(find_cache_directory() / "kernels")
 
 
 def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:

@@ -7,19 +7,23 @@ much as a lie does, and comparing cannot tell them apart. Who registers the mode
 inputs could make honest nodes look like liars that way.
 
 Here the result of every operation that rounds is multiplied, element by element, by 1 + d or 1 - d,
-where d is one unit in the last place. The sign is a hash of the element's position, the operation
-and a seed that nobody knew when the inputs were chosen. If that alone changes the outputs, a
-difference says nothing about who computed them. This is Monte Carlo arithmetic (D. S. Parker, UCLA
-CSD-970002, 1997), with two values in place of a continuous range.
+where d is one unit in the last place. The sign is a hash of the element's position and a key of the
+operation, which follows from a seed that nobody knew when the inputs were chosen. If that alone
+changes the outputs, a difference says nothing about who computed them. This is Monte Carlo
+arithmetic (D. S. Parker, UCLA CSD-970002, 1997), with two values in place of a continuous range.
+
+The keys are an input of the noisy task, so that it is compiled once for all seeds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from splitup.core.codec import compute_digest
+from splitup.core.tensors import TensorSpec
 from splitup.graph.compare import MANTISSA_BITS
 from splitup.graph.dtypes import FLOATS
 from splitup.graph.ir import Arg, Dims, Graph, Node, Output, Update, encode_float
@@ -32,18 +36,19 @@ _MULTIPLIERS: Final = (-1640531535, 739982445, 695872825)  # odd: they mix bits 
 _SHIFT: Final = 15
 
 
-def add_noise(graph: CheckedGraph, seed: str) -> CheckedGraph:
+def add_noise(graph: CheckedGraph) -> CheckedGraph:
     """Return the graph with noise in every float that an operation rounds.
 
+    Its last input are the keys, int32 [operations that round], unless nothing rounds.
     Zeros, infinities and NaN stay what they are. Raises InvalidModel when that breaks a rule,
     because the graph becomes too large.
     """
-    noisy = _NoisyCopy(seed)
+    noisy = _NoisyCopy(len(graph.inputs))
     for place, node in enumerate(graph.nodes):
         noisy.copy(place, node, graph.values[place].dims)
     return check_graph(
         Graph(
-            graph.inputs,
+            (*graph.inputs, *noisy.describe_keys({spec.name for spec in graph.inputs})),
             graph.weights,
             graph.states,
             tuple(noisy.nodes),
@@ -54,38 +59,59 @@ def add_noise(graph: CheckedGraph, seed: str) -> CheckedGraph:
     )
 
 
+def make_keys(seed: str, nbytes: int) -> bytes:
+    """Return the bytes of the input that holds the keys, from a seed (SHAKE256, FIPS 202)."""
+    return hashlib.shake_256(seed.encode()).digest(nbytes)
+
+
 class _NoisyCopy:
     """Builds the graph node by node; ``moved`` says where each old node's value is now."""
 
-    def __init__(self, seed: str) -> None:
-        self._seed = seed
+    def __init__(self, inputs: int) -> None:
+        self._inputs = inputs
+        self._keys = 0  # so many are in use
         self._constants: dict[tuple[str, str], int] = {}
         self._hashes: dict[int, int] = {}  # by number of elements
         self.nodes: list[Node] = []
         self.moved: dict[int, int] = {}
+        self._input: int | None = None
+
+    def describe_keys(self, names: Collection[str]) -> list[TensorSpec]:
+        """Return the input that holds the keys, under a name that is not among ``names``."""
+        name = next(
+            name for count in range(len(names) + 1) if (name := f"noise{count}") not in names
+        )
+        return [TensorSpec(name, "int32", (self._keys,))] if self._keys else []
 
     def copy(self, place: int, node: Node, dims: Dims) -> None:
         self.nodes.append(replace(node, srcs=tuple(self.moved[src] for src in node.srcs)))
         self.moved[place] = len(self.nodes) - 1
         if node.dtype in FLOATS and node.op in _ROUNDING:
-            factor = self._add_factor(place, node.dtype, dims)
+            factor = self._add_factor(node.dtype, dims)
             self.moved[place] = self._add("MUL", node.dtype, self.moved[place], factor)
 
-    def _add_factor(self, place: int, dtype: str, dims: Dims) -> int:
+    def _add_factor(self, dtype: str, dims: Dims) -> int:
         """Add 1 + d or 1 - d for every element; the rows of a symbol share theirs."""
-        key = int(compute_digest(f"{self._seed}/{place}".encode())[:8], 16) - 2**31
         distance = 2.0 ** -MANTISSA_BITS[dtype]
         more = self._get_constant(dtype, encode_float(1 + distance))
         less = self._get_constant(dtype, encode_float(1 - distance))
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in dims)
         count = math.prod(shape)
-        if count == 1:
-            return more if key % 2 else less
-        keyed = self._add("XOR", "int32", self._get_hash(count), self._get_int(key))
-        mixed = self._add("MUL", "int32", keyed, self._get_int(_MULTIPLIERS[0]))
-        sign = self._add("CMPLT", "bool", mixed, self._get_int(0))
+        keyed = self._add_key()
+        if count > 1:
+            keyed = self._add("XOR", "int32", self._get_hash(count), keyed)
+            keyed = self._add("MUL", "int32", keyed, self._get_int(_MULTIPLIERS[0]))
+        sign = self._add("CMPLT", "bool", keyed, self._get_int(0))
         factor = self._add("WHERE", dtype, sign, more, less)
         return self._add("RESHAPE", dtype, factor, arg=shape)
+
+    def _add_key(self) -> int:
+        """Add the next key, a scalar."""
+        if self._input is None:
+            self._input = self._add("INPUT", "int32", arg=self._inputs)
+        one = self._add("SHRINK", "int32", self._input, arg=((self._keys, 1),))
+        self._keys += 1
+        return self._add("RESHAPE", "int32", one, arg=())
 
     def _get_hash(self, count: int) -> int:
         """Return a node of pseudo-random int32 numbers, one for each element."""

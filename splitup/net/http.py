@@ -33,6 +33,7 @@ from splitup.core.errors import (
     Refused,
     Throttled,
     Unavailable,
+    describe,
 )
 from splitup.crypto.jws import Claims, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
@@ -46,6 +47,7 @@ _log = logging.getLogger("splitup.http")
 # Requests that aiohttp cannot parse would fill the log with one traceback each.
 _malformed = logging.getLogger("splitup.http.malformed")
 _malformed.setLevel(logging.CRITICAL)
+_SILENT: Final = "it gave no reason"
 _ADMISSION: Final = web.AppKey("admission", Admission)
 M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -436,15 +438,16 @@ class SignedClient:
         except TimeoutError:
             raise Unavailable(f"{url} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
+            raise Unavailable(f"{url} cannot be reached: {describe(error)}") from None
         if response.status == 200:
             return body
         if response.status == 429:
-            raise Throttled(f"{url} answered 429: {_get_error(body)}")
+            raise Throttled(f"{url} answered 429: {_get_error(body) or _SILENT}")
         if response.status >= 500:
-            raise Unavailable(f"{url} answered {response.status}: {_get_error(body)}")
+            raise Unavailable(f"{url} answered {response.status}: {_get_error(body) or _SILENT}")
         if response.status >= 400:
-            raise Refused(_get_error(body), status=response.status)
+            said = _get_error(body) or f"{url} answered {response.status}: {_SILENT}"
+            raise Refused(said, status=response.status)
         raise PeerFault(f"{url} answered {response.status} instead of a reply", peer=url)
 
 
@@ -477,4 +480,4 @@ def _get_error(body: bytes) -> str:
     except (ValueError, RecursionError):
         value = None
     text = value.get("error") if isinstance(value, dict) else None
-    return text[: tuning.MAX_ERROR_CHARS] if isinstance(text, str) else "no reason given"
+    return text[: tuning.MAX_ERROR_CHARS] if isinstance(text, str) else ""

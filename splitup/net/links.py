@@ -24,7 +24,7 @@ import aiohttp
 from aiohttp import web
 
 from splitup.core import limits, tuning
-from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable, describe
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages import api
@@ -380,7 +380,7 @@ class LinkPool:
             raise Unavailable(f"node {link.peer} at {endpoint} answered {error.status}") from None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(
-                f"node {link.peer} at {endpoint} cannot be reached: {error or type(error).__name__}"
+                f"node {link.peer} at {endpoint} cannot be reached: {describe(error)}"
             ) from None
 
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
-from splitup.core.errors import SplitUpError, Unavailable
+from splitup.core.errors import SplitUpError, Unavailable, describe
 from splitup.messages import split
 from splitup.messages.base import Message
 from splitup.messages.split import ErrorAnswer, PrivateModel, SplitError, parse_answer
@@ -129,7 +129,7 @@ async def explaining(url: str) -> AsyncGenerator[None, None]:
     except TimeoutError:
         raise Unavailable(f"{url} did not answer in time") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
+        raise Unavailable(f"{url} cannot be reached: {describe(error)}") from None
 
 
 def _read_error(data: bytes) -> SplitError:

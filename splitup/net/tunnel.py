@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from splitup.core import limits, tuning
-from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable, describe
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
 from splitup.messages import api
@@ -153,7 +153,7 @@ class Tunnel:
         try:
             status, reply = await self._ask_self(route, body)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            reason = f"the node's own server does not answer: {error or type(error).__name__}"
+            reason = f"the node's own server does not answer: {describe(error)}"
             status, reply = 503, _make_error(reason)
         await _reply(socket, place, status, reply)
 

@@ -18,7 +18,7 @@ from bench.measure.block_model import (
 )
 from bench.testbed.models import BLOCKS, RECORDS, load_draft
 from splitup.decode.block_diffusion import DiffusionOptions
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 
 MAX_BYTES = 8_200_000  # weights of at most 8 MB, and the tokenizer
 

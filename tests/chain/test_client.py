@@ -271,7 +271,7 @@ async def test_chains_without_base_fees_or_priority_fees_are_paid_too(
 
     async def answer(self: Rpc, method: str, *params: Any, **more: Any) -> Any:
         if method == "eth_maxPriorityFeePerGas":
-            raise RpcError(self.url, method, "the method does not exist", None)
+            raise RpcError(self.place, method, "the method does not exist", None)
         result = await request(self, method, *params, **more)
         if method == "eth_getBlockByNumber" and not has_base_fees:
             del result["baseFeePerGas"]

@@ -240,7 +240,7 @@ async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_a
         first, last = int(where["fromBlock"], 16), int(where["toBlock"], 16)
         ranges.append((first, last))
         if last - first >= 125:
-            raise RpcError(chain._rpc.url, method, "more than 125 blocks", None)
+            raise RpcError(chain._rpc.place, method, "more than 125 blocks", None)
         return await request(method, where)
 
     monkeypatch.setattr(chain._rpc, "request", limited)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core import tuning
-from splitup.core.errors import ChainUnavailable
+from splitup.core.errors import ChainUnavailable, ConfigurationError
 from splitup.net.http import serve_app
 
 
@@ -27,6 +27,8 @@ class Endpoint:
         call = await request.json()
         self.asked.append((call["method"], call["params"]))
         answer = self.answers.pop(0)
+        if answer == "401":
+            raise web.HTTPUnauthorized
         if answer is None:
             assert request.transport is not None
             request.transport.close()
@@ -38,7 +40,7 @@ class Endpoint:
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
     monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.0)
     made, app = Endpoint(), web.Application()
-    app.router.add_post("/", made.answer)
+    app.router.add_post("/{rest:.*}", made.answer)
     server = await serve_app(app, "127.0.0.1", 0)
     made.url = server.url
     yield made
@@ -75,3 +77,25 @@ async def test_a_refusal_is_not_tried_again(endpoint: Endpoint) -> None:
         with pytest.raises(RpcError) as caught:
             await rpc.request("eth_call", {})
     assert (caught.value.data, caught.value.is_revert) == ("0x08c379a0", True)
+
+
+@pytest.mark.parametrize("answer", [None, "no JSON", "401", '{"error": {"message": "no"}}'])
+async def test_no_error_holds_what_may_be_a_providers_key(
+    endpoint: Endpoint, answer: str | None
+) -> None:
+    endpoint.answers = [answer] * tuning.RPC_TRIES
+    url = endpoint.url.replace("http://", "http://somebody:KEY@") + "/v2/KEY?token=KEY"
+    async with Rpc(url) as rpc:
+        with pytest.raises(ChainUnavailable, match=endpoint.url) as caught:
+            await rpc.request("eth_call", {})
+    assert "KEY" not in str(caught.value)
+
+
+async def test_a_url_that_is_none_is_not_repeated_in_the_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Rpc("wss://example.org/v2/KEY")
+    assert "KEY" not in str(caught.value)
+    async with Rpc("http://example.org:KEY/") as rpc:
+        with pytest.raises(ChainUnavailable) as failed:
+            await rpc.request("eth_sendTransaction", {})
+    assert "valid" in str(failed.value)

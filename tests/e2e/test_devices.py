@@ -34,7 +34,7 @@ DISPUTE_S = 900.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
-    save_llama(directory)
+    save_llama(directory, {**TINY, "num_hidden_layers": 1})
     return directory
 
 
@@ -68,7 +68,7 @@ def register(network: Network, model: Path, name: str, *options: str | Path) -> 
     done = subprocess.run(
         [
             *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-            *("--name", name, "--target-vram", "50KB", "--config", network.directory),
+            *("--name", name, "--target-vram", "30KB", "--config", network.directory),
             *("--chunk", str(CHUNK), *options),
         ],
         env=network.environment,

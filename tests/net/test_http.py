@@ -21,6 +21,7 @@ from splitup.core.errors import (
     PeerFault,
     Refused,
     Unavailable,
+    describe,
 )
 from splitup.crypto.jws import ReplayCache
 from splitup.crypto.keys import generate_identity
@@ -91,6 +92,8 @@ async def answer(request: web.Request) -> web.Response:
             return web.Response(body=body, headers={"Content-Encoding": "gzip"})
         case "busy":
             raise web.HTTPTooManyRequests
+        case "silent":
+            return web.Response(status=404)
         case _:
             await asyncio.sleep(30)
             raise AssertionError
@@ -246,6 +249,18 @@ async def test_errors_travel_as_one_sentence(
         assert "secret" not in str(raised.value)
     else:
         assert str(error) in str(raised.value)
+
+
+async def test_a_refusal_without_a_reason_names_who_refused(
+    server: Server, client: SignedClient
+) -> None:
+    url = f"{server.url}/answer/silent"
+    with pytest.raises(Refused, match=f"{url} answered 404: it gave no reason"):
+        await client.get_json(url)
+
+
+def test_a_failure_that_says_nothing_is_named_by_its_type() -> None:
+    assert describe(TimeoutError()) == "TimeoutError" and describe(OSError("full")) == "full"
 
 
 @pytest.mark.parametrize("what", ["long", "endless", "list", "text", "away", "gzip"])

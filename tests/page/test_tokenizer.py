@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from splitup.client.text.tokenizer import ModelTokenizer
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from tests.client.text.test_tokenizer import make_word_tokenizers
 from tests.page.device import run_on_device
 

@@ -24,7 +24,7 @@ from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_arrays, make_causal_step, make_tree_step
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.workers import remote, rpc
 from splitup.workers import speculation_pb2 as pb
 from splitup.workers.remote import CallOptions, WorkerGroup

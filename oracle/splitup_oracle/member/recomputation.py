@@ -85,7 +85,7 @@ class Recomputer:
         is_known = noisy <= job.defined_steps and found["inputs"] == list(job.defined_inputs)
         found["is_defined"] = not noisy or is_known
         if not found["is_defined"]:
-            kernels.append(await device.compile(graph, job, job.seed))
+            kernels.append(await device.compile(graph, job, is_noisy=True))
             found["is_defined"] = await device.ask("noise", job, kernels, noisy) is True
         return found
 
@@ -139,9 +139,11 @@ class _Device:
         self._child.close()
         self._compiler.close()
 
-    async def compile(self, graph: bytes, job: Replay, seed: str = "") -> bytes:
+    async def compile(self, graph: bytes, job: Replay, *, is_noisy: bool = False) -> bytes:
         """Return the code of the task, or of the task with noise."""
-        return await self._compiler.find(graph, self.report, job.memory_bytes, job.gate, seed)
+        return await self._compiler.find(
+            graph, self.report, job.memory_bytes, job.gate, is_noisy=is_noisy
+        )
 
     async def ask(
         self, what: str, job: Replay, kernels: Sequence[bytes], noisy_steps: int = 0

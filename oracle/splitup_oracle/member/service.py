@@ -98,6 +98,7 @@ async def _serve(config: OracleConfig, stop: asyncio.Event) -> None:
             node_http,
             gateway,
             data_dir=config.data_dir,
+            kernel_cache=config.kernel_cache,
             grace_s=parameters["settlementGraceS"],
         )
         stack.push_async_callback(member.close)

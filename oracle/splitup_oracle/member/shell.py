@@ -115,6 +115,7 @@ class Member:
         gateway: GatewayClient,
         *,
         data_dir: Path,
+        kernel_cache: Path | None,
         grace_s: int,
     ) -> None:
         self.account = identity.address
@@ -130,7 +131,7 @@ class Member:
         self._contents = ContentFetcher(
             http, gateway, RecordedModels(chain), data_dir / "manifests"
         )
-        self._recomputer = Recomputer(KernelCache(data_dir / "kernels"))
+        self._recomputer = Recomputer(KernelCache(kernel_cache or data_dir / "kernels"))
         self._rulings = Rulings(http, gateway, self._recomputer, data_dir / "replays")
         self._recompute_capabilities = RecomputeCapabilities(self._recomputer)
         self._waiters: dict[str, _Waiters] = {}

@@ -34,7 +34,7 @@ class CompileServer:
         self._child = child
         self._device_index = device_index
         self._cache = cache
-        self._slow: Counter[tuple[str, str]] = Counter()  # (task, seed) -> tries that took too long
+        self._slow: Counter[tuple[str, bool]] = Counter()  # (task, noisy) -> tries too slow
 
     async def find(
         self,
@@ -42,31 +42,32 @@ class CompileServer:
         report: Mapping[str, str],
         memory_bytes: int,
         gate: int | None,
-        seed: str = "",
+        *,
+        is_noisy: bool = False,
     ) -> bytes:
         """Return what is kept of a task for a worker of this report, or ``compile`` it."""
         device = report["device"].partition(":")[0]
-        task_id = compute_digest(graph) + (f"/{seed}" if seed else "")
+        task_id = compute_digest(graph) + ("/noise" if is_noisy else "")
         key = (task_id, report["determinism_class"], device)
         kernels = self._cache.load(*key)
         if kernels is None:
             async with self._cache.reserve():
                 kernels = self._cache.load(*key)  # another daemon may have compiled it meanwhile
                 if kernels is None:
-                    kernels = await self.compile(graph, memory_bytes, gate, seed)
+                    kernels = await self.compile(graph, memory_bytes, gate, is_noisy=is_noisy)
                     self._cache.store(*key, kernels)
         return kernels
 
     async def compile(
-        self, graph: bytes, memory_bytes: int, gate: int | None, seed: str = ""
+        self, graph: bytes, memory_bytes: int, gate: int | None, *, is_noisy: bool = False
     ) -> bytes:
-        """Return the bytes of a task's schedule; with a ``seed``, of the task with noise.
+        """Return the bytes of a task's schedule, or of the task with noise.
 
         A task that took too long gets twice the time at the next try, and after some tries none.
         Raises InvalidModel for a graph that breaks a rule, needs more than ``memory_bytes``, or is
         not shut by ``gate``; TooSlow, and Unavailable where the machine or the process failed.
         """
-        task = compute_digest(graph), seed
+        task = compute_digest(graph), is_noisy
         tries = self._slow[task]
         if tries >= tuning.SLOW_TRIES:
             raise TooSlow(f"compiling the task took too long here {tries} times; it is given up")
@@ -74,7 +75,7 @@ class CompileServer:
             "device_index": self._device_index,
             "memory_bytes": memory_bytes,
             "gate": gate,
-            "seed": seed,
+            "noisy": is_noisy,
             "patience": 2**tries,
         }
         try:
@@ -113,7 +114,7 @@ def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer
     def load() -> CheckedGraph:
         told = question["memory_bytes"], question["gate"]
         graph = load_checked(bytes(buffers[0]), device, *told)
-        return add_noise(graph, question["seed"]) if question["seed"] else graph
+        return add_noise(graph) if question["noisy"] else graph
 
     return {}, [compile_to_bytes(load, device, patience=question["patience"])]
 

@@ -24,7 +24,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import ModelDrafts
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 
 CHUNK = 16
 

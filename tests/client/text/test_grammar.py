@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from splitup.client.text.grammar import Grammar, Grammars, GrammarText
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.sandbox.child import Child
 
 FILE = (find_example() / "tokenizer.json").read_bytes()

@@ -16,7 +16,7 @@ from splitup.client.text.tokenizer import ModelTokenizer, check_chat_template
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.decode.stop import StopFilter
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
 
 FILE = (find_example() / "tokenizer.json").read_bytes()

@@ -150,6 +150,7 @@ async def start(
         http,
         None,  # type: ignore[arg-type]  # nobody asks for a manifest
         data_dir=directory,
+        kernel_cache=None,
         grace_s=GRACE_S,
     )
     stack.push_async_callback(member.close)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from splitup.client.text.grammar import Grammar, Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
-from splitup.demo.run import find_example
+from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
 from splitup.serve.apis.requests import ChatRequest, parse_request
 from splitup.serve.apis.response_requests import ResponseRequest
