@@ -9,6 +9,8 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
+from splitup.graph.manifest import Kind
+from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families import vision_towers
@@ -51,6 +53,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if (found := find_encoder(whole)) is not None:
         if sizes.adapter is not None:
             raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
+        if sizes.without is not None:
+            raise InvalidModel(f"'{source}' is an encoder, which takes texts: leave out --without")
         return load_encoder(directory, whole, *found, sizes)
     opened = open_decoder(directory, sizes)
     traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
@@ -58,7 +62,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
-    return SourceModel("text-generation", traced, opened.text)
+    kind: Kind = "function" if opened.text is None else "text-generation"
+    return SourceModel(kind, traced, opened.text)
 
 
 def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
@@ -75,7 +80,7 @@ class OpenDecoder:
 
     config: DecoderConfig
     weights: DirectoryWeights
-    text: Text
+    text: Text | None
     left_out: Mapping[str, str]
     is_quantised: bool
     notes: tuple[str, ...]
@@ -95,10 +100,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         _check_preprocessing(directory)
         images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
         config = replace(config, images=images)
-    tokenizer = directory / "tokenizer.json"
-    read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
-    text = make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
+    text = None if sizes.without == "text" else _read_text(directory, table, config, sizes)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(
             f"'{directory}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json "
@@ -123,6 +125,15 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+
+
+def _read_text(directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes) -> Text:
+    tokenizer = directory / "tokenizer.json"
+    with offer_way_out("text"):
+        read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
+    with offer_way_out("chat"):
+        chat = None if sizes.without == "chat" else read_chat(directory)
+    return make_text(config, sizes.chunk, tokenizer, _read_eos_ids(directory, table), chat)
 
 
 def _check_preprocessing(directory: Path) -> None:
