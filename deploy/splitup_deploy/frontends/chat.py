@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -39,6 +39,25 @@ def check_tokenizer(tokenizer: Path | bytes) -> None:
         with offer_way_out("text"):
             ModelTokenizer(data, "the model").close()
         _good.add(digest)
+
+
+def choose_template(found: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Return the template of several named ones, and what to say of those that are not used.
+
+    Chats with tools get "tool_use" where there is one, all others "default", as in transformers.
+    """
+    default, with_tools = found.get("default"), found.get("tool_use")
+    others = sorted(str(name)[:40] for name in found.keys() - {"default", "tool_use"})
+    notes = (f"chat templates that are not used: {', '.join(others)}",) if others else ()
+    if with_tools is None:
+        return default, notes
+    if default is None:
+        default = "{{ raise_exception('it only has a template for chats with tools') }}"
+    if not isinstance(default, str) or not isinstance(with_tools, str):
+        return default, notes
+    # a tag takes the line's end behind it; "+" keeps the spaces before it
+    chosen = "{%% if tools is not none %%}\n%s{%%+ else %%}\n%s{%%+ endif %%}"
+    return chosen % (with_tools.removesuffix("\n"), default.removesuffix("\n")), notes
 
 
 def make_chat(template: Any, bos_token: Any, eos_token: Any) -> ChatInfo:

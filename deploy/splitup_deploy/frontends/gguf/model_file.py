@@ -127,21 +127,26 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
-    text = None if sizes.without == "text" else _read_text(file, config, sizes)
+    text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, FAMILIES[family])
     traced = trace_language_model(config, weights, sizes.chunk)
     notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
-    traced = replace(traced, notes=(*traced.notes, *notes))
+    traced = replace(traced, notes=(*traced.notes, *notes, *said))
     return SourceModel("function" if text is None else "text-generation", traced, text)
 
 
-def _read_text(file: GgufFile, config: DecoderConfig, sizes: Sizes) -> Text:
+def _read_text(
+    file: GgufFile, config: DecoderConfig, sizes: Sizes
+) -> tuple[Text | None, tuple[str, ...]]:
+    """Return what turns texts into tokens, and what to say of it."""
+    if sizes.without == "text":
+        return None, ()
     with offer_way_out("text"):
         tokenizer = make_tokenizer(file.metadata, config.vocab)
         eos_ids = _read_eos_ids(file, config.vocab)
     with offer_way_out("chat"):
-        chat = None if sizes.without == "chat" else read_chat(file.metadata)
-    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
+        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(file.metadata)
+    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
 
 
 def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
-from splitup_deploy.frontends.chat import make_chat
+from splitup_deploy.frontends.chat import choose_template, make_chat
 from splitup_deploy.frontends.gguf.header import Metadata
 from splitup_deploy.frontends.gguf.word_splits import GPT2, SPLITS
 
@@ -287,18 +287,24 @@ def _make_post_processor(
     }
 
 
-def read_chat(metadata: Metadata) -> ChatInfo | None:
-    """Return the file's chat template and special tokens, or None without a template."""
-    template = metadata.get("tokenizer.chat_template")
+def read_chat(metadata: Metadata) -> tuple[ChatInfo | None, tuple[str, ...]]:
+    """Return the file's chat template, None without one, and what to say of others."""
+    start = "tokenizer.chat_template"
+    found = {
+        key.removeprefix(start).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if key == start or key.startswith(f"{start}.")
+    }
+    template, notes = choose_template(found)
     if template is None:
-        return None
+        return None, notes
     tokens = _get_list(metadata, "tokens", str)
 
     def name(key: str) -> str:
         place = metadata.get(f"tokenizer.ggml.{key}")
         return tokens[place] if type(place) is int and 0 <= place < len(tokens) else ""
 
-    return make_chat(template, name("bos_token_id"), name("eos_token_id"))
+    return make_chat(template, name("bos_token_id"), name("eos_token_id")), notes
 
 
 def _get_scores(metadata: Metadata, ids: dict[str, int]) -> list[Any]:

@@ -32,6 +32,7 @@ from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWe
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
 
 
@@ -100,7 +101,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         _check_preprocessing(directory)
         images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
         config = replace(config, images=images)
-    text = None if sizes.without == "text" else _read_text(directory, table, config, sizes)
+    text, notes = _read_text(directory, table, config, sizes)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(
             f"'{directory}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json "
@@ -113,9 +114,8 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         return own(rename_weight(name) if is_tower else name)
 
     weights = DirectoryWeights(directory, rename, quantisation)
-    notes: tuple[str, ...] = ()
     if sizes.adapter is not None:
-        notes = (merge_adapter(sizes.adapter, weights, rename),)
+        notes += (merge_adapter(sizes.adapter, weights, rename),)
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
@@ -127,13 +127,18 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
 
 
-def _read_text(directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes) -> Text:
-    tokenizer = directory / "tokenizer.json"
+def _read_text(
+    directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes
+) -> tuple[Text | None, tuple[str, ...]]:
+    """Return what turns texts into tokens, and what to say of it."""
+    if sizes.without == "text":
+        return None, ()
     with offer_way_out("text"):
-        read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
+        tokenizer = read_tokenizer(directory)
     with offer_way_out("chat"):
-        chat = None if sizes.without == "chat" else read_chat(directory)
-    return make_text(config, sizes.chunk, tokenizer, _read_eos_ids(directory, table), chat)
+        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(directory)
+    eos_ids = _read_eos_ids(directory, table)
+    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
 
 
 def _check_preprocessing(directory: Path) -> None:
@@ -158,6 +163,11 @@ def split_quantisation(
     whole: dict[str, Any],
 ) -> tuple[dict[str, Any], QuantisationConfig | None]:
     """Return a config.json without what it says of quantised weights, and that."""
+    if isinstance(whole.get("quantization"), dict):
+        raise InvalidModel(
+            "config.json has 'quantization': the weights are quantised by MLX, which is not "
+            "supported; give the directory that they were made from, or one with another format"
+        )
     table = dict(whole)
     inner = table.get("text_config")
     found = [table.pop("quantization_config", None)]
