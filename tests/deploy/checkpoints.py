@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.deploy.llamas import TOKENIZER
+
 GOLDEN = Path(__file__).parent / "golden"
 VOCAB = 40
 STEPS = 20
@@ -317,5 +319,5 @@ def save_checkpoint(directory: Path, case: Case) -> None:
     """Write a model directory with one safetensors file."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(case.config))
-    (directory / "tokenizer.json").write_text('{"version":"1.0"}')
+    (directory / "tokenizer.json").write_text(TOKENIZER)
     save_safetensors(directory / "model.safetensors", case)

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+# the smallest that the library reads
+TOKENIZER = '{"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[]}}'
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "packages-4m"
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,7 +75,7 @@ def save_llama(
     weights = make_weights(config, scale=scale)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text('{"version":"1.0"}')
+    (directory / "tokenizer.json").write_text(TOKENIZER)
     if shards == 1:
         save_file(weights, directory / "model.safetensors")
         return weights

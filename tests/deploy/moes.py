@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.deploy.llamas import TOKENIZER
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 32,
@@ -100,7 +102,7 @@ def save_moe(
     """Write a model directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text('{"version":"1.0"}')
+    (directory / "tokenizer.json").write_text(TOKENIZER)
     table = {n: array.astype(dtype) for n, array in (weights or make_weights(config)).items()}
     save_file(table, directory / "model.safetensors")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.deploy.llamas import TINY, make_weights
+from tests.deploy.llamas import TINY, TOKENIZER, make_weights
 
 Stored = dict[str, tuple[str, np.ndarray]]  # by the name's last part: safetensors' dtype, numbers
 Quantise = Callable[[np.ndarray], tuple[Stored, np.ndarray]]
@@ -224,6 +224,6 @@ def save_quantised(
         tensors |= {f"{stem}.{part}": numbers for part, numbers in stored.items()}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer.json").write_text('{"version":"1.0"}')
+    (directory / "tokenizer.json").write_text(TOKENIZER)
     write_tensors(directory / "model.safetensors", tensors | dict(replaced or {}))
     return config, weights

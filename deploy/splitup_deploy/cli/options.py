@@ -134,6 +134,14 @@ class CutOptions:
             help="Take images as well: the id under which --vision registered the same directory.",
         ),
     ] = None
+    without: Annotated[
+        Literal["text", "chat"] | None,
+        typer.Option(
+            "--without",
+            help="Go on where the tokenizer or chat template cannot be used: 'text' makes a "
+            "function of token ids, 'chat' a text model that takes no chats.",
+        ),
+    ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(

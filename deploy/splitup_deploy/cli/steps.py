@@ -30,7 +30,13 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
 
     targets = parse_sizes(target_vram)
     sizes = Sizes(
-        cut.context, cut.chunk, parse_dims(cut.dims or []), cut.adapter, cut.vision, cut.images
+        cut.context,
+        cut.chunk,
+        parse_dims(cut.dims or []),
+        cut.adapter,
+        cut.vision,
+        cut.images,
+        cut.without,
     )
     with HashBar(output.log, model) as progress, watch_hashing(progress):
         compiled = build(
@@ -41,7 +47,10 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
             max_tasks=cut.max_tasks,
             private=cut.private,
         )
-    for note in compiled.notes:
+    text, notes = compiled.manifest.text, compiled.notes
+    if compiled.manifest.kind == "text-generation" and text is not None and text.chat is None:
+        notes += ("it has no chat template: it completes texts, and refuses chats",)
+    for note in notes:
         output.say(f"note: {note}")
     return compiled
 

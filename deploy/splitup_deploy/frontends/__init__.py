@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.chat import check_tokenizer
 from splitup_deploy.frontends.gguf.model_file import is_gguf_file, load_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import WEIGHT_SUFFIXES
 from splitup_deploy.frontends.huggingface.config_only import is_without_weights, load_shapes
@@ -53,7 +54,7 @@ def _textless(load: _Load) -> _Load:
     """Return a loader for a format without text models."""
 
     def load_function(source: str, sizes: Sizes) -> SourceModel:
-        for name in ("context", "chunk"):
+        for name in ("context", "chunk", "without"):
             if getattr(sizes, name) is not None:
                 raise InvalidModel(f"'{source}' is no text model: leave out the {name}")
         return load(source, sizes)
@@ -87,7 +88,10 @@ def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
                 raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --vision")
             if sizes.images is not None and name not in ("huggingface", "shapes"):
                 raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --images")
-            return front_end.load(source, sizes)
+            model = front_end.load(source, sizes)
+            if model.text is not None:
+                check_tokenizer(model.text.tokenizer)
+            return model
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise InvalidModel(

@@ -1,15 +1,63 @@
-"""Chat templates, checked when a model is compiled."""
+"""Tokenizers and chat templates, checked when a model is compiled."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from splitup.client.text.tokenizer import check_chat_template
+from splitup.client.text.tokenizer import ModelTokenizer, check_chat_template
 from splitup.core import limits
+from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
+
+_WAYS_OUT: Final = {
+    "text": "to compile the model as a function of token ids nevertheless: --without text",
+    "chat": "to compile a model that completes texts but takes no chats: --without chat",
+}
+_good: set[str] = set()  # digests of tokenizers that the library has read
+
+
+@contextmanager
+def offer_way_out(part: Literal["text", "chat"]) -> Iterator[None]:
+    """Name the flag that goes on without a tokenizer or template, where that cannot be used."""
+    try:
+        yield
+    except InvalidModel as error:
+        raise InvalidModel(f"{error}; {_WAYS_OUT[part]}") from None
+
+
+def check_tokenizer(tokenizer: Path | bytes) -> None:
+    """Raise InvalidModel for a tokenizer.json that users' clients could not read."""
+    data = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
+    digest = compute_digest(data)
+    if digest not in _good:
+        with offer_way_out("text"):
+            ModelTokenizer(data, "the model").close()
+        _good.add(digest)
+
+
+def choose_template(found: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Return the template of several named ones, and what to say of those that are not used.
+
+    Chats with tools get "tool_use" where there is one, all others "default", as in transformers.
+    """
+    default, with_tools = found.get("default"), found.get("tool_use")
+    others = sorted(str(name)[:40] for name in found.keys() - {"default", "tool_use"})
+    notes = (f"chat templates that are not used: {', '.join(others)}",) if others else ()
+    if with_tools is None:
+        return default, notes
+    if default is None:
+        default = "{{ raise_exception('it only has a template for chats with tools') }}"
+    if not isinstance(default, str) or not isinstance(with_tools, str):
+        return default, notes
+    # a tag takes the line's end behind it; "+" keeps the spaces before it
+    chosen = "{%% if tools is not none %%}\n%s{%%+ else %%}\n%s{%%+ endif %%}"
+    return chosen % (with_tools.removesuffix("\n"), default.removesuffix("\n")), notes
 
 
 def make_chat(template: Any, bos_token: Any, eos_token: Any) -> ChatInfo:

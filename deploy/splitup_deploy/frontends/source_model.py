@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from splitup.graph.manifest import ChatInfo, DiffusionInfo, ImageInfo, Kind
 from splitup_deploy.frontends.tracing import TracedModel
@@ -18,7 +19,8 @@ class Sizes:
     the sizes of an ONNX file's symbolic dimensions. ``adapter``: a directory with a LoRA adapter
     that is merged into a Hugging Face directory's weights. ``vision``: compile the tower for images
     of a model for images and text, not the one for text. ``images``: the text model takes images,
-    of which the model with this id makes rows.
+    of which the model with this id makes rows. ``without``: go on without the tokenizer, as a
+    function of token ids, or without the chat template.
     """
 
     context: int | None = None
@@ -27,6 +29,7 @@ class Sizes:
     adapter: Path | None = None
     vision: bool = False
     images: str | None = None
+    without: Literal["text", "chat"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

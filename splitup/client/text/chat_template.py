@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-from jinja2 import Environment, Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from splitup.core.errors import InvalidInput, InvalidModel
@@ -60,6 +61,18 @@ def render_chat(
         raise InvalidInput(f"the model's chat template failed: {error}") from None
 
 
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said, for training: here it marks nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block's content, whose variables stay within."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class _Refusal(Exception):
     """What a template raises by ``raise_exception``."""
 
@@ -86,7 +99,7 @@ def _compile(template: str) -> Template:
 
 def _make_environment() -> Environment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _refuse

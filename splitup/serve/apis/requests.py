@@ -57,6 +57,7 @@ class Message(Fields):
     name: str | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what the model thought before it answered
     # of answers that are sent back; the model is not told them
     refusal: None = None
     annotations: list[Any] | None = None
@@ -67,6 +68,8 @@ class Message(Fields):
     def _check(self) -> Self:
         if self.content is None and not self.tool_calls:
             raise ValueError("a message has content")
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise ValueError(f"only the assistant has reasoning_content, not role '{self.role}'")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"only the assistant calls tools, not role '{self.role}'")
         if (self.role == "tool") != (self.tool_call_id is not None):
@@ -90,6 +93,8 @@ class Message(Fields):
             ]
         if self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            found["reasoning_content"] = self.reasoning_content
         if self.name is not None:
             found["name"] = self.name
         return found

@@ -25,6 +25,14 @@ def test_a_conversation_ends_where_the_answer_begins() -> None:
     assert render('{{ {"a": "ü"} | tojson }}') == '{"a": "ü"}'
 
 
+def test_marks_for_training_mark_nothing() -> None:
+    said = "{{ message.content | trim }}"
+    inner = "{% generation %}{% set x = message.content %}{{ x | trim }}{% endgeneration %}"
+    marked = CHATML.replace(said, inner)
+    assert render(marked) == render(CHATML)
+    assert render("{% generation %}{% set x = 1 %}{% endgeneration %}{{ x is defined }}") == "False"
+
+
 def test_a_template_says_what_it_refuses() -> None:
     with pytest.raises(InvalidInput, match="refuses the messages: only two roles"):
         render("{{ raise_exception('only two roles') }}")

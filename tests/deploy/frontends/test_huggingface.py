@@ -10,10 +10,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.families.config_fields import IGNORED
+from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.directory import load_huggingface, parse_config
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes
+from tokenizers import Tokenizer
 
-from splitup.core.errors import InvalidModel
+from splitup.client.text.chat_template import render_chat
+from splitup.core.errors import InvalidInput, InvalidModel
 from tests.deploy.checkpoints import CASES
 from tests.deploy.llamas import TINY, save_llama
 
@@ -85,6 +89,94 @@ def test_a_config_that_cannot_be_used(change: dict[str, Any], message: str, tmp_
     (tmp_path / "config.json").write_text(json.dumps({**TINY, **change}))
     with pytest.raises(InvalidModel, match=message):
         load_model(str(tmp_path))
+
+
+def test_old_rope_fields_may_say_what_the_new_ones_do() -> None:
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
+    config = parse_config({**TINY, "rope_parameters": new}, None)
+    both = {"rope_parameters": new, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert parse_config({**TINY, **both}, None) == config
+    both["rope_scaling"]["factor"] = 3.0
+    with pytest.raises(InvalidModel, match="beside rope_parameters"):
+        parse_config({**TINY, **both}, None)
+
+
+def test_weights_quantised_by_mlx_are_named(tmp_path: Path) -> None:
+    save_llama(tmp_path, {**TINY, "quantization": {"group_size": 64, "bits": 4}})
+    with pytest.raises(InvalidModel, match="quantised by MLX"):
+        load_model(str(tmp_path))
+
+
+TEMPLATES = [
+    {"name": name, "template": f"{name}\n{{{{ tools }}}}\n"} for name in ("default", "rag")
+]
+WITH_TOOLS = {"name": "tool_use", "template": "{% for t in tools %}{{ t.n }}{% endfor %}\n  "}
+
+
+@pytest.mark.parametrize(
+    ("files", "texts", "note"),
+    [
+        ({"tokenizer_config.json": {"chat_template": TEMPLATES}}, ("default\nNone", None), "rag"),
+        (
+            {"tokenizer_config.json": {"chat_template": [*TEMPLATES, WITH_TOOLS]}},
+            ("default\nNone", "7  "),
+            "rag",
+        ),
+        ({"chat_template.json": {"chat_template": "old"}}, ("old", "old"), None),
+        (
+            {
+                "chat_template.jinja": "a",
+                "additional_chat_templates/tool_use.jinja": "b",
+                "tokenizer_config.json": {"chat_template": "c"},
+            },
+            ("a", "b"),
+            None,
+        ),
+        ({"tokenizer_config.json": {"chat_template": [WITH_TOOLS]}}, (None, "7  "), None),
+    ],
+)
+def test_chat_templates_are_chosen_as_transformers_does(
+    files: dict[str, Any], texts: tuple[str | None, str | None], note: str | None, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    chat, notes = read_chat(tmp_path)
+    assert chat is not None and (note in notes[0] if note else not notes)
+    for tools, text in zip((None, [{"n": 7}]), texts, strict=True):
+        if text is not None:
+            assert render_chat(chat, [], tools) == text
+        elif tools is None:
+            with pytest.raises(InvalidInput, match="only has a template for chats with tools"):
+                render_chat(chat, [], tools)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"tokenizer_class": "TokenizersBackend", "add_prefix_space": True}, [0, 1, 4, 2, 5]),
+        ({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, [3, 0, 1, 4, 3, 2, 5]),
+        ({"added_tokens_decoder": {}}, None),
+    ],
+)
+def test_tokens_of_the_configuration_count(
+    change: dict[str, Any], wanted: list[int] | None, tmp_path: Path
+) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "\u0120": 3}, "merges": []}
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    table = {"version": "1.0", "model": model, "pre_tokenizer": {**bytes_, "use_regex": True}}
+    flags = {"lstrip": False, "normalized": False, "single_word": False}
+    decoder = {
+        "4": {"content": "<x>", **flags, "rstrip": True, "special": True},
+        "9": {"content": "<y>", **flags, "rstrip": False, "special": False},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    config = {"added_tokens_decoder": decoder, **change}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    data = read_tokenizer(tmp_path)
+    assert isinstance(data, bytes) == (wanted is not None)
+    if isinstance(data, bytes):  # the tokens are what transformers 5.24 gives
+        assert Tokenizer.from_str(data.decode()).encode("ab<x>  c<y>").ids == wanted
 
 
 def test_the_context_is_bounded(tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_what_is_refused_is_named(name: str, changes: dict[str, Any], message: s
     assert len(str(caught.value)) <= 200
 
 
+def test_layers_of_gemma_4_may_be_numbered_with_zeros_before() -> None:
+    plain = parse_config(CASES["gemma4-moe"].config, None)
+    rows = {name: {"head_dim": 24} for name in ("00", "0", "02")}
+    assert parse_config({**CASES["gemma4-moe"].config, "per_layer_config": rows}, None) == plain
+    rows["00"] = {"head_dim": 16}
+    with pytest.raises(InvalidModel, match="per_layer_config"):
+        parse_config({**CASES["gemma4-moe"].config, "per_layer_config": rows}, None)
+
+
 def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CASES["glm-5"])
     traced = load_model(str(tmp_path), Sizes(context=5, chunk=1)).traced

@@ -2,7 +2,7 @@
 
 The file has the metadata that llama.cpp's converter gives a GGUF file, and texts with their tokens.
 
-    python -m venv /tmp/golden && /tmp/golden/bin/pip install sentencepiece
+    python -m venv /tmp/golden && /tmp/golden/bin/pip install sentencepiece protobuf
     PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_sentencepiece.py
 """
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 import io
 import json
 import random
+import tempfile
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 HERE = Path(__file__).parent
 PAGES = Path(__file__).parents[3] / "docs"
@@ -39,18 +41,28 @@ def list_texts() -> list[str]:
     return [WORDS, "".join(letters[::301]), "".join(mixed), page, *repeated, *odd]
 
 
-def train(has_prefix: bool) -> dict[str, Any]:
-    """Return metadata and texts of one model."""
+RULES = "FB01\t66 69\nC5\t41 30A\n3000\t20\n"  # what texts become before
+
+
+def train(has_prefix: bool, *, is_summed: bool = False) -> dict[str, Any]:
+    """Return metadata and texts of one model; ``is_summed``: of the kind that T5 has."""
     lines = [line for page in sorted(PAGES.glob("*.md")) for line in page.read_text().split("\n")]
     made = io.BytesIO()
+    rules = Path(tempfile.mkdtemp()) / "rules.tsv"
+    rules.write_text(RULES)
+    normalisation = (
+        {"normalization_rule_tsv": str(rules)}
+        if is_summed
+        else {"normalization_rule_name": "identity"}
+    )
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([*lines[:2_000], *[WORDS] * 5]),
         model_writer=made,
-        model_type="bpe",
+        model_type="unigram" if is_summed else "bpe",
         vocab_size=900,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
+        byte_fallback=not is_summed,
+        **normalisation,
+        remove_extra_whitespaces=is_summed,
         add_dummy_prefix=has_prefix,
         character_coverage=0.995,
         num_threads=1,
@@ -63,7 +75,7 @@ def train(has_prefix: bool) -> dict[str, Any]:
         for n in range(count)
     ]
     metadata = {
-        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.model": "t5" if is_summed else "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": [model.id_to_piece(n) for n in range(count)],
         "tokenizer.ggml.scores": [model.get_score(n) for n in range(count)],
@@ -72,9 +84,16 @@ def train(has_prefix: bool) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": model.eos_id(),
         "tokenizer.ggml.add_space_prefix": has_prefix,
     }
+    if is_summed:
+        table = ModelProto.FromString(made.getvalue()).normalizer_spec.precompiled_charsmap
+        metadata["tokenizer.ggml.precompiled_charsmap"] = list(table)
     return {"metadata": metadata, "texts": [[text, model.encode(text)] for text in list_texts()]}
 
 
 if __name__ == "__main__":
-    cases = {"llama": train(has_prefix=True), "gemma": train(has_prefix=False)}
+    cases = {
+        "llama": train(has_prefix=True),
+        "gemma": train(has_prefix=False),
+        "t5": train(has_prefix=True, is_summed=True),
+    }
     (HERE / "sentencepiece.json").write_text(json.dumps(cases, separators=(",", ":")))

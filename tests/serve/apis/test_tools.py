@@ -243,6 +243,9 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
     ]
     asked = parse_request(ChatRequest, {**CHAT, "messages": history})
     messages = [message.to_template() for message in asked.messages]
+    thought = {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}
+    with_thought = parse_request(ChatRequest, {**CHAT, "messages": [*CHAT["messages"], thought]})
+    assert with_thought.messages[-1].to_template() == thought
     items = [
         {"role": "user", "content": "weather?"},
         {"type": "function_call", "call_id": "c1", "name": "paint", "arguments": '{"a": 1}'},

@@ -115,9 +115,12 @@ def _read_wide(fields: Fields, config: DecoderConfig, local: frozenset[int]) -> 
     )
     table: Any = fields.get("per_layer_config")  # by layer, since transformers 5.23
     if table is not None:
-        others = {str(layer) for layer in range(config.layers) if layer not in local}
-        rows = list(table.values()) if isinstance(table, dict) else []
-        if not rows or table.keys() != others or any(row != rows[0] for row in rows):
+        others = {layer for layer in range(config.layers) if layer not in local}
+        found = table if isinstance(table, dict) else {}
+        layers = {int(layer) for layer in found if layer.isdecimal()}  # "5", "05", or both
+        rows = list(found.values())
+        is_whole = layers == others and all(layer.isdecimal() for layer in found)
+        if not rows or not is_whole or any(row != rows[0] for row in rows):
             raise fields.refuse("per_layer_config", "one row for all layers of full_attention")
         row = Fields(rows[0], "config.json's per_layer_config")
         heads = row.get_integer("num_key_value_heads", config.kv_heads)

@@ -7,7 +7,7 @@ mean is in ``splitup_deploy.frontends.decoder.rotary``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import Growth
@@ -44,10 +44,18 @@ class RopeDefaults:
 def find_rope_parameters(fields: Fields) -> Fields | None:
     """Return the nested parameters under their new or old name, None when there are none."""
     new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
-    same = fields.get("rope_parameters") == fields.get("rope_scaling")
+    same = _says_no_more(fields.get("rope_scaling"), fields.get("rope_parameters"))
     if new is not None and old is not None and not same:
         raise fields.refuse("rope_scaling", "null beside rope_parameters")
     return old if new is None else new
+
+
+def _says_no_more(old: Any, new: Any) -> bool:
+    """Say whether an object with parameters' old names has nothing that the new one has not."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return bool(old == new)
+    plain = {"rope_type": new.get("type"), **new}
+    return all(plain.get("rope_type" if k == "type" else k) == value for k, value in old.items())
 
 
 def read_growth(fields: Fields) -> Growth | None:
@@ -75,7 +83,9 @@ def read_two_ropes(
     """
     new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
     if new is not None and old is not None:
-        raise fields.refuse("rope_scaling", "null beside rope_parameters")
+        scaling, table = fields.get("rope_scaling"), fields.get("rope_parameters")
+        if not any(_says_no_more(scaling, one) for one in (table, table.get("full_attention"))):
+            raise fields.refuse("rope_scaling", "null beside rope_parameters")
     whole = old if new is None else new.get_fields("full_attention")
     near = None if new is None else new.get_fields("sliding_attention")
     if new is not None:

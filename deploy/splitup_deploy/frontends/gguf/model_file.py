@@ -1,8 +1,7 @@
 """GGUF files of the families in ``splitup_deploy.frontends.gguf.config``.
 
 Quantised weights stay uint8 blocks, as in the file, and are dequantised inside the graph. The
-metadata are translated to a config.json of the same family. A BPE tokenizer becomes a
-tokenizer.json; with any other tokenizer the model is compiled as a function of token ids.
+metadata are translated to a config.json of the same family, and the tokenizer to a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
@@ -29,7 +29,7 @@ from splitup_deploy.frontends.gguf.config import (
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
-from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
     Part,
@@ -127,16 +127,26 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
+    text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, FAMILIES[family])
     traced = trace_language_model(config, weights, sizes.chunk)
     notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
-    traced = replace(traced, notes=(*traced.notes, *notes))
-    tokenizer = make_tokenizer(file.metadata, config.vocab)
-    if tokenizer is None:
-        return SourceModel("function", traced, None)
-    eos_ids = _read_eos_ids(file, config.vocab)
-    text = make_text(config, sizes.chunk, tokenizer, eos_ids, read_chat(file.metadata))
-    return SourceModel("text-generation", traced, text)
+    traced = replace(traced, notes=(*traced.notes, *notes, *said))
+    return SourceModel("function" if text is None else "text-generation", traced, text)
+
+
+def _read_text(
+    file: GgufFile, config: DecoderConfig, sizes: Sizes
+) -> tuple[Text | None, tuple[str, ...]]:
+    """Return what turns texts into tokens, and what to say of it."""
+    if sizes.without == "text":
+        return None, ()
+    with offer_way_out("text"):
+        tokenizer = make_tokenizer(file.metadata, config.vocab)
+        eos_ids = _read_eos_ids(file, config.vocab)
+    with offer_way_out("chat"):
+        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(file.metadata)
+    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
 
 
 def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:

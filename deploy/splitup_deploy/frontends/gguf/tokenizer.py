@@ -1,71 +1,25 @@
-"""Convert a GGUF file's tokenizer to a tokenizer.json, if it is a BPE.
+"""Convert a GGUF file's tokenizer to a tokenizer.json.
 
-Of a byte-level one ("gpt2") GGUF names how text is split before merging ("pre"); the patterns are
-those of llama.cpp's ``llama_model_loader``/``unicode_regex_split`` and of the models' own
-tokenizer.json files. One of SentencePiece ("llama") has a score for every token and no merges: of
-all neighbours that are a token together, those of the highest score are merged first.
+Of a BPE with merges ("gpt2", "gemma4") GGUF names how text is split before merging ("pre"). One of
+SentencePiece ("llama") has a score for every token and no merges: of all neighbours that are a
+token together, those of the highest score are merged first. "t5" has scores too, and takes the
+tokens with the highest sum; "bert" takes the longest token that a word begins with.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
-from splitup_deploy.frontends.chat import make_chat
+from splitup_deploy.frontends.chat import choose_template, make_chat
 from splitup_deploy.frontends.gguf.header import Metadata
+from splitup_deploy.frontends.gguf.word_splits import GPT2, SPLITS
 
-_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS: Final = (
-    _CONTRACTIONS
-    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN35: Final = (
-    (_WORDS % "")
-    .replace(r"\p{L}+", r"[\p{L}\p{M}]+", 1)
-    .replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-)
-_CASES: Final = (  # a word ends where a small letter is followed by a capital one
-    r"[^\r\n\p{L}\p{N}]?[%(capital)s]*[%(small)s]+%(ending)s"
-    r"|[^\r\n\p{L}\p{N}]?[%(capital)s]+[%(small)s]*%(ending)s"
-    r"|\p{N}%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n%(slash)s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN: Final = _CASES % {
-    "capital": r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}",
-    "small": r"\p{Ll}\p{Lm}\p{Lo}\p{M}",
-    "ending": "",
-    "digits": "",
-    "slash": "/",
-}
-_KIMI_K2: Final = r"\p{Han}+|" + _CASES % {
-    "capital": r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]",
-    "small": r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]",
-    "ending": f"{_CONTRACTIONS}?",
-    "digits": "{1,3}",
-    "slash": "",
-}
-_DEEPSEEK_V3: Final = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Chinese characters, Hiragana, Katakana
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-# pre-tokenizer -> its patterns, applied one after another (GPT-2's own if there are none), whether
-# text is normalised (NFC) before, whether a word that is a token is not split, and whether a text
-# starts with BOS by default
-_SPLITS: Final[dict[str, tuple[tuple[str, ...], bool, bool, bool]]] = {
-    "gpt-2": ((), False, False, False),
-    "olmo": ((), True, False, False),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), ((_WORDS % "{1,3}",), False, True, True)),
-    "glm4": ((_WORDS % "{1,3}",), False, False, False),
-    "qwen2": ((_WORDS % "",), True, False, False),
-    "qwen35": ((_QWEN35,), True, False, False),
-    "deepseek-v3": (_DEEPSEEK_V3, False, False, False),
-    "kimi-k2": ((_KIMI_K2,), False, False, False),
-    "tekken": ((_TEKKEN,), False, True, True),
-}
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
 _SPACE: Final = "\u2581"  # what SentencePiece writes for a space
 _BPE: Final = {
@@ -83,21 +37,17 @@ _LONGEST: Final = 128  # characters of a token that is made by merging; models' 
 _PHI3_KEEPS_SPACES: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
-    """Return a tokenizer.json, or None when the tokenizer is of another kind.
-
-    Raises InvalidModel when it claims to be a BPE and is not consistent.
-    """
-    kind, split = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
-    is_byte_level = kind == "gpt2" and split in _SPLITS
+def make_tokenizer(metadata: Metadata, vocab: int) -> bytes:
+    """Return a tokenizer.json. Raises InvalidModel for an unknown or inconsistent tokenizer."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if not isinstance(kind, str) or kind not in _MAKERS:
+        raise InvalidModel(_say_unknown("model", kind))
     tokens = _get_list(metadata, "tokens", str)
     kinds = _get_list(metadata, "token_type", int) or [_NORMAL] * len(tokens)
-    if not is_byte_level and (kind != "llama" or _BYTE not in kinds):
-        return None
     ids = {token: index for index, token in enumerate(tokens)}
     _expect(len(ids) == len(tokens) == len(kinds) == vocab, "has not one token per embedding")
-    form = _make_byte_level(metadata, ids) if is_byte_level else _make_scored(metadata, ids, kinds)
-    takes_spaces = not is_byte_level and metadata.get("general.architecture") == "phi3"
+    form = _MAKERS[kind](metadata, ids, kinds)
+    takes_spaces = kind == "llama" and metadata.get("general.architecture") == "phi3"
     table = {
         "version": "1.0",
         "truncation": None,
@@ -120,42 +70,41 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
     return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _make_byte_level(metadata: Metadata, ids: dict[str, int]) -> dict[str, Any]:
+def _make_merged(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
     """Return the parts of a tokenizer.json that merge bytes, written as printable characters."""
-    split = metadata["tokenizer.ggml.pre"]
-    assert isinstance(split, str)  # it is a key
-    merges = _get_list(metadata, "merges", str)
-    for merge in merges:
-        left, _, right = merge.partition(" ")
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if metadata["tokenizer.ggml.model"] == "gemma4":
+        name = "gemma4"
+    if not isinstance(name, str) or name not in SPLITS:
+        raise InvalidModel(_say_unknown("pre", name))
+    split = SPLITS[name]
+    merges = []
+    for merge in _get_list(metadata, "merges", str):
+        left, right = merge[: (cut := merge.find(" ", 1))], merge[cut + 1 :]
         _expect(left in ids and right in ids and left + right in ids, "merges unknown tokens")
-    patterns, normalised, whole, starts = _SPLITS[split]
+        merges.append([left, right])
+    if split.is_plain:
+        return _make_plain(metadata, ids, kinds, merges, prefix=False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    splitter: dict[str, Any] = {**byte_level, "use_regex": True}
+    patterns, last = split.patterns, split.patterns[-1]
+    splitter: dict[str, Any] = {**byte_level, "use_regex": last == GPT2}
+    if last == GPT2:
+        patterns = patterns[:-1]  # it is the library's own
     if patterns:
-        words: list[dict[str, Any]] = [
-            {
-                "type": "Split",
-                "pattern": {"Regex": pattern},
-                "behavior": "Isolated",
-                "invert": False,
-            }
-            for pattern in patterns
-        ]
-        splitter["use_regex"] = False
-        splitter = {"type": "Sequence", "pretokenizers": [*words, splitter]}
+        splitter = {"type": "Sequence", "pretokenizers": [*map(_make_split, patterns), splitter]}
     plain = {**byte_level, "use_regex": True}
     return {
-        "normalizer": {"type": "NFC"} if normalised else None,
+        "normalizer": {"type": "NFC"} if split.normalised else None,
         "pre_tokenizer": splitter,
-        "post_processor": _make_post_processor(metadata, list(ids), starts) or plain,
+        "post_processor": _make_post_processor(metadata, list(ids), split.starts) or plain,
         "decoder": plain,
-        "model": {
-            **_BPE,
-            "ignore_merges": whole,
-            "vocab": ids,
-            "merges": [merge.split(" ", 1) for merge in merges],
-        },
+        "model": {**_BPE, "ignore_merges": split.whole, "vocab": ids, "merges": merges},
     }
+
+
+def _make_split(pattern: str) -> dict[str, Any]:
+    regex = {"Regex": pattern}
+    return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
 
 
 def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
@@ -164,8 +113,7 @@ def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
     ``tokenizers`` wants every pair that is merged, in order. Of equal scores it merges those of the
     first pair, SentencePiece those further left.
     """
-    scores = _get_list(metadata, "scores", float)
-    _expect(len(scores) == len(ids) and all(map(math.isfinite, scores)), "lacks scores")
+    scores = _get_scores(metadata, ids)
     names = {f"<0x{byte:02X}>" for byte in range(256)}
     found = {token for token, kind in zip(ids, kinds, strict=True) if kind == _BYTE}
     _expect(found == names, "has not one token per byte")
@@ -179,8 +127,15 @@ def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
     ]
     merges.sort()
     tokens = list(ids)
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    _expect(type(prefix) is bool, "says neither yes nor no to a space before a text")
+    pairs = [[tokens[left], tokens[right]] for _, left, right in merges]
+    return _make_plain(metadata, ids, kinds, pairs, _get_flag(metadata, "add_space_prefix", True))
+
+
+def _make_plain(
+    metadata: Metadata, ids: dict[str, int], kinds: list[Any], merges: list[Any], prefix: bool
+) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that merge characters, and bytes where none is known."""
+    tokens = list(ids)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     normalizers = [{"type": "Prepend", "prepend": _SPACE}, replace] if prefix else [replace]
     decoders: list[dict[str, Any]] = [
@@ -203,45 +158,170 @@ def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": ids,
-            "merges": [[tokens[left], tokens[right]] for _, left, right in merges],
+            "merges": merges,
         },
     }
 
 
-def _make_post_processor(
-    metadata: Metadata, tokens: list[str], starts: bool
-) -> dict[str, Any] | None:
-    """Return the post-processor that puts BOS before a text, if the model wants one."""
-    wanted = metadata.get("tokenizer.ggml.add_bos_token", starts)
-    _expect(type(wanted) is bool, "says neither yes nor no to a BOS token")
-    if not wanted:
-        return None
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if type(bos) is not int or not 0 <= bos < len(tokens):
-        raise InvalidModel("the GGUF tokenizer wants a BOS token that does not exist")
-    name = tokens[bos]
-    begin, body = {"SpecialToken": {"id": name, "type_id": 0}}, {"id": "A", "type_id": 0}
-    second = {"id": "B", "type_id": 1}
+def _make_summed(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that take the tokens with the highest sum of scores."""
+    scores = _get_scores(metadata, ids)
+    unknown = kinds.index(_UNKNOWN) if _UNKNOWN in kinds else None
+    table = bytes(n & 255 for n in _get_list(metadata, "precompiled_charsmap", int))
+    normalizers: list[dict[str, Any]] = []
+    if table:
+        encoded = base64.b64encode(table).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    if _get_flag(metadata, "remove_extra_whitespaces", True):
+        normalizers += [
+            {"type": "Strip", "strip_left": False, "strip_right": True},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": _SPACE},
+        ]
+    prefix = _get_flag(metadata, "add_space_prefix", True)
+    spaces = {
+        "type": "Metaspace",
+        "replacement": _SPACE,
+        "prepend_scheme": "always" if prefix else "never",
+        "split": True,
+    }
     return {
-        "type": "TemplateProcessing",
-        "single": [begin, {"Sequence": body}],
-        "pair": [begin, {"Sequence": body}, begin, {"Sequence": second}],
-        "special_tokens": {name: {"id": name, "ids": [bos], "tokens": [name]}},
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": spaces,
+        "post_processor": _make_post_processor(metadata, list(ids), starts=False, ends=True),
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "unk_id": unknown,
+            "vocab": list(zip(ids, scores, strict=True)),
+            "byte_fallback": _BYTE in kinds,
+        },
     }
 
 
-def read_chat(metadata: Metadata) -> ChatInfo | None:
-    """Return the file's chat template and special tokens, or None without a template."""
-    template = metadata.get("tokenizer.chat_template")
-    if template is None:
+def _make_words(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
+    """Return the parts of a tokenizer.json that take the longest token a word begins with.
+
+    GGUF writes a space before tokens that begin words, and nothing before those within.
+    """
+    names = [
+        token if kind == _CONTROL else token[1:] if token[0] == _SPACE else f"##{token}"
+        for token, kind in zip(ids, kinds, strict=True)
+    ]
+    table = {name: index for index, name in enumerate(names)}
+    _expect(len(table) == len(ids), "has a token twice")
+    small = _get_flag(metadata, "normalizer.lowercase", True)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 100)
+    if type(unknown) is not int or not 0 <= unknown < len(names):
+        raise InvalidModel("the GGUF tokenizer lacks a token for unknown words")
+    ends = {"cls_token_id": 101, "bos_token_id": 101, "seperator_token_id": 102}
+    known = {f"tokenizer.ggml.{key}": value for key, value in ends.items()} | metadata
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": _get_flag(metadata, "normalizer.strip_accents", small),
+            "lowercase": small,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _make_post_processor(
+            known, names, starts=True, ends=True, end="seperator_token"
+        ),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": names[unknown],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": table,
+        },
+    }
+
+
+_MAKERS: Final[dict[str, Callable[[Metadata, dict[str, int], list[Any]], dict[str, Any]]]] = {
+    "gpt2": _make_merged,
+    "gemma4": _make_merged,
+    "llama": _make_scored,
+    "t5": _make_summed,
+    "bert": _make_words,
+}
+
+
+def _make_post_processor(
+    metadata: Metadata,
+    tokens: list[str],
+    starts: bool,
+    ends: bool = False,
+    end: str = "eos_token",
+) -> dict[str, Any] | None:
+    """Return the post-processor that puts BOS before a text and EOS behind it, if either is wanted.
+
+    ``starts`` and ``ends`` hold where the file says nothing.
+    """
+    flag = "add_eos_token" if end == "eos_token" else "add_sep_token"
+    around: list[list[Any]] = []
+    special: dict[str, Any] = {}
+    for key, name, wanted in (("add_bos_token", "bos_token", starts), (flag, end, ends)):
+        if not _get_flag(metadata, key, wanted):
+            around.append([])
+            continue
+        place = metadata.get(f"tokenizer.ggml.{name}_id")
+        if type(place) is not int or not 0 <= place < len(tokens):
+            what = name.removesuffix("_token").upper()
+            raise InvalidModel(f"the GGUF tokenizer wants a {what} token that does not exist")
+        token = tokens[place]
+        around.append([{"SpecialToken": {"id": token, "type_id": 0}}])
+        special[token] = {"id": token, "ids": [place], "tokens": [token]}
+    if not special:
         return None
+    before, behind = around
+    texts: list[list[Any]] = [
+        [*before, {"Sequence": {"id": name, "type_id": kind}}, *behind]
+        for name, kind in (("A", 0), ("B", 1))
+    ]
+    return {
+        "type": "TemplateProcessing",
+        "single": texts[0],
+        "pair": texts[0] + texts[1],
+        "special_tokens": special,
+    }
+
+
+def read_chat(metadata: Metadata) -> tuple[ChatInfo | None, tuple[str, ...]]:
+    """Return the file's chat template, None without one, and what to say of others."""
+    start = "tokenizer.chat_template"
+    found = {
+        key.removeprefix(start).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if key == start or key.startswith(f"{start}.")
+    }
+    template, notes = choose_template(found)
+    if template is None:
+        return None, notes
     tokens = _get_list(metadata, "tokens", str)
 
     def name(key: str) -> str:
         place = metadata.get(f"tokenizer.ggml.{key}")
         return tokens[place] if type(place) is int and 0 <= place < len(tokens) else ""
 
-    return make_chat(template, name("bos_token_id"), name("eos_token_id"))
+    return make_chat(template, name("bos_token_id"), name("eos_token_id")), notes
+
+
+def _get_scores(metadata: Metadata, ids: dict[str, int]) -> list[Any]:
+    scores = _get_list(metadata, "scores", float)
+    _expect(len(scores) == len(ids) and all(map(math.isfinite, scores)), "lacks scores")
+    return scores
+
+
+def _get_flag(metadata: Metadata, name: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise InvalidModel(f"the GGUF tokenizer's {name} says neither yes nor no")
+    return value
+
+
+def _say_unknown(key: str, value: Any) -> str:
+    return f"tokenizer.ggml.{key} is {json.dumps(value)[:40]}, which is not known"
 
 
 def _get_list(metadata: Metadata, name: str, kind: type) -> list[Any]:

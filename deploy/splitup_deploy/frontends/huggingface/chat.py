@@ -8,25 +8,42 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
-from splitup_deploy.frontends.chat import make_chat
+from splitup_deploy.frontends.chat import choose_template, make_chat
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 
 
-def read_chat(directory: Path) -> ChatInfo | None:
-    """Return the template of chat_template.jinja or tokenizer_config.json, None without one.
+def read_chat(directory: Path) -> tuple[ChatInfo | None, tuple[str, ...]]:
+    """Return a directory's chat template, None without one, and what to say of others.
 
-    Of several named templates the one called "default" counts. Raises InvalidModel.
+    Files count before tokenizer_config.json, as in transformers, and chat_template.json, of older
+    processors, where nothing else has a template. Raises InvalidModel.
     """
     path = directory / "tokenizer_config.json"
     table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
-    template = _read_file(directory / "chat_template.jinja") or table.get("chat_template")
+    template, notes = choose_template(_find_templates(directory, table))
+    if template is None:
+        return None, notes
+    tokens = (_get_token(table, name) for name in ("bos_token", "eos_token"))
+    return make_chat(template, *tokens), notes
+
+
+def _find_templates(directory: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Return the templates by their names; one without a name is called "default"."""
+    found: dict[str, Any] = {}
+    if (template := _read_file(directory / "chat_template.jinja")) is not None:
+        found["default"] = template
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = _read_file(path)
+    if found:
+        return found
+    template = table.get("chat_template")
+    older = directory / "chat_template.json"
+    if template is None and older.is_file():
+        template = read_json(older, tuning.MAX_CONFIG_BYTES).get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]
-        found = [entry.get("template") for entry in named if entry.get("name") == "default"]
-        template = found[0] if found else None
-    if template is None:
-        return None
-    return make_chat(template, _get_token(table, "bos_token"), _get_token(table, "eos_token"))
+        return {str(entry.get("name")): entry.get("template") for entry in named}
+    return {} if template is None else {"default": template}
 
 
 def _read_file(path: Path) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
+from splitup.graph.manifest import Kind
+from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families import vision_towers
@@ -30,6 +32,7 @@ from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWe
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
 
 
@@ -51,6 +54,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if (found := find_encoder(whole)) is not None:
         if sizes.adapter is not None:
             raise InvalidModel(f"'{source}' is an encoder: adapters are for models that write text")
+        if sizes.without is not None:
+            raise InvalidModel(f"'{source}' is an encoder, which takes texts: leave out --without")
         return load_encoder(directory, whole, *found, sizes)
     opened = open_decoder(directory, sizes)
     traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
@@ -58,7 +63,8 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
-    return SourceModel("text-generation", traced, opened.text)
+    kind: Kind = "function" if opened.text is None else "text-generation"
+    return SourceModel(kind, traced, opened.text)
 
 
 def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
@@ -75,7 +81,7 @@ class OpenDecoder:
 
     config: DecoderConfig
     weights: DirectoryWeights
-    text: Text
+    text: Text | None
     left_out: Mapping[str, str]
     is_quantised: bool
     notes: tuple[str, ...]
@@ -95,10 +101,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         _check_preprocessing(directory)
         images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
         config = replace(config, images=images)
-    tokenizer = directory / "tokenizer.json"
-    read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    eos_ids, chat = _read_eos_ids(directory, table), read_chat(directory)
-    text = make_text(config, sizes.chunk, tokenizer, eos_ids, chat)
+    text, notes = _read_text(directory, table, config, sizes)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(
             f"'{directory}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json "
@@ -111,9 +114,8 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         return own(rename_weight(name) if is_tower else name)
 
     weights = DirectoryWeights(directory, rename, quantisation)
-    notes: tuple[str, ...] = ()
     if sizes.adapter is not None:
-        notes = (merge_adapter(sizes.adapter, weights, rename),)
+        notes += (merge_adapter(sizes.adapter, weights, rename),)
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
@@ -123,6 +125,20 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
     return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+
+
+def _read_text(
+    directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes
+) -> tuple[Text | None, tuple[str, ...]]:
+    """Return what turns texts into tokens, and what to say of it."""
+    if sizes.without == "text":
+        return None, ()
+    with offer_way_out("text"):
+        tokenizer = read_tokenizer(directory)
+    with offer_way_out("chat"):
+        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(directory)
+    eos_ids = _read_eos_ids(directory, table)
+    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
 
 
 def _check_preprocessing(directory: Path) -> None:
@@ -147,6 +163,11 @@ def split_quantisation(
     whole: dict[str, Any],
 ) -> tuple[dict[str, Any], QuantisationConfig | None]:
     """Return a config.json without what it says of quantised weights, and that."""
+    if isinstance(whole.get("quantization"), dict):
+        raise InvalidModel(
+            "config.json has 'quantization': the weights are quantised by MLX, which is not "
+            "supported; give the directory that they were made from, or one with another format"
+        )
     table = dict(whole)
     inner = table.get("text_config")
     found = [table.pop("quantization_config", None)]
