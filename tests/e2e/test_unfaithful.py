@@ -56,6 +56,7 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
         network.replace(name, sys.executable, LYING_NODE, *how.split())
     try:
         network.wait_for(lambda: all(map(network.is_replaced, names)))
+        network.wait_for(lambda: is_live_or_made_whole(network, list(names)))
         network.wait_for_all()
         health = network.fetch_health()
         yield {node.address: network.name_of(node.address) for node in health.nodes}
@@ -66,6 +67,18 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
         for name in names:
             asyncio.run(network.top_up(name))  # who was slashed may not serve
             network.replace(name, find_program("splitup-node"), "run")
+
+
+def is_live_or_made_whole(network: Network, names: list[str]) -> bool:
+    """Return whether all nodes are live; else top up those that may have been slashed.
+
+    They lie about executions of earlier tests, too, if these are still verified.
+    """
+    if network.fetch_health().live_nodes == network.nodes:
+        return True
+    for name in names:
+        asyncio.run(network.top_up(name))
+    return False
 
 
 async def fetch_stakes(net: SplitUp, nodes: dict[str, str]) -> dict[str, int]:
