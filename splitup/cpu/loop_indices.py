@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.cpu.matmul_shape import BLOCK, BLOCK_BYTES, Bound, Kind
+from splitup.cpu.matmul_shape import BLOCK, BLOCK_BYTES, Bound, Decoder, Kind
 
 _DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
 _REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
@@ -46,6 +46,7 @@ class Operand:
     slot: int
     index: AffineIndex
     offset_bytes: int
+    decoder: Decoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Final
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
+from splitup.cpu.decoder_match import read_decoder
 from splitup.cpu.loop_indices import (
     AffineIndex,
     IndexReader,
@@ -149,7 +150,7 @@ def match_matmul(sink: UOp) -> Matmul | None:
         out_slot, out = reader.read_load(store.src[0], dtypes.float32)
         sources = reduce.src[0].src
         chosen = [src for src in sources if src.op is Ops.REDUCE]
-        found = [reader.read_operand(src) for src in sources if src not in chosen]
+        found = [_read_operand(reader, src, reduce) for src in sources if src not in chosen]
         lookups = [reader.read_lookup(src) for src in chosen]
         subs = [sub for loop in loops for sub in reader.split_loop(loop)]
         summed = [sub for loop in reduce.src[1:] for sub in reader.split_loop(loop)]
@@ -164,6 +165,16 @@ def match_matmul(sink: UOp) -> Matmul | None:
         with suppress(NoMatch):
             return _arrange(out_slot, out, found[first], found[second], subs, summed)
     return None
+
+
+def _read_operand(reader: IndexReader, uop: UOp, reduce: UOp) -> Operand:
+    """Return how an operand is stored, or how it is decoded."""
+    try:
+        return reader.read_operand(uop)
+    except NoMatch:
+        if len(reduce.src) != 2:
+            raise
+        return read_decoder(reader, uop, reduce.src[1])
 
 
 def _count(index: AffineIndex) -> int:
@@ -188,7 +199,7 @@ def _arrange(
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
-        if b.kind in BLOCK_BYTES or not only_b:
+        if b.kind not in ITEM_BYTES or not only_b:
             raise NoMatch
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
@@ -208,6 +219,7 @@ def _arrange(
         a_k=k.a * FLOAT_BYTES,
         b_n=_get_bytes(b.kind, n.b),
         b_k=_get_bytes(b.kind, k.b) if not is_dot else 0,
+        decoder=b.decoder,
     )
     _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
     slots = (out_slot, a.slot, b.slot)
@@ -326,6 +338,8 @@ def _make_table(
 def _get_bytes(kind: Kind, elements: int) -> int:
     if kind in ITEM_BYTES:
         return elements * ITEM_BYTES[kind]
+    if kind == "blocks":
+        return elements
     if elements % BLOCK:
         raise NoMatch
     return elements // BLOCK * BLOCK_BYTES[kind]
