@@ -235,11 +235,6 @@ class Assembler:
         self._vex(0x72, _MAP_0F, _66, 6, reg, source, True)
         self.code.append(bits)
 
-    def shift_right(self, reg: int, source: int, bits: int) -> None:
-        """Shift 8 uint32 right."""
-        self._vex(0x72, _MAP_0F, _66, 2, reg, source, True)
-        self.code.append(bits)
-
     def shift_lanes_left(self, reg: int, source: int, bits: Mem) -> None:
         """Shift each of 8 int32 left by a number of its own."""
         self._vex(0x47, _MAP_0F38, _66, reg, source, bits, True)
@@ -248,10 +243,6 @@ class Assembler:
         """Shift each of 8 uint32 right by a number of its own."""
         self._vex(0x45, _MAP_0F38, _66, reg, source, bits, True)
 
-    def set_ones(self, reg: int) -> None:
-        """Set all bits."""
-        self._vex(0x76, _MAP_0F, _66, reg, reg, reg, True)
-
     def mask(self, reg: int, first: int, second: Mem | int) -> None:
         """Combine all bits by AND."""
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
@@ -259,6 +250,15 @@ class Assembler:
     def combine(self, reg: int, first: int, second: Mem | int) -> None:
         """Combine all bits by OR."""
         self._vex(0xEB, _MAP_0F, _66, reg, first, second, True)
+
+    def permute(self, reg: int, index: int, source: Mem) -> None:
+        """Load those of 8 float32 that the lowest three bits of 8 int32 name."""
+        self._vex(0x16, _MAP_0F38, _66, reg, index, source, True)
+
+    def blend(self, reg: int, first: int, second: int, signs: int) -> None:
+        """Take the lanes of ``second`` whose sign is set, and the others of ``first``."""
+        self._vex(0x4A, _MAP_0F3A, _66, reg, first, second, True)
+        self.code.append(signs << 4)
 
     def compare_int32(self, reg: int, first: int, second: Mem) -> None:
         """Set all bits of those of 8 int32 that are equal, and clear the others."""
@@ -271,10 +271,6 @@ class Assembler:
     def test_bits(self, source: int) -> None:
         """Set the flags to zero if no bit is set."""
         self._vex(0x17, _MAP_0F38, _66, source, 0, source, True)
-
-    def add_int32(self, reg: int, first: int, second: int) -> None:
-        """Add 8 int32."""
-        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
 
     def convert_int32(self, reg: int, source: int) -> None:
         """Convert 8 int32 to float32."""

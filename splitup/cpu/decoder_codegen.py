@@ -41,10 +41,10 @@ def emit_decoder(
     asm: Assembler,
     decoder: Decoder,
     constants: Constants,
-    base: int,
+    block: Mem,
     finish: Callable[[int, int], None],
 ) -> None:
-    """Emit the decoding of the block at ``base``, with the highest vector registers.
+    """Emit the decoding of a block, with the highest vector registers.
 
     ``finish`` emits what is done with the register of each vector, given its number.
     """
@@ -54,7 +54,9 @@ def emit_decoder(
             finish(_HIGHEST - target, vectors)
             vectors += 1
         elif name in LOADS:
-            _EMITTERS[name](asm, _HIGHEST - target, Mem(base, operands[0]), *operands[1:])
+            _EMITTERS[name](
+                asm, _HIGHEST - target, Mem(block.base, block.offset + operands[0]), *operands[1:]
+            )
         else:
             sources = [
                 constants.get(one) if isinstance(one, tuple) else _HIGHEST - one for one in operands
@@ -86,6 +88,8 @@ _EMITTERS: Final[dict[str, Callable[..., None]]] = {
     "or": Assembler.combine,
     "shift right": Assembler.shift_lanes_right,
     "shift left": Assembler.shift_lanes_left,
+    "permute": Assembler.permute,
+    "blend": Assembler.blend,
     "float": Assembler.convert_int32,
     "add": Assembler.add_floats,
     "multiply": Assembler.multiply,

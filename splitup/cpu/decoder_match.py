@@ -23,6 +23,7 @@ MAX_INSTRUCTIONS: Final = 4_096  # of a block
 # An operation's name, then its operands: values, constants (a number per lane) or numbers.
 Value = tuple[Any, ...]
 _INTEGERS: Final = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.int8, dtypes.int32)
+_FLOATS: Final = ("half", "float", "add", "multiply")
 _BITWISE: Final = {Ops.AND: "and", Ops.OR: "or", Ops.SHR: "shift right", Ops.SHL: "shift left"}
 
 
@@ -141,6 +142,8 @@ class _Evaluation:
     def _choose(self, condition: UOp, one: UOp, two: UOp) -> Value:
         if condition.op is not Ops.CMPNE:
             raise NoMatch
+        if condition.src[0].dtype in _INTEGERS:
+            return _look_up(*map(self._get, (*condition.src, two, one)))
         lanes = [self._place_within(src) for src in condition.src]
         chosen = [left != right for left, right in zip(*lanes, strict=True)]
         if all(chosen):
@@ -166,6 +169,25 @@ def _cast(uop: UOp, value: Value) -> Value:
     if uop.dtype == dtypes.float32 and source in _INTEGERS and source.itemsize < 4:
         return "float", value
     raise NoMatch
+
+
+def _look_up(bit: Value, zero: Value, *branches: Value) -> Value:
+    """Return a number of a table of 16; the bits of its index choose, one after the other."""
+    if bit[0] != "and" or zero != (0,) * LANES:
+        raise NoMatch
+    _, index, mask = bit
+    entries: list[float] = []
+    for branch in branches:
+        if not _is_constant(branch) and branch[:2] != ("part of a table", index):
+            raise NoMatch
+        entries += branch[:1] if _is_constant(branch) else branch[2]
+    if mask != (len(entries) // 2,) * LANES or len(entries) > 2 * LANES:
+        raise NoMatch
+    if len(entries) < 2 * LANES:
+        return "part of a table", index, tuple(entries)
+    low, high = tuple(entries[:LANES]), tuple(entries[LANES:])
+    sign = "shift left", index, (28,) * LANES  # the bit of the half
+    return "blend", ("permute", index, low), ("permute", index, high), sign
 
 
 def _load_half(value: Value) -> Value:
@@ -208,12 +230,15 @@ class _Program:
 
     def __init__(self) -> None:
         self.instructions: list[tuple[Any, ...]] = []
-        self._numbers: dict[Value, int] = {}  # of what is equal for all k of several vectors
+        self._numbers: dict[Value, int] = {}
 
     def add_store(self, value: Value) -> None:
         """Add the computation of the next eight elements."""
+        # scales and minima are kept for the next vectors; registers do not suffice for more
         self._numbers = {
-            known: number for known, number in self._numbers.items() if _is_uniform(known)
+            known: number
+            for known, number in self._numbers.items()
+            if known[0] in _FLOATS and _is_uniform(known)
         }
         self._append(("store", self._add(value)))
 
@@ -223,6 +248,8 @@ class _Program:
             return value
         if value not in self._numbers:
             name, *operands = value
+            if name == "part of a table":
+                raise NoMatch
             sources = [self._add(one) if isinstance(one, tuple) else one for one in operands]
             self._numbers[value] = self._append((name, *sources))
         return self._numbers[value]
@@ -245,7 +272,7 @@ def _allocate(
         if name not in LOADS and isinstance(operand, int)
     }
     registers: dict[int, int] = {}
-    free, done = list(range(VECTOR_REGISTERS)), []
+    free, done = list(range(VECTOR_REGISTERS - 4)), []  # others hold sums
     for place, (name, *operands) in enumerate(instructions):
         if name not in LOADS:
             ended = {one for one in operands if last.get(one) == place}

@@ -60,7 +60,7 @@ from splitup.cpu.matmul_shape import (
     LookupShape,
     MatmulShape,
 )
-from splitup.cpu.matmul_tiles import emit_tile, get_argument
+from splitup.cpu.matmul_tiles import emit_decoded_tile, emit_tile, get_argument
 
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 2, 1)
@@ -101,7 +101,10 @@ def assemble(shape: MatmulShape) -> bytes:
 def _emit_decoded_loops(
     asm: Assembler, shape: MatmulShape, decoder: Decoder, constants: Constants, names: Iterator[str]
 ) -> None:
-    """Emit the loops over tiles of n; each decodes its rows of b to the stack first."""
+    """Emit the loops over tiles of n. A single row of a is multiplied with b in registers.
+
+    For more rows of a, those of b are decoded to the stack, once for all.
+    """
     row_bytes = shape.length * FLOAT_BYTES
     plain = replace(shape, kind="float32", b_n=row_bytes, decoder=None)
     constants.emit_address(asm)
@@ -109,41 +112,61 @@ def _emit_decoded_loops(
     for tile in N_TILES:
         if tile > 1 and tile * row_bytes > DECODED_BYTES:
             continue
-        start, end, row, block = (next(names) for _ in range(4))
+        start, end, many, done = (next(names) for _ in range(4))
         asm.label(start)
         asm.compare_const(R11, tile)
         asm.jump("jl", end)
+        asm.load(RAX, get_argument("address of t"))
+        asm.load(RAX, Mem(RAX))
+        asm.compare_const(RAX, 1)
+        asm.jump("jnz", many)
+        emit_decoded_tile(asm, shape, decoder, constants, tile, names)
+        asm.add_const(R10, tile * shape.b_n)
+        asm.jump("jmp", done)
+        asm.label(many)
         asm.add_const(RSP, -tile * row_bytes)
-        asm.load(RDX, RSP)
-        asm.set_const(R14, tile)
-        asm.label(row)
-        asm.load(RCX, R10)
-        asm.set_const(RAX, shape.length // decoder.elements)
-        asm.label(block)
-        emit_decoder(
-            asm,
-            decoder,
-            constants,
-            RCX,
-            lambda register, vector: asm.store_vector(register, Mem(RDX, 32 * vector)),
-        )
-        asm.add_const(RCX, decoder.nbytes)
-        asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
-        asm.add_const(RAX, -1)
-        asm.jump("jnz", block)
-        asm.add_const(R10, shape.b_n)
-        asm.add_const(R14, -1)
-        asm.jump("jnz", row)
+        _emit_decoded_rows(asm, shape, decoder, constants, tile, names)
         asm.load(RAX, RSP)
         asm.push(R10)
         asm.load(R10, RAX)
         _emit_t_loops(asm, plain, tile, names)
         asm.pop(R10)
         asm.add_const(RSP, tile * row_bytes)
+        asm.label(done)
         asm.add_const(R8, tile * shape.out_n)
         asm.add_const(R11, -tile)
         asm.jump("jmp", start)
         asm.label(end)
+
+
+def _emit_decoded_rows(
+    asm: Assembler,
+    shape: MatmulShape,
+    decoder: Decoder,
+    constants: Constants,
+    rows: int,
+    names: Iterator[str],
+) -> None:
+    """Emit decoding rows of b to the stack; r10 advances to the next."""
+    row, block = next(names), next(names)
+    asm.load(RDX, RSP)
+    asm.set_const(R14, rows)
+    asm.label(row)
+    asm.load(RCX, R10)
+    asm.set_const(RAX, shape.length // decoder.elements)
+    asm.label(block)
+
+    def store(register: int, vector: int) -> None:
+        asm.store_vector(register, Mem(RDX, vector * LANES * FLOAT_BYTES))
+
+    emit_decoder(asm, decoder, constants, Mem(RCX), store)
+    asm.add_const(RCX, decoder.nbytes)
+    asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
+    asm.add_const(RAX, -1)
+    asm.jump("jnz", block)
+    asm.add_const(R10, shape.b_n)
+    asm.add_const(R14, -1)
+    asm.jump("jnz", row)
 
 
 def _emit_n_loops(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:

@@ -3,9 +3,10 @@
 tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model on a CPU spends
 nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
 matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
-and the other float32, float16, bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as
-attention does from the KV cache. ``split_matmul`` first splits a kernel that does more with the sum
-(adds a residual, masks scores) in two: tinygrad keeps the rest, which works on the sums in place.
+and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or float32
+rows that a LOOKUP chooses, as attention does from the KV cache. ``split_matmul`` first splits a
+kernel that does more with the sum (adds a residual, masks scores) in two: tinygrad keeps the rest,
+which works on the sums in place.
 
 Whether and how a kernel matches must not depend on the number of rows of a step: a row has to give
 the same bits in a step of one row and of many. So the decision depends on b's sizes only.
@@ -33,8 +34,6 @@ from splitup.cpu.loop_indices import (
     is_buffer,
 )
 from splitup.cpu.matmul_shape import (
-    BLOCK,
-    BLOCK_BYTES,
     FLOAT_BYTES,
     ITEM_BYTES,
     LANES,
@@ -194,8 +193,7 @@ def _arrange(
         raise NoMatch
 
     k, axes = _make_axes(subs, summed, [out, a.index, b.index])
-    units = BLOCK if b.kind in BLOCK_BYTES else LANES
-    is_dot = k.a == k.b == 1 and k.size % units == 0
+    is_dot = k.a == k.b == 1 and k.size % LANES == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
@@ -335,14 +333,8 @@ def _make_table(
     return tuple(table)
 
 
-def _get_bytes(kind: Kind, elements: int) -> int:
-    if kind in ITEM_BYTES:
-        return elements * ITEM_BYTES[kind]
-    if kind == "blocks":
-        return elements
-    if elements % BLOCK:
-        raise NoMatch
-    return elements // BLOCK * BLOCK_BYTES[kind]
+def _get_bytes(kind: Kind, index: int) -> int:
+    return index if kind == "blocks" else index * ITEM_BYTES[kind]
 
 
 def _make_axis(sub: SubLoop, indices: list[AffineIndex]) -> Axis:

@@ -12,7 +12,6 @@ LANES: Final = 8
 FLOAT_BYTES: Final = 4
 INT_BYTES: Final = 4
 VECTOR_REGISTERS: Final = 16
-BLOCK: Final = 32  # elements that have one scale
 ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
     *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
     *("address of rows", "zero", "largest"),
@@ -20,11 +19,9 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 
 Bound = Literal["mask", "clamp"]
-Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0", "blocks"]
+Kind = Literal["float32", "float16", "bfloat16", "blocks"]
 LOADS: Final = ("byte", "bytes", "half")
 ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
-# a float16 scale, then 32 int8; or 32 times 4 bits plus 8, element i and i + 16 in one byte
-BLOCK_BYTES: Final[dict[Kind, int]] = {"q8_0": 34, "q4_0": 18}
 
 
 @dataclass(frozen=True, slots=True)
