@@ -129,6 +129,11 @@ class Assembler:
         self._plain(0x69, reg, reg)
         self.code += struct.pack("<i", value)
 
+    def load_address(self, reg: int, label: str) -> None:
+        """Load the address of a label."""
+        self.code += bytes([0x48 | (reg > 7) << 2, 0x8D, 0x05 | (reg & 7) << 3]) + bytes(4)
+        self.jumps.append((len(self.code) - 4, label))
+
     def load_if(self, condition: str, reg: int, source: Mem | int) -> None:
         """Load 64 bits if the last comparison gave less ("l") or greater ("g"), signed."""
         base = source.base if isinstance(source, Mem) else source
@@ -201,6 +206,10 @@ class Assembler:
         """Load a float32 into all lanes."""
         self._vex(0x18, _MAP_0F38, _66, reg, 0, source, True)
 
+    def broadcast_8(self, reg: int, source: Mem) -> None:
+        """Load 8 bits into the lower sixteen places of 8 bits."""
+        self._vex(0x78, _MAP_0F38, _66, reg, 0, source, False)
+
     def broadcast_16(self, reg: int, source: Mem) -> None:
         """Load 16 bits into the lower eight places of 16 bits."""
         self._vex(0x79, _MAP_0F38, _66, reg, 0, source, False)
@@ -209,12 +218,12 @@ class Assembler:
         """Convert 8 float16 from memory or a register to float32."""
         self._vex(0x13, _MAP_0F38, _66, reg, 0, source, True)
 
-    def widen_int8(self, reg: int, source: Mem) -> None:
-        """Load 8 int8 as int32."""
+    def widen_int8(self, reg: int, source: Mem | int) -> None:
+        """Convert 8 int8 from memory or a register to int32."""
         self._vex(0x21, _MAP_0F38, _66, reg, 0, source, True)
 
-    def widen_uint8(self, reg: int, source: Mem) -> None:
-        """Load 8 uint8 as int32."""
+    def widen_uint8(self, reg: int, source: Mem | int) -> None:
+        """Convert 8 uint8 from memory or a register to int32."""
         self._vex(0x31, _MAP_0F38, _66, reg, 0, source, True)
 
     def widen_uint16(self, reg: int, source: Mem) -> None:
@@ -226,18 +235,30 @@ class Assembler:
         self._vex(0x72, _MAP_0F, _66, 6, reg, source, True)
         self.code.append(bits)
 
-    def shift_right(self, reg: int, source: int, bits: int) -> None:
-        """Shift 8 uint32 right."""
-        self._vex(0x72, _MAP_0F, _66, 2, reg, source, True)
-        self.code.append(bits)
+    def shift_lanes_left(self, reg: int, source: int, bits: Mem) -> None:
+        """Shift each of 8 int32 left by a number of its own."""
+        self._vex(0x47, _MAP_0F38, _66, reg, source, bits, True)
 
-    def set_ones(self, reg: int) -> None:
-        """Set all bits."""
-        self._vex(0x76, _MAP_0F, _66, reg, reg, reg, True)
+    def shift_lanes_right(self, reg: int, source: int, bits: Mem) -> None:
+        """Shift each of 8 uint32 right by a number of its own."""
+        self._vex(0x45, _MAP_0F38, _66, reg, source, bits, True)
 
-    def mask(self, reg: int, first: int, second: int) -> None:
+    def mask(self, reg: int, first: int, second: Mem | int) -> None:
         """Combine all bits by AND."""
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
+
+    def combine(self, reg: int, first: int, second: Mem | int) -> None:
+        """Combine all bits by OR."""
+        self._vex(0xEB, _MAP_0F, _66, reg, first, second, True)
+
+    def permute(self, reg: int, index: int, source: Mem) -> None:
+        """Load those of 8 float32 that the lowest three bits of 8 int32 name."""
+        self._vex(0x16, _MAP_0F38, _66, reg, index, source, True)
+
+    def blend(self, reg: int, first: int, second: int, signs: int) -> None:
+        """Take the lanes of ``second`` whose sign is set, and the others of ``first``."""
+        self._vex(0x4A, _MAP_0F3A, _66, reg, first, second, True)
+        self.code.append(signs << 4)
 
     def compare_int32(self, reg: int, first: int, second: Mem) -> None:
         """Set all bits of those of 8 int32 that are equal, and clear the others."""
@@ -251,13 +272,13 @@ class Assembler:
         """Set the flags to zero if no bit is set."""
         self._vex(0x17, _MAP_0F38, _66, source, 0, source, True)
 
-    def add_int32(self, reg: int, first: int, second: int) -> None:
-        """Add 8 int32."""
-        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
-
     def convert_int32(self, reg: int, source: int) -> None:
         """Convert 8 int32 to float32."""
         self._vex(0x5B, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def add_floats(self, reg: int, first: int, second: Mem | int) -> None:
+        """Add 8 float32."""
+        self._vex(0x58, _MAP_0F, _NONE, reg, first, second, True)
 
     def multiply(self, reg: int, first: int, second: Mem | int) -> None:
         """Multiply 8 float32."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.cpu.matmul_shape import BLOCK, BLOCK_BYTES, Bound, Kind
+from splitup.cpu.matmul_shape import Bound, Decoder, Kind
 
 _DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
 _REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
@@ -40,12 +40,13 @@ class AffineIndex:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a matmul. Its index is in elements, as if blocks held nothing but elements."""
+    """An operand of a matmul. Its index is in elements, or as ``read_decoder`` says."""
 
     kind: Kind
     slot: int
     index: AffineIndex
     offset_bytes: int
+    decoder: Decoder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class IndexReader:
                 raise NoMatch
             wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
             return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
-        return self._read_blocks(uop)
+        raise NoMatch
 
     def read_lookup(self, uop: UOp) -> tuple[Operand, Lookup]:
         """Return rows that a LOOKUP chooses, as the backend lowers it; none may be outside.
@@ -163,62 +164,6 @@ class IndexReader:
         if largest < 0:
             raise NoMatch
         return "clamp", largest, lowest.src[0]
-
-    def _read_blocks(self, uop: UOp) -> Operand:
-        """Read small numbers times a float16 of two bytes, as frontends.quantised writes them."""
-        number, scale = _expect(uop, Ops.MUL, dtypes.float32).src
-        half = _expect(_expect(scale, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.float16)
-        both = _expect(half.src[0], Ops.OR, dtypes.uint16)
-        high = _expect(both.src[1], Ops.SHL, dtypes.uint16)
-        if _get_const(high.src[1]) != 8:
-            raise NoMatch
-        read = self._read_q8 if number.op is Ops.CAST else self._read_q4
-        kind, slot, index, within = read(number)
-        block_bytes, inside = BLOCK_BYTES[kind], set(within)
-        blocks = {sub: f for sub, f in index.factors.items() if sub not in inside}
-        start = index.const - 2
-        places = [
-            self.read_load(_expect(byte, Ops.CAST, dtypes.uint16).src[0], dtypes.uint8)
-            for byte in (both.src[0], high.src[0])
-        ]
-        if places != [(slot, AffineIndex(start + at, blocks)) for at in (0, 1)]:
-            raise NoMatch
-        if any(factor % block_bytes for factor in blocks.values()):
-            raise NoMatch
-        factors = {sub: f // block_bytes * BLOCK for sub, f in blocks.items()}
-        return Operand(kind, slot, AffineIndex(0, {**factors, **within}), start)
-
-    def _read_q8(self, number: UOp) -> tuple[Kind, int, AffineIndex, dict[SubLoop, int]]:
-        """Return slot and index of an int8 of a block, and its place within the block."""
-        small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
-        slot, index = self.read_load(small.src[0], dtypes.uint8)
-        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q8_0"]}
-        if sum(factor * (sub.size - 1) for sub, factor in within.items()) >= BLOCK:
-            raise NoMatch
-        return "q8_0", slot, index, within
-
-    def _read_q4(self, number: UOp) -> tuple[Kind, int, AffineIndex, dict[SubLoop, int]]:
-        """Return the same of the lower or upper half of a byte, less 8."""
-        wide, eight = _expect(number, Ops.ADD, dtypes.float32).src
-        if eight.op is not Ops.CONST or eight.val != -8.0:
-            raise NoMatch
-        choice = _expect(_expect(wide, Ops.CAST, dtypes.float32).src[0], Ops.WHERE, dtypes.uint8)
-        is_upper = _expect(choice.src[0], Ops.CMPNE, dtypes.bool)
-        upper = _expect(choice.src[1], Ops.SHR, dtypes.uint8)
-        lower = _expect(choice.src[2], Ops.AND, dtypes.uint8)
-        numbers = [_get_const(uop.src[1]) for uop in (is_upper, upper, lower)]
-        if numbers != [0, 4, 15] or upper.src[0] is not lower.src[0]:
-            raise NoMatch
-        slot, index = self.read_load(lower.src[0], dtypes.uint8)
-        half = self.read(is_upper.src[0])
-        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q4_0"]}
-        places = [(sub.loop, sub.weight, sub.size, f) for sub, f in within.items()]
-        halves = [(sub.loop, sub.weight, sub.size, f) for sub, f in half.factors.items()]
-        if len(places) != 1 or half.const or places[0][1:] != (1, 16, 1):
-            raise NoMatch
-        if halves != [(places[0][0], 16, 2, 1)]:
-            raise NoMatch
-        return "q4_0", slot, index, {**within, next(iter(half.factors)): 16}
 
     def read(self, uop: UOp) -> AffineIndex:
         """Return an index as an affine function of sub-loops."""

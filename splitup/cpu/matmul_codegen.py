@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from splitup.cpu.assembler import (
@@ -45,21 +46,25 @@ from splitup.cpu.assembler import (
     RDI,
     RDX,
     RSI,
+    RSP,
     Assembler,
     Mem,
 )
+from splitup.cpu.decoder_codegen import Constants, emit_decoder
 from splitup.cpu.matmul_shape import (
     FLOAT_BYTES,
     INT_BYTES,
     ITEM_BYTES,
     LANES,
+    Decoder,
     LookupShape,
     MatmulShape,
 )
-from splitup.cpu.matmul_tiles import emit_tile, get_argument
+from splitup.cpu.matmul_tiles import emit_decoded_tile, emit_tile, get_argument
 
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 2, 1)
+DECODED_BYTES: Final = 2**18  # of rows of b on the stack: they stay in the second cache
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 
 
@@ -75,7 +80,10 @@ def assemble(shape: MatmulShape) -> bytes:
         asm.load(register, Mem(RDI, 8 * place))
         asm.add(register, Mem(RSI, 8 * place))
     names = (f"loop{number}" for number in itertools.count())
-    if shape.lookup is None:
+    constants = Constants()
+    if shape.decoder is not None:
+        _emit_decoded_loops(asm, shape, shape.decoder, constants, names)
+    elif shape.lookup is None:
         _emit_n_loops(asm, shape, names)
     else:
         _emit_rows(asm, shape, shape.lookup, names)
@@ -86,7 +94,79 @@ def assemble(shape: MatmulShape) -> bytes:
     for register in reversed(CALLEE_SAVED):
         asm.pop(register)
     asm.ret()
+    constants.emit(asm)
     return asm.finish()
+
+
+def _emit_decoded_loops(
+    asm: Assembler, shape: MatmulShape, decoder: Decoder, constants: Constants, names: Iterator[str]
+) -> None:
+    """Emit the loops over tiles of n. A single row of a is multiplied with b in registers.
+
+    For more rows of a, those of b are decoded to the stack, once for all.
+    """
+    row_bytes = shape.length * FLOAT_BYTES
+    plain = replace(shape, kind="float32", b_n=row_bytes, decoder=None)
+    constants.emit_address(asm)
+    asm.load(R11, get_argument("n"))
+    for tile in N_TILES:
+        if tile > 1 and tile * row_bytes > DECODED_BYTES:
+            continue
+        start, end, many, done = (next(names) for _ in range(4))
+        asm.label(start)
+        asm.compare_const(R11, tile)
+        asm.jump("jl", end)
+        asm.load(RAX, get_argument("address of t"))
+        asm.load(RAX, Mem(RAX))
+        asm.compare_const(RAX, 1)
+        asm.jump("jnz", many)
+        emit_decoded_tile(asm, shape, decoder, constants, tile, names)
+        asm.add_const(R10, tile * shape.b_n)
+        asm.jump("jmp", done)
+        asm.label(many)
+        asm.add_const(RSP, -tile * row_bytes)
+        _emit_decoded_rows(asm, shape, decoder, constants, tile, names)
+        asm.load(RAX, RSP)
+        asm.push(R10)
+        asm.load(R10, RAX)
+        _emit_t_loops(asm, plain, tile, names)
+        asm.pop(R10)
+        asm.add_const(RSP, tile * row_bytes)
+        asm.label(done)
+        asm.add_const(R8, tile * shape.out_n)
+        asm.add_const(R11, -tile)
+        asm.jump("jmp", start)
+        asm.label(end)
+
+
+def _emit_decoded_rows(
+    asm: Assembler,
+    shape: MatmulShape,
+    decoder: Decoder,
+    constants: Constants,
+    rows: int,
+    names: Iterator[str],
+) -> None:
+    """Emit decoding rows of b to the stack; r10 advances to the next."""
+    row, block = next(names), next(names)
+    asm.load(RDX, RSP)
+    asm.set_const(R14, rows)
+    asm.label(row)
+    asm.load(RCX, R10)
+    asm.set_const(RAX, shape.length // decoder.elements)
+    asm.label(block)
+
+    def store(register: int, vector: int) -> None:
+        asm.store_vector(register, Mem(RDX, vector * LANES * FLOAT_BYTES))
+
+    emit_decoder(asm, decoder, constants, Mem(RCX), store)
+    asm.add_const(RCX, decoder.nbytes)
+    asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
+    asm.add_const(RAX, -1)
+    asm.jump("jnz", block)
+    asm.add_const(R10, shape.b_n)
+    asm.add_const(R14, -1)
+    asm.jump("jnz", row)
 
 
 def _emit_n_loops(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
@@ -243,11 +323,25 @@ def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[
     asm.label(start)
     asm.compare_const(R11, width)
     asm.jump("jl", end)
+    _emit_t_loops(asm, shape, tile, names, fetches=shape.style == "dot" and shape.lookup is None)
+    asm.add_const(R8, width * n_bytes)
+    asm.add_const(R10, width * b_bytes)
+    if shape.lookup is not None and shape.style == "dot":
+        asm.add_const(RBX, width * shape.lookup.step)
+    asm.add_const(R11, -width)
+    asm.jump("jmp", start)
+    asm.label(end)
+
+
+def _emit_t_loops(
+    asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[str], *, fetches: bool = False
+) -> None:
+    """Emit the loops over the rows of a for a tile of n; r13 and r14 are rows of a and out."""
     asm.load(R13, get_argument("address of t"))
     asm.load(R12, Mem(R13))
     asm.load(R13, R9)
     asm.load(R14, R8)
-    if shape.style == "dot" and shape.lookup is None:
+    if fetches:
         # the first tile of rows of a prefetches the next rows of b
         fetched = next(names)
         for t_tile in T_TILES:
@@ -266,10 +360,3 @@ def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[
         emit_tile(asm, shape, tile, t_tile, names, fetches=False)
         asm.jump("jmp", t_start)
         asm.label(t_end)
-    asm.add_const(R8, width * n_bytes)
-    asm.add_const(R10, width * b_bytes)
-    if shape.lookup is not None and shape.style == "dot":
-        asm.add_const(RBX, width * shape.lookup.step)
-    asm.add_const(R11, -width)
-    asm.jump("jmp", start)
-    asm.label(end)

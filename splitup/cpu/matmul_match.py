@@ -3,9 +3,10 @@
 tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model on a CPU spends
 nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
 matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
-and the other float32, float16, bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as
-attention does from the KV cache. ``split_matmul`` first splits a kernel that does more with the sum
-(adds a residual, masks scores) in two: tinygrad keeps the rest, which works on the sums in place.
+and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or float32
+rows that a LOOKUP chooses, as attention does from the KV cache. ``split_matmul`` first splits a
+kernel that does more with the sum (adds a residual, masks scores) in two: tinygrad keeps the rest,
+which works on the sums in place.
 
 Whether and how a kernel matches must not depend on the number of rows of a step: a row has to give
 the same bits in a step of one row and of many. So the decision depends on b's sizes only.
@@ -22,6 +23,7 @@ from typing import Final
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
+from splitup.cpu.decoder_match import read_decoder
 from splitup.cpu.loop_indices import (
     AffineIndex,
     IndexReader,
@@ -32,8 +34,6 @@ from splitup.cpu.loop_indices import (
     is_buffer,
 )
 from splitup.cpu.matmul_shape import (
-    BLOCK,
-    BLOCK_BYTES,
     FLOAT_BYTES,
     ITEM_BYTES,
     LANES,
@@ -149,7 +149,7 @@ def match_matmul(sink: UOp) -> Matmul | None:
         out_slot, out = reader.read_load(store.src[0], dtypes.float32)
         sources = reduce.src[0].src
         chosen = [src for src in sources if src.op is Ops.REDUCE]
-        found = [reader.read_operand(src) for src in sources if src not in chosen]
+        found = [_read_operand(reader, src, reduce) for src in sources if src not in chosen]
         lookups = [reader.read_lookup(src) for src in chosen]
         subs = [sub for loop in loops for sub in reader.split_loop(loop)]
         summed = [sub for loop in reduce.src[1:] for sub in reader.split_loop(loop)]
@@ -164,6 +164,16 @@ def match_matmul(sink: UOp) -> Matmul | None:
         with suppress(NoMatch):
             return _arrange(out_slot, out, found[first], found[second], subs, summed)
     return None
+
+
+def _read_operand(reader: IndexReader, uop: UOp, reduce: UOp) -> Operand:
+    """Return how an operand is stored, or how it is decoded."""
+    try:
+        return reader.read_operand(uop)
+    except NoMatch:
+        if len(reduce.src) != 2:
+            raise
+        return read_decoder(reader, uop, reduce.src[1])
 
 
 def _count(index: AffineIndex) -> int:
@@ -183,12 +193,11 @@ def _arrange(
         raise NoMatch
 
     k, axes = _make_axes(subs, summed, [out, a.index, b.index])
-    units = BLOCK if b.kind in BLOCK_BYTES else LANES
-    is_dot = k.a == k.b == 1 and k.size % units == 0
+    is_dot = k.a == k.b == 1 and k.size % LANES == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
-        if b.kind in BLOCK_BYTES or not only_b:
+        if b.kind not in ITEM_BYTES or not only_b:
             raise NoMatch
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
@@ -208,6 +217,7 @@ def _arrange(
         a_k=k.a * FLOAT_BYTES,
         b_n=_get_bytes(b.kind, n.b),
         b_k=_get_bytes(b.kind, k.b) if not is_dot else 0,
+        decoder=b.decoder,
     )
     _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
     slots = (out_slot, a.slot, b.slot)
@@ -323,12 +333,8 @@ def _make_table(
     return tuple(table)
 
 
-def _get_bytes(kind: Kind, elements: int) -> int:
-    if kind in ITEM_BYTES:
-        return elements * ITEM_BYTES[kind]
-    if elements % BLOCK:
-        raise NoMatch
-    return elements // BLOCK * BLOCK_BYTES[kind]
+def _get_bytes(kind: Kind, index: int) -> int:
+    return index if kind == "blocks" else index * ITEM_BYTES[kind]
 
 
 def _make_axis(sub: SubLoop, indices: list[AffineIndex]) -> Axis:

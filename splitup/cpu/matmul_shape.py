@@ -6,12 +6,12 @@ What is computed, and in which order, is written in ``splitup.cpu.matmul_codegen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 LANES: Final = 8
 FLOAT_BYTES: Final = 4
 INT_BYTES: Final = 4
-BLOCK: Final = 32  # elements that have one scale
+VECTOR_REGISTERS: Final = 16
 ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
     *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
     *("address of rows", "zero", "largest"),
@@ -19,10 +19,23 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 
 Bound = Literal["mask", "clamp"]
-Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
+Kind = Literal["float32", "float16", "bfloat16", "blocks"]
+LOADS: Final = ("byte", "bytes", "half")
 ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
-# a float16 scale, then 32 int8; or 32 times 4 bits plus 8, element i and i + 16 in one byte
-BLOCK_BYTES: Final[dict[Kind, int]] = {"q8_0": 34, "q4_0": 18}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """How a block of bytes becomes float32.
+
+    An instruction is a name, the register of the result, and operands: a place in the block for
+    those of ``LOADS``, otherwise registers and constants of eight lanes.
+    """
+
+    elements: int  # of a block
+    nbytes: int  # from one block to the next
+    registers: int
+    instructions: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,7 @@ class MatmulShape:
     b_n: int  # "dot" only
     b_k: int  # "outer" only
     lookup: LookupShape | None = None  # with one, b_n and b_k are 0
+    decoder: Decoder | None = None  # of kind "blocks"
 
     @property
     def n_unit(self) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from splitup.cpu.assembler import (
+    R8,
+    R9,
     R10,
     R12,
     R13,
@@ -24,13 +26,14 @@ from splitup.cpu.assembler import (
     Assembler,
     Mem,
 )
+from splitup.cpu.decoder_codegen import Constants, emit_decoder
 from splitup.cpu.matmul_shape import (
-    BLOCK,
-    BLOCK_BYTES,
     FLOAT_BYTES,
     ITEM_BYTES,
     LANES,
     OFFSETS,
+    VECTOR_REGISTERS,
+    Decoder,
     Kind,
     LookupShape,
     MatmulShape,
@@ -38,9 +41,7 @@ from splitup.cpu.matmul_shape import (
 
 LINE_BYTES: Final = 64  # of a cache
 AHEAD: Final = 8  # rows of b to prefetch: hardware does not follow so many short streams in time
-_X, _SCALE, _W = 12, 14, 15  # vector registers; sums are in those with lower numbers
-_BLOCK_X = 8  # rows of a, for blocks
-_FIFTEENS = 12
+_X, _W = 12, 15  # vector registers; sums are in those with lower numbers
 _POINTERS = (RAX, RCX, RDX, RSI)  # rows of b that are looked up
 
 
@@ -67,13 +68,46 @@ def emit_tile(
     asm.add_const(R12, -ts)
 
 
+def emit_decoded_tile(
+    asm: Assembler,
+    shape: MatmulShape,
+    decoder: Decoder,
+    constants: Constants,
+    tile: int,
+    names: Iterator[str],
+) -> None:
+    """Emit the sums of a tile of n with the one row of a at r9; r8 is the address of out."""
+    group = min(tile, 8 if decoder.registers <= VECTOR_REGISTERS - 8 else 4)
+    asm.load(R14, R8)
+    for first in range(0, tile, group):
+        rows, name = range(first, first + group), next(names)
+        for register in range(group):
+            asm.zero(register)
+        asm.load(RCX, R10)
+        asm.load(RDX, R9)
+        asm.set_const(RAX, shape.length // decoder.elements)
+        asm.label(name)
+        for place, row in enumerate(rows):
+            for line in range(0, decoder.nbytes, LINE_BYTES):
+                asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
+
+            def add(register: int, vector: int, place: int = place) -> None:
+                source = Mem(RDX, vector * LANES * FLOAT_BYTES)
+                asm.multiply_add(place, register, source)
+
+            emit_decoder(asm, decoder, constants, Mem(RCX, row * shape.b_n), add)
+        asm.add_const(RCX, decoder.nbytes)
+        asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
+        asm.add_const(RAX, -1)
+        asm.jump("jnz", name)
+        _emit_sums(asm, shape, rows, 1)
+
+
 def _get_group(shape: MatmulShape, ts: int) -> int:
     """Return how many rows of b are summed at once: as many sums as the 16 registers hold."""
     if shape.lookup is not None and shape.style == "dot":
         return len(_POINTERS)
-    if ts == 1:
-        return 8
-    return 2 if shape.kind in BLOCK_BYTES else 4
+    return 8 if ts == 1 else 4
 
 
 def _emit_row_address(asm: Assembler, lookup: LookupShape, register: int, number: Mem) -> None:
@@ -121,27 +155,17 @@ def _emit_dot(
         asm.zero(register)
     asm.load(RCX, R10)
     asm.load(RDX, R13)
-    if shape.kind in BLOCK_BYTES:
-        count, b_bytes, elements = shape.length // BLOCK, BLOCK_BYTES[shape.kind], BLOCK
-    else:
-        vectors = next(v for v in (4, 2, 1) if shape.length % (v * LANES) == 0)
-        elements = vectors * LANES
-        count, b_bytes = shape.length // elements, elements * ITEM_BYTES[shape.kind]
-    if shape.kind == "q4_0":
-        asm.set_ones(_W)
-        asm.shift_right(_FIFTEENS, _W, 28)
-        asm.shift_left(_get_minus_eights(ts), _W, 3)
-    asm.set_const(RAX, count)
+    vectors = next(v for v in (4, 2, 1) if shape.length % (v * LANES) == 0)
+    elements = vectors * LANES
+    b_bytes = elements * ITEM_BYTES[shape.kind]
+    asm.set_const(RAX, shape.length // elements)
     asm.label(name)
     if fetches:
         for row in rows:
             for line in range(0, b_bytes, LINE_BYTES):
                 asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
-    if shape.kind in BLOCK_BYTES:
-        _emit_block(asm, shape, rows, ts)
-    else:
-        for vector in range(elements // LANES):
-            _emit_vector(asm, shape, rows, ts, vector)
+    for vector in range(vectors):
+        _emit_vector(asm, shape, rows, ts, vector)
     asm.add_const(RCX, b_bytes)
     asm.add_const(RDX, elements * FLOAT_BYTES)
     asm.add_const(RAX, -1)
@@ -171,56 +195,6 @@ def _emit_widening(asm: Assembler, kind: Kind, register: int, source: Mem) -> No
     else:
         asm.widen_uint16(register, source)
         asm.shift_left(register, register, 16)
-
-
-def _emit_block(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:
-    """Emit a block of 32 k, which has one scale per row of b."""
-    vectors = range(BLOCK // LANES)
-    if ts == 1:
-        for vector in vectors:
-            asm.load_vector(_BLOCK_X + vector, Mem(RDX, vector * LANES * FLOAT_BYTES))
-        for place, row in enumerate(rows):
-            _emit_scale(asm, shape, _SCALE, row)
-            for vector in vectors:
-                _emit_block_widening(asm, shape, _SCALE, row, vector, ts)
-                asm.multiply_add(place, _BLOCK_X + vector, _W)
-        return
-    for place, row in enumerate(rows):
-        _emit_scale(asm, shape, _SCALE - place, row)
-    for vector in vectors:
-        for t in range(ts):
-            asm.load_vector(_BLOCK_X + t, Mem(RDX, t * shape.a_t + vector * LANES * FLOAT_BYTES))
-        for place, row in enumerate(rows):
-            _emit_block_widening(asm, shape, _SCALE - place, row, vector, ts)
-            for t in range(ts):
-                asm.multiply_add(place * ts + t, _BLOCK_X + t, _W)
-
-
-def _emit_scale(asm: Assembler, shape: MatmulShape, register: int, row: int) -> None:
-    asm.broadcast_16(register, Mem(RCX, row * shape.b_n))
-    asm.widen_half(register, register)
-
-
-def _emit_block_widening(
-    asm: Assembler, shape: MatmulShape, scale: int, row: int, vector: int, ts: int
-) -> None:
-    start = row * shape.b_n + 2
-    if shape.kind == "q8_0":
-        asm.widen_int8(_W, Mem(RCX, start + vector * LANES))
-    else:
-        asm.widen_uint8(_W, Mem(RCX, start + vector % 2 * LANES))
-        if vector < 2:
-            asm.mask(_W, _W, _FIFTEENS)
-        else:
-            asm.shift_right(_W, _W, 4)
-        asm.add_int32(_W, _W, _get_minus_eights(ts))
-    asm.convert_int32(_W, _W)
-    asm.multiply(_W, _W, scale)
-
-
-def _get_minus_eights(ts: int) -> int:
-    """Return the register of the -8 that Q4_0 adds; neither scales nor rows of a use it."""
-    return 13 if ts == 1 else 11
 
 
 def _emit_sums(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:

@@ -12,6 +12,7 @@ from splitup.cpu.assembler import (
     R12,
     R13,
     R14,
+    R15,
     RAX,
     RBX,
     RCX,
@@ -55,6 +56,34 @@ VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
     "vmovups [r14-0x20], ymm3": (lambda a: a.store_vector(3, Mem(R14, -32)), "c4c17c119ee0ffffff"),
     "vmovss [r8], xmm12": (lambda a: a.store_scalar(12, Mem(R8)), "c4417a11a000000000"),
     "vbroadcastss ymm13, [r13+4]": (lambda a: a.broadcast(13, Mem(R13, 4)), "c4427d18ad04000000"),
+    "lea r15, [rip]": (lambda a: (a.load_address(R15, "here"), a.label("here")), "4c8d3d00000000"),
+    "vpbroadcastb xmm14, [rcx+0x2]": (
+        lambda a: a.broadcast_8(14, Mem(RCX, 2)),
+        "c4627978b102000000",
+    ),
+    "vpmovzxbd ymm15, xmm14": (lambda a: a.widen_uint8(15, 14), "c4427d31fe"),
+    "vpand ymm15, ymm14, [r15+0x20]": (
+        lambda a: a.mask(15, 14, Mem(R15, 32)),
+        "c4410ddbbf20000000",
+    ),
+    "vpor ymm15, ymm14, ymm13": (lambda a: a.combine(15, 14, 13), "c4410debfd"),
+    "vpsllvd ymm15, ymm14, [r15+0x20]": (
+        lambda a: a.shift_lanes_left(15, 14, Mem(R15, 32)),
+        "c4420d47bf20000000",
+    ),
+    "vpsrlvd ymm15, ymm14, [r15+0x20]": (
+        lambda a: a.shift_lanes_right(15, 14, Mem(R15, 32)),
+        "c4420d45bf20000000",
+    ),
+    "vpermps ymm15, ymm14, [r15+0x20]": (
+        lambda a: a.permute(15, 14, Mem(R15, 32)),
+        "c4420d16bf20000000",
+    ),
+    "vblendvps ymm15, ymm14, ymm13, ymm12": (lambda a: a.blend(15, 14, 13, 12), "c4430d4afdc0"),
+    "vaddps ymm15, ymm14, [r15+0x20]": (
+        lambda a: a.add_floats(15, 14, Mem(R15, 32)),
+        "c4410c58bf20000000",
+    ),
     "vpbroadcastw xmm14, [rcx]": (
         lambda a: a.broadcast_16(14, Mem(RCX, 2)),
         "c4627979b102000000",

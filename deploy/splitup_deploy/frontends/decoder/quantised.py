@@ -18,6 +18,15 @@ from typing import Final
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
+# Formats whose matmuls are left to tinygrad's scalar kernels on a CPU, because a number's value
+# depends on a comparison (``splitup.cpu.decoder_match``). About twenty times slower than Q8_0.
+SLOW_ON_CPU: Final = frozenset({"MXFP4", "F8_F16", "F8_BF16", "F8_F32"})
+
+
+def list_encodings() -> list[str]:
+    """Return the names of all encodings of blocks."""
+    return list(_DECODERS)
+
 
 def dequantise(blocks: Tensor, encoding: str) -> Tensor:
     """Return float32 [..., count * elements] of blocks uint8 [..., count, bytes per block]."""
