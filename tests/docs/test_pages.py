@@ -20,7 +20,8 @@ from splitup.cli.verbs import app as user_app
 from splitup.core import limits, tuning
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+REPORTS: Final = ROOT / "bench/reports"  # what commands measured
+PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *REPORTS.glob("*.md")])
 GUIDES: Final = [page for page in PAGES if page.parent.name != "adr"]  # decisions are history
 PROSE_COLUMNS: Final = 120
 README_LINES: Final = 100
@@ -50,7 +51,7 @@ LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
 PATH: Final = re.compile(rf"^(?:{FOLDERS}|{'|'.join(PACKAGES)})(?:/[\w.,{{}}-]+)+/?$")
 MODULE: Final = re.compile(rf"^({'|'.join(PACKAGES)})((?:\.\w+)+)$")
-NAMED_PAGE: Final = re.compile(r"(?<![\w/])docs/[\w/-]+\.(?:md|svg)")
+NAMED_PAGE: Final = re.compile(r"(?<![\w/])(?:docs|bench/reports)/[\w/-]+\.(?:md|svg)")
 BRACES: Final = re.compile(r"\{([^{}]*)\}")
 DECISION: Final = re.compile(r"\bADR[ \n]+(\d+)(?:, (\d+))*\b")
 CONSTANT: Final = re.compile(r"`(limits|tuning)\.([A-Z]\w+)`")
