@@ -13,12 +13,12 @@
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
-    selection   the tables and the plot of docs/selection.md
+    selection   the tables and the plot of bench/reports/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
                 $EDGE_PYTHON, llama.cpp and XNNPACK
     device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state
-    cards       kernels compiled for cards that are not here: the tables of docs/gpus.md
+    cards       kernels compiled for cards that are not here: the tables of bench/reports/gpus.md
 
 Progress goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
 code is 1 only when a mode could not be measured. Each mode runs in a process of its own, is stopped

@@ -1,4 +1,4 @@
-"""The plot of docs/economics.md as SVG: the gain of lying, by slash and by sampling rate."""
+"""The plot of bench/reports/economics.md: the gain of lying, by slash and by sampling rate."""
 
 from __future__ import annotations
 

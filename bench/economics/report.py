@@ -1,4 +1,4 @@
-"""Write the tables of docs/economics.md and its plot: ``python -m bench.economics.report``."""
+"""Write bench/reports/economics.md's tables and plot: ``python -m bench.economics.report``."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ from bench.economics.scenarios import (
     watch,
 )
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-PAGE: Final = DOCS / "economics.md"
-PLOT: Final = DOCS / "economics.svg"
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGE: Final = ROOT / "bench/reports/economics.md"
+PAGES: Final = (PAGE, ROOT / "docs/economics.md")  # the second one has some of the tables
+PLOT: Final = PAGE.with_suffix(".svg")
 HONEST_HEAD: Final = (
     "honest nodes' profit per task, S = 100 C",
     "honest judges slashed per 1000 tasks",
@@ -308,7 +309,9 @@ def main() -> None:
     draws = draw()
     games = watch_all(draws)
     results = account_all(games)
-    PAGE.write_text(fill(PAGE.read_text(), make_tables(games, results, draws)))
+    tables = make_tables(games, results, draws)
+    for page in PAGES:
+        page.write_text(fill(page.read_text(), tables))
     PLOT.write_text(draw_plot(games, {name: result.gain for name, result in results.items()}))
 
 

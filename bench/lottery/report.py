@@ -1,4 +1,4 @@
-"""Write the tables of docs/selection.md and its plot: ``python -m bench.lottery.report``."""
+"""Write bench/reports/selection.md's tables and plot: ``python -m bench.lottery.report``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from bench.lottery.lottery import (
     run_market,
 )
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-PAGE: Final = DOCS / "selection.md"
-PLOT: Final = DOCS / "selection.svg"
+PAGE: Final = Path(__file__).resolve().parents[1] / "reports" / "selection.md"
+PLOT: Final = PAGE.with_suffix(".svg")
 
 SEEDS: Final = 20
 DRAWS: Final = 3_000  # per seed

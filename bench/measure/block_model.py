@@ -1,6 +1,6 @@
 """What the block model writes and drafts: ``python -m bench.measure.block_model [--quick]``.
 
-Writes tables of docs/diffusion.md and docs/speculation.md, and a plot; takes about five minutes.
+Writes tables of bench/reports/{diffusion,speculation}.md, and a plot; takes about five minutes.
 Records of the block model are judged by the autoregressive model that it was adapted from, in nats
 per token, beside that model's own records. Prompts are descriptions of packages that neither was
 trained on. Then the block model drafts for that model: ranks of the target's tokens among the
@@ -37,8 +37,9 @@ from splitup.decode.speculation.sources import DraftSource, NgramDrafts
 from splitup.decode.step import Decoder, make_block_step, make_causal_step
 from splitup.graph.manifest import Manifest
 
-PAGES: Final = (ROOT / "docs" / "diffusion.md", ROOT / "docs" / "speculation.md")
-PLOT: Final = ROOT / "docs" / "diffusion.svg"
+REPORTS: Final = ROOT / "bench/reports"
+PAGES: Final = (REPORTS / "diffusion.md", REPORTS / "speculation.md")
+PLOT: Final = REPORTS / "diffusion.svg"
 CHUNK: Final = 64
 TOKENS: Final = 128  # at most; a record is shorter
 THRESHOLDS: Final = (0.3, 0.5, 0.7, 0.9)

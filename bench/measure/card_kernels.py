@@ -1,6 +1,6 @@
 """Compile kernels of every family, of ONNX and of quantised weights for cards that are not here.
 
-    python -m bench.measure.card_kernels [TARGET…]      write the tables of docs/gpus.md
+    python -m bench.measure.card_kernels [TARGET…]      write the tables of bench/reports/gpus.md
     python -m bench.measure.card_kernels --into FOLDER  write the task graphs that are compiled
     python -m bench.measure.card_kernels --compile FOLDER   compile them for DEV, a JSON object
 
@@ -41,7 +41,7 @@ from tests.deploy import checkpoints, hybrids, mixtures, moes
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.onnxes import save_vision
 
-PAGE: Final = ROOT / "docs" / "gpus.md"
+PAGE: Final = ROOT / "bench/reports/gpus.md"
 TARGETS: Final = {  # what DEV is set to, by the name in the tables
     "sm_75": "NULL:CUDA:sm_75",
     "sm_86": "NULL:CUDA:sm_86",

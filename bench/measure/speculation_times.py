@@ -3,7 +3,7 @@
 The product's decoder runs on a clock of its own, with a made-up pair of models: how sure the draft
 model is of a token, and which of its choices is right, are drawn with the rates that were measured
 of the example's pair. The times of steps are assumptions, or follow from the sizes of models. It
-takes half a minute, needs no model, and writes tables of docs/speculation.md.
+takes half a minute, needs no model, and writes tables of bench/reports/speculation.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splitup.decode.speculation.sources import _MARGIN_PRIORS, _MARGINS, ModelDr
 from splitup.decode.speculation.tree import LEAST_REACH, Node, walk
 from splitup.decode.step import StepInput
 
-PAGE: Final = ROOT / "docs" / "speculation.md"
+PAGE: Final = ROOT / "bench/reports/speculation.md"
 CHUNK, TOKENS = 64, 160
 SURE: Final = (0.18, 0.13, 0.21, 0.21, 0.19, 0.08)  # shares of the classes of margins, greedy
 ROUND_TRIPS_MS: Final = (20, 40, 80, 150)

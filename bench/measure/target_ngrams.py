@@ -2,8 +2,8 @@
 
 The example pair on a clock that assumes a slow link, with and without the pool that rows of wrong
 drafts fill (``splitup/decode/speculation/target_ngrams.py``). Writes a table of
-docs/speculation.md; takes about two minutes. ``--quick`` takes one prompt of each kind and writes
-no file. Every text is compared with the sequential decoder's.
+bench/reports/speculation.md; takes about two minutes. ``--quick`` takes one prompt of each kind
+and writes no file. Every text is compared with the sequential decoder's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels for cards that are not here, compiled and not run (docs/gpus.md)."""
+"""Kernels for cards that are not here, compiled and not run (bench/reports/gpus.md)."""
 
 from __future__ import annotations
 

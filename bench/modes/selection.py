@@ -1,4 +1,4 @@
-"""Generate the tables and the plot of docs/selection.md, and check that the draw is fair."""
+"""Write bench/reports/selection.md's tables and plot, and check that the draw is fair."""
 
 from __future__ import annotations
 

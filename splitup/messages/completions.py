@@ -76,7 +76,7 @@ class End(Message):
     """The client's statement of how many steps were delivered, and of what it sent.
 
     A ``final`` end says that no step follows. An interim one stands for the case that the client
-    never says more: it is signed after every ``limits.INTERIM_STEPS`` steps (ADR 55).
+    never says more: it is signed after every ``limits.INTERIM_STEPS`` steps (ADR 21).
 
     ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment, or
     () when the client does not state what it sent. ``outputs`` show what it received: of every
@@ -94,7 +94,7 @@ class SignedEnd(Message):
     """An end with the client's Ed25519 signature; executors pass it on in their completions.
 
     Without a signature it is an executor's own count of the steps that it computed, for a client
-    that ordered them and does not end them (ADR 56). It states nothing but the number.
+    that ordered them and does not end them (ADR 21). It states nothing but the number.
     """
 
     end: End

@@ -3,7 +3,7 @@
 A message is either JSON, where a tensor is base64, or binary: the length of a JSON header (4 bytes,
 little-endian), the header, which has the same fields without the tensor, and the tensor's bytes.
 Tensors are float32 [seq_len, hidden_dim], little-endian, row by row. The specification is
-``docs/guides/private-inference.md``.
+``docs/spec/split.md``.
 
 No message has room for text, token ids, logits or choices: unknown fields are refused.
 """

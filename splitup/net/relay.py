@@ -1,4 +1,4 @@
-"""The relay, for nodes that others cannot connect to (``docs/adr/0019-nodes-that-dial-out.md``).
+"""The relay, for nodes that others cannot connect to (``docs/adr/0019-connections.md``).
 
 A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Other parties send
 to the relay what they would send to the node, below ``RELAY_PATH`` and the node's address. Requests

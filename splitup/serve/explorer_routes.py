@@ -1,4 +1,4 @@
-"""The explorer's JSON API under ``/explorer/v1``; ``docs/guides/serve.md`` lists the routes."""
+"""The explorer's JSON API under ``/explorer/v1``; ``docs/spec/explorer.md`` lists the routes."""
 
 from __future__ import annotations
 

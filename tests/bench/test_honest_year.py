@@ -12,13 +12,13 @@ from bench.economics.honest_year import CLASSES, STEPS, Measured, simulate
 from splitup.core.tensors import TensorSpec
 from splitup.graph.compare import PPB, Tolerance
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "verification.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "bench/reports/verification.md").read_text()
 ROW = re.compile(r"^\| \d+ .*attention[^|]*\|(.*)\|$", re.MULTILINE)
 ROWS, WIDTH = 8, 256
 
 
 def read_tasks() -> list[Measured]:
-    """Return tasks whose differences and tolerances are those that the page on verification has."""
+    """Return tasks with the differences and tolerances of the report on verification."""
     random = np.random.default_rng(1)
     found = []
     for line in ROW.findall(PAGE)[:4]:

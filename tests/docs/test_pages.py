@@ -17,9 +17,11 @@ from typer.core import TyperGroup as Group
 from typer.main import get_command
 
 from splitup.cli.verbs import app as user_app
+from splitup.core import limits, tuning
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+REPORTS: Final = ROOT / "bench/reports"  # what commands measured
+PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *REPORTS.glob("*.md")])
 GUIDES: Final = [page for page in PAGES if page.parent.name != "adr"]  # decisions are history
 PROSE_COLUMNS: Final = 120
 README_LINES: Final = 100
@@ -31,6 +33,7 @@ PACKAGES: Final = {
     "splitup_oracle": "oracle/splitup_oracle",
     "splitup_deploy": "deploy/splitup_deploy",
 }
+OTHER_SOURCES: Final = ("contracts/src", "contracts/test", "page/src", "tests", "bench")
 # What only exists on the machine of a reader or in the store.
 ELSEWHERE: Final = re.compile(r"contracts/(node_modules|out|cache)|executions/")
 
@@ -48,8 +51,11 @@ LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
 PATH: Final = re.compile(rf"^(?:{FOLDERS}|{'|'.join(PACKAGES)})(?:/[\w.,{{}}-]+)+/?$")
 MODULE: Final = re.compile(rf"^({'|'.join(PACKAGES)})((?:\.\w+)+)$")
-NAMED_PAGE: Final = re.compile(r"(?<![\w/])docs/[\w/-]+\.(?:md|svg)")
+NAMED_PAGE: Final = re.compile(r"(?<![\w/])(?:docs|bench/reports)/[\w/-]+\.(?:md|svg)")
 BRACES: Final = re.compile(r"\{([^{}]*)\}")
+DECISION: Final = re.compile(r"\bADR[ \n]+(\d+)(?:, (\d+))*\b")
+CONSTANT: Final = re.compile(r"`(limits|tuning)\.([A-Z]\w+)`")
+CONSTANTS: Final = {"limits": limits, "tuning": tuning}
 
 
 def iter_prose(page: Path) -> Iterator[tuple[int, str]]:
@@ -181,12 +187,30 @@ def check_command(command: Any, words: list[str], line: str) -> None:
             command = found
 
 
+def iter_sources() -> Iterator[Path]:
+    for pattern in ("*.py", "*.sol", "*.ts", "*.toml"):
+        for folder in (*PACKAGES.values(), *OTHER_SOURCES):
+            yield from (ROOT / folder).rglob(pattern)
+
+
 def test_pages_named_in_the_code_exist() -> None:
-    for pattern in ("*.py", "*.sol", "*.toml"):
-        for folder in (*PACKAGES.values(), "contracts/src", "contracts/test", "tests", "bench"):
-            for path in (ROOT / folder).rglob(pattern):
-                for name in NAMED_PAGE.findall(path.read_text("utf-8")):
-                    assert (ROOT / name).is_file(), f"{name_page(path)}: there is no {name}"
+    for path in iter_sources():
+        for name in NAMED_PAGE.findall(path.read_text("utf-8")):
+            assert (ROOT / name).is_file(), f"{name_page(path)}: there is no {name}"
+
+
+def test_named_decisions_exist() -> None:
+    decisions = {int(page.name[:4]) for page in (ROOT / "docs/adr").glob("0*.md")}
+    for path in (*PAGES, *iter_sources()):
+        for found in DECISION.finditer(path.read_text("utf-8")):
+            numbers = {int(number) for number in re.findall(r"\d+", found[0])}
+            assert numbers <= decisions, f"{name_page(path)}: there is no {found[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
+def test_named_constants_exist(page: Path) -> None:
+    for module, name in CONSTANT.findall(page.read_text("utf-8")):
+        assert hasattr(CONSTANTS[module], name), f"splitup.core.{module} has no {name}"
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:

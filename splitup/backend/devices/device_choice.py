@@ -3,7 +3,7 @@
 tinygrad 0.14's CPU device always compiles four small host programs with clang, even when the
 kernels themselves need no compiler (``DEV=CPU:X86``). ``install_host_programs`` gives it the four
 objects that this package ships, so that an x86-64 machine needs nothing but Python. See
-``docs/adr/0002-tinygrad-without-a-compiler.md``.
+``docs/adr/0002-tinygrad-as-it-is-used.md``.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _select_cpu_renderer() -> tuple[str, str]:
     """Choose tinygrad's assembler where there is one.
 
     About as fast as clang 19, more than twice as fast as clang 14 on float16, and its kernels do
-    not depend on which clang is installed: docs/adr/0002-tinygrad-without-a-compiler.md.
+    not depend on which clang is installed: docs/adr/0002-tinygrad-as-it-is-used.md.
     """
     clang = find_clang()
     if platform.machine().lower() in _X86:

@@ -233,7 +233,7 @@ class Session:
         self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))
 
     def _acknowledge(self) -> None:
-        """Sign for steps that have arrived: nodes are paid for them if we never end (ADR 55)."""
+        """Sign for steps that have arrived: nodes are paid for them if we never end (ADR 21)."""
         while not self._ended:
             steps = self._acknowledged + limits.INTERIM_STEPS
             if steps > self._collector.received_steps:

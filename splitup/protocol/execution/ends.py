@@ -6,7 +6,7 @@ identifies an executor that commits to other inputs than the client sent
 (``splitup.protocol.settlement.edge_faults``).
 
 For what the client ordered, received and did not sign for, executors count the steps themselves,
-and show an input of the last one, which the client signed (ADR 56). Pure functions.
+and show an input of the last one, which the client signed (ADR 21). Pure functions.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_interim(signed: SignedEnd, plan: Plan, manifest: Manifest, before: int
     """Raise PeerFault, BadSignature unless this interim end may follow one of ``before`` steps.
 
     Interim ends come one after the other, and show that the last executors have computed all steps.
-    So no client can lead a node away from the numbers that the others have (ADR 55).
+    So no client can lead a node away from the numbers that the others have (ADR 21).
     """
     check_end(signed, plan, manifest)
     end = signed.end

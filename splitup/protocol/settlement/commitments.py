@@ -4,8 +4,8 @@ At the end of an execution every executor sends the members the salted root of i
 the client's end message. A member that holds a commitment of every executor sends all members its
 vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
 goes to the chain; the draw needs it there. Shortly before the deadline the commitments of some
-executors are enough, to the client's final end, to an interim one (ADR 55), or to a number of steps
-that they computed and the client ordered (ADR 56).
+executors are enough, to the client's final end, to an interim one, or to a number of steps
+that they computed and the client ordered (ADR 21).
 
 A node may show its commitment to some members only, or sign two. So a member whose vote finds no
 majority shares what it holds. Who signed two for one number of steps counts as not having

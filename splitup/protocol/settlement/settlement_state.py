@@ -258,7 +258,7 @@ class SettlementState:
         A number that no end of the client has is one that executors counted. The client has to have
         ordered so many steps, executors of more than half of the price have to have committed to
         them, and so have those of all graph outputs: of steps that failed half-way the client got
-        nothing (ADR 56).
+        nothing (ADR 21).
         """
         context, found, best = self.context, None, (False, 0, 0)
         if context is None:
@@ -341,7 +341,7 @@ class SettlementState:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
 
         A client that signs several gets no draw before the deadline is near: nobody else can choose
-        between them without taking somebody's pay (ADR 25, 55).
+        between them without taking somebody's pay (ADR 21).
         """
         return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None
 

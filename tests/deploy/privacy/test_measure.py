@@ -27,7 +27,8 @@ from splitup.core.errors import InvalidInput
 from splitup.graph.manifest import load_manifest
 from tests.deploy.llamas import EXAMPLE
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("bench/reports/*.md")])  # texts to try
 TARGET = 10**9
 
 
@@ -38,7 +39,7 @@ def compiled() -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def split(compiled: CompiledModel) -> Split:
-    text = "".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
+    text = "".join(path.read_text() for path in PAGES)
     with pytest.MonkeyPatch.context() as patch:  # fewer, which is faster
         patch.setattr(measure, "PAIRS", (300, 900, 2_000))
         patch.setattr(measure, "_TESTED", 300)

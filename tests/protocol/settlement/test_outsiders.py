@@ -33,7 +33,7 @@ from tests.protocol.simulator import Node, Simulation, get_slashes, settle
 
 OWN_CLASS = "tinygrad 0.14.0/CPU:CLANG/x86_64-0123456789ab/a compiler that nobody else has"
 EVERY = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=800)  # q = 1
-ECONOMICS = (Path(__file__).resolve().parents[3] / "docs" / "economics.md").read_text()
+ECONOMICS = (Path(__file__).resolve().parents[3] / "bench/reports/economics.md").read_text()
 
 
 class Ring(Simulation):
@@ -155,7 +155,7 @@ def test_s05_the_share_makes_lying_in_a_ring_a_loss() -> None:
                 found += is_for_outsider(seed, task, default, 800) and not helps
     gain = 1.0 - found / tasks * (1.2 + 100.0)  # in C, per task
     assert -0.5 < gain < -0.2, gain  # 1 - 0.08 * 0.247 * 2/3 * 101.2 = -0.33
-    for slash in (100, 50, 10):  # the table of docs/economics.md
+    for slash in (100, 50, 10):  # the table of bench/reports/economics.md
         economics = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=1_000 * slash)
         q = economics.compute_outsider_bps(800) / 10_000
         helped, honest = (1 - 0.08 * q * share * (1.2 + slash) for share in (2 / 3, 1))

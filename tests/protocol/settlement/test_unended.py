@@ -1,4 +1,4 @@
-"""What is settled where the client never ends, or an executor never commits (ADR 55, 56)."""
+"""What is settled where the client never ends, or an executor never commits (ADR 21)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ that it does not see. So its result follows from the execution's steps alone, as
 
 Rows of a ring are read in the order of positions, from the first one on that the reading row sees.
 So a row's sums do not depend on how the steps were divided, nor on where in the ring the rows stand
-(``docs/adr/0050-windows-that-forget.md``).
+(``docs/adr/0005-state-is-functional.md``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ token with key k, value v, write strength b and decay a (one per head or per key
 
 after a convolution of queries, keys and values over the last few tokens. A row cannot be removed
 from a matrix, and a decoder may keep only some rows of a step, so S lags behind
-(``docs/adr/0024-memories-lag-behind.md``):
+(``docs/adr/0005-state-is-functional.md``):
 
     Positions are divided into spans of G, a power of two and at least the chunk. A row reads S as
     it was one whole span before its own span, and all rows since then, at most 2 G, one by one.

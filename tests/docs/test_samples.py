@@ -1,0 +1,263 @@
+"""Samples of output on the pages are what the commands print; the command table is complete.
+
+Each sample's values are put into the function that the command prints with. "…" stands for lines
+that a page leaves out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from rich.console import Console, RenderableType
+from splitup_deploy.publishing.registered_models import RegisteredModel
+from splitup_deploy.showing.report import render_models
+from splitup_node.cli import audit, status
+from typer import Context
+from typer.main import get_command
+
+from splitup.cli import check, receipt
+from splitup.cli import status as network_status
+from splitup.cli.console import Output
+from splitup.client.outcome import Payment, Receipt
+from splitup.core.errors import InvalidInput
+from splitup.decode.lookahead import LookaheadOptions
+from splitup.devnet.status import Health, NodeHealth
+from tests.docs.test_pages import APPS, ROOT
+
+USE: Final = "docs/guides/use.md"
+OFFER: Final = "docs/guides/offer-a-gpu.md"
+OPERATIONS: Final = "docs/operations.md"
+SAMPLE: Final = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAYEES: Final = {
+    "0x1266555664ba34a700c8e61506f4c4936eb85320": 72,
+    "0x52aaadcecf4aba4b1695fcf23f2249c40bed11bb": 216,
+    "0xec4e0ada3fc214eac41e6e49681aac944ed80ab0": 108,
+    "0xfa6b4a57b713cc41f7ea5424393c04094102b40e": 36,
+}
+# One line of output each, printed by an f-string or a literal of the file.
+LINES: Final = (
+    ("docs/guides/serve.md", "serving ", "splitup/cli/serve.py"),
+    ("docs/guides/serve.md", "keep it now", "splitup/cli/keys.py"),
+    ("docs/guides/private-inference.md", "serving ", "splitup/cli/serve.py"),
+    ("docs/guides/private-inference.md", "certificate (SHA-256)", "splitup/cli/relay.py"),
+    ("docs/guides/private-inference.md", "https://192.0.2.7:9095/", "splitup/cli/relay.py"),
+    ("docs/guides/encrypted-adapters.md", "adapter packages", "splitup/cli/adapter_host.py"),
+    ("docs/guides/encrypted-adapters.md", "adapter host:", "splitup/cli/adapter_host.py"),
+    (USE, "logits: ", "splitup/cli/run.py"),
+)
+
+
+def read_sample(page: str, command: str) -> list[str]:
+    """Return the lines that a page shows below a command, without trailing spaces."""
+    for block in SAMPLE.findall((ROOT / page).read_text("utf-8")):
+        first, _, output = block.partition("\n")
+        if first.startswith(f"$ {command}") and output.strip():
+            return [line.rstrip() for line in output.splitlines()]
+    raise AssertionError(f"{page} shows no output of {command}")
+
+
+def render(*parts: RenderableType) -> list[str]:
+    console = Console(width=100, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, soft_wrap=True)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def capture_output(show: Any, *arguments: Any) -> list[str]:
+    console = Console(width=100, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        show(Output(False, console, console), *arguments)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def check_shortened(shown: list[str], printed: list[str]) -> None:
+    """Assert that a page shows these lines, in order, and says where it leaves some out."""
+    parts = (r"(?:.*\n)+?" if line.strip() == "…" else re.escape(line) + "\n" for line in shown)
+    text = "".join(f"{line}\n" for line in printed)
+    assert re.fullmatch("".join(parts), text), f"the command prints\n{text}"
+
+
+def make_receipt(verify_bps: int) -> Receipt:
+    return Receipt(
+        execution_id="0x" + "a0" * 32,
+        status="settled",
+        steps=36,
+        payments=tuple(Payment(account, amount, False) for account, amount in PAYEES.items()),
+        slashes=(),
+        paid_micro_usdc=sum(PAYEES.values()),
+        fee_micro_usdc=4,
+        refunded_micro_usdc=564,
+        evidence_root="0x" + "e0" * 32,
+        block_number=250,
+        transaction="0x" + "b0" * 32,
+        model_id="0x" + "c0" * 32,
+        verify_bps=verify_bps,
+    )
+
+
+def test_a_receipt_is_shown_as_it_is_printed() -> None:
+    evidence = SimpleNamespace(verdicts=[])
+    printed = capture_output(receipt._show, make_receipt(800), evidence)
+    assert read_sample(USE, "splitup receipt") == printed
+    evidence.verdicts += [SimpleNamespace(outcome="honest")] * 12
+    printed = capture_output(receipt._show, make_receipt(10_000), evidence)
+    assert f"```text\n{printed[2]}\n```" in (ROOT / USE).read_text("utf-8")
+
+
+def test_a_check_is_shown_as_it_is_printed() -> None:
+    checked = SimpleNamespace(
+        difference="",
+        certificate=SimpleNamespace(plan=SimpleNamespace(tasks=range(12))),
+        snapshot=SimpleNamespace(entries=range(6)),
+        passed_over=(),
+    )
+    assert read_sample(USE, "splitup check") == capture_output(check._show, checked, {}, ())
+
+
+def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
+    model = RegisteredModel(
+        model_id="0x55c7267552dc3ace40949e0af5d008f8b23cba28b7c6e44bf74e2e5170cabe3d",
+        name="packages-4m",
+        developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
+        task_count=12,
+        price_per_step_micro_usdc=12,
+        is_current=True,
+        is_retired=False,
+    )
+    assert read_sample(USE, "splitup-deploy list") == render(render_models([model]))
+
+
+def test_an_error_of_lookahead_is_shown_as_it_is_printed() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        LookaheadOptions(columns=5, length=3).check_chunk(8)
+    assert f"    error: {caught.value}\n" in (ROOT / USE).read_text("utf-8")
+
+
+def test_an_audit_is_shown_as_it_is_printed() -> None:
+    names = ["embed", "block 0 attention", "block 0 MLP"]
+    rows = [
+        {
+            "index": index,
+            "label": label,
+            "model_id": "0x55c72675" + "0" * 56,
+            "verdict": "equal",
+            "detail": "all bytes as they must be",
+            "may_serve": True,
+        }
+        for index, label in enumerate(names)
+    ]
+    result = {"determinism_class": "tinygrad 0.14.0/CPU:X86/x86_64/products 2", "tasks": rows}
+    console = Console(width=100, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        audit._show(result, console)
+    printed = [line.rstrip() for line in capture.get().splitlines()]
+    check_shortened(read_sample(OFFER, "splitup-node audit"), printed)
+
+
+def test_a_nodes_status_is_shown_as_it_is_printed() -> None:
+    chain = {
+        "address": "0x731bdf5663904ffb05bb8f38bab58bdb7979b530",
+        "stake_micro_usdc": 1_100_000_000,
+        "locked_micro_usdc": 0,
+        "active": True,
+        "unbonding_at_s": 0,
+        "balance_micro_usdc": 0,
+        "wallet_micro_usdc": 900_000_000,
+    }
+    node = {
+        "running": True,
+        "pid": 6584,
+        "endpoint": "http://127.0.0.1:17788",
+        "relay": "",
+        "reach_problem": "",
+        "device": {"reason": "x86-64 processor", "sandbox": ""},
+        "vram_used_bytes": 13 * 10**6,
+        "vram_bytes": 100 * 10**6,
+        "sessions": 0,
+        "state_bytes": 0,
+        "state_limit_bytes": 87 * 10**6,
+        "queue_ms": 0,
+        "verified": 0,
+        "verifications": [],
+        "resident": [
+            {"label": "block 2 MLP", "task_id": "531b0d904fe2" + "0" * 52},
+            {"label": "block 3 MLP", "task_id": "b55510f41a69" + "0" * 52},
+            {"label": "block 4 MLP", "task_id": "1f" * 32},
+        ],
+        "not_loaded": [],
+        "trades": [],
+    }
+    facts = {"chain": chain, "node": node, "obstacles": []}
+    table = status.make_status_table(Path("node.toml"), facts)
+    check_shortened(read_sample(OFFER, "splitup-node status"), render(table))
+
+
+def test_a_networks_status_is_shown_as_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = NodeHealth(
+        address="0x52aaadcecf4aba4b1695fcf23f2249c40bed11bb",
+        endpoint="http://127.0.0.1:19068",
+        stake_micro_usdc=1_100_000_000,
+        answers=True,
+        in_snapshot=True,
+        tasks=tuple(str(number) for number in range(12)),
+    )
+    health = Health(
+        block=9,
+        has_group_key=True,
+        gateways=("a", "b"),
+        members=("a", "b", "c", "d"),
+        nodes=(first,) * 6,
+        wanted_nodes=6,
+        wanted_members=4,
+    )
+    value = SimpleNamespace(
+        directory=Path(".splitup"),
+        supervisor=25395,
+        processes=[("chain", 25502, True), ("gateway-0", 25641, True), ("gateway-1", 25642, True)],
+        health=health,
+        problem="",
+    )
+    printed = capture_output(network_status._show, value)
+    check_shortened(read_sample(OPERATIONS, "splitup status"), printed)
+
+
+@pytest.mark.parametrize(("page", "start", "source"), LINES)
+def test_a_line_is_printed_by_the_command(page: str, start: str, source: str) -> None:
+    samples = SAMPLE.findall((ROOT / page).read_text("utf-8"))
+    lines = [line for block in samples for line in block.splitlines() if line.startswith(start)]
+    assert lines, f"{page} shows no line that begins with {start!r}"
+    tree = ast.parse((ROOT / source).read_text("utf-8"))
+    said = [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    patterns = [make_pattern(text) for text in said if make_pattern(text)]
+    for line in lines:
+        assert any(re.fullmatch(one, line) for one in patterns), f"{source} prints no {line!r}"
+
+
+def make_pattern(text: ast.expr) -> str:
+    """Return a pattern of what a string prints, "" for what fixes no words."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    fixed = [part.value for part in parts if isinstance(part, ast.Constant)]
+    if not any(isinstance(word, str) and len(word.strip()) > 1 for word in fixed):
+        return ""
+    return "".join(
+        re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".+" for part in parts
+    )
+
+
+def test_the_command_table_is_complete() -> None:
+    rows = re.findall(r"^\| `(splitup[\w-]*)` \|[^|]*\|([^|]*)\|$", (ROOT / USE).read_text(), re.M)
+    shown = {program: re.findall(r"`([\w-]+)`", commands) for program, commands in rows}
+    assert shown == {name: list_commands(get_command(app)) for name, app in APPS.items()}
+
+
+def list_commands(group: Any) -> list[str]:
+    return list(group.list_commands(Context(group)))
