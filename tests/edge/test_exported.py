@@ -137,6 +137,16 @@ def test_a_damaged_file_is_one_sentence(
         EdgeProgram(file)
 
 
+def test_s26_native_code_that_ends_its_process_ends_no_other(
+    example: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Nobody verifies what XNNPACK reads: other bytes there abort the process."""
+    file = tmp_path / "changed.pte"
+    file.write_bytes(example[0].read_bytes().replace(b"XH00", b"XH99"))
+    done = CliRunner().invoke(app, ["edge", "run", str(file), "--prompt", "a"])
+    assert done.exit_code == 2 and "do not trust this file" in done.stderr, done.output
+
+
 def test_an_unknown_operation_is_named() -> None:
     from splitup_deploy.edge.torch_module import StaticModule
 
