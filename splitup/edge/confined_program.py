@@ -10,6 +10,7 @@ The text's cache stays in the process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import sys
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
-from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
 from splitup.decode.static_step import Arrays
 from splitup.edge.program import EdgeInfo, EdgeProgram, EdgeSession, check_file, import_extra
 from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, open_files, serve
@@ -115,8 +116,9 @@ class _Text:
 
 
 def main() -> None:
-    import_extra("executorch.runtime")  # which looks for a folder to write into
-    import_extra("torch")
+    with contextlib.suppress(ConfigurationError):  # who loads a file is told
+        import_extra("executorch.runtime")  # which looks for a folder to write into
+        import_extra("torch")
     confine()
     bound = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
