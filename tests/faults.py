@@ -104,6 +104,10 @@ ROWS: Final = {
     "S23": "an address of another network inside a public one",
     "S24": "slow connections that take every place",
     "S25": "evidence judged by a key that the reporter chose",
+    "S26": "an exported model that takes over or ends who runs it",
+    "S27": "one caller that takes all calls and sessions of a worker",
+    "S28": "a message that becomes far larger, or stays, in memory",
+    "S29": "one node that takes a relay from all others",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -37,8 +37,7 @@ def command(
 ) -> None:
     """Continue a text with a model in a file. Needs pip install 'splitup[edge]'.
 
-    The tokens are those that a network would give with the same flags. The file is read by native
-    code: use files of people you trust.
+    The tokens are those that a network would give with the same flags.
     """
     output = Output.open(as_json)
 
@@ -77,13 +76,14 @@ async def generate(
     from splitup.decode.prompt import TextRequest
     from splitup.decode.sampler import Sampler
     from splitup.decode.stop import StopFilter
-    from splitup.edge.program import EdgeProgram, EdgeTexts
+    from splitup.edge.confined_program import EdgeTexts
 
     lookahead, blocks, ends = flags.read_lookahead(), diffusion.read(), StopFilter(text.stop or ())
-    program = EdgeProgram(file)
-    info = program.info.text
-    done = Generated(opened_s=time.monotonic())
-    with closing(ModelTokenizer(program.read_tokenizer(), f"'{file}'")) as tokenizer:
+    with (
+        closing(EdgeTexts(file)) as model,
+        closing(ModelTokenizer(model.tokenizer, f"'{file}'")) as tokenizer,
+    ):
+        done, info = Generated(opened_s=time.monotonic()), model.manifest.text
         request = TextRequest(
             prompt=tuple(encode_prompt(tokenizer, text.prompt)),
             sampler=Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p),
@@ -91,14 +91,14 @@ async def generate(
             eos_ids=frozenset(info.eos_ids),
             vocab=info.vocab,
             context=info.context,
-            chunk=program.info.chunk,
+            chunk=model.manifest.chunk,
             blocks=make_blocks(info.diffusion),
         )
         name = cast("DecoderName | None", flags.decoder)  # which it checks
         machine = make_decoder(name, request, lookahead, diffusion=blocks)
         if not output.as_json:
             output.write_text(text.prompt)
-        texts = generate_tokens(EdgeTexts(program), machine, tokenizer, ends=ends)
+        texts = generate_tokens(model, machine, tokenizer, ends=ends)
         async with aclosing(texts) as tokens:
             async for token in tokens:
                 done.note(token, time.monotonic())

@@ -101,6 +101,12 @@ COMPILE_BYTES_PER_S: Final = 16 * MIB  # for each predicted second of a large ta
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
+# ---- exported models ---------------------------------------------------------------------------
+
+EDGE_CALL_S: Final = 600.0  # to load a file, or one step: a small device may be slow
+EDGE_FACTOR: Final = 4  # of a file's bytes: its process holds it, packs weights, and has a cache
+EDGE_BYTES: Final = 2 * 1024 * MIB  # and so much besides, for libraries, threads and activations
+
 # ---- decoding ----------------------------------------------------------------------------------
 
 TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds

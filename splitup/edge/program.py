@@ -2,12 +2,11 @@
 
 The program's methods are static steps (``splitup.decode.static_step``) of ``rows`` rows each;
 ``splitup`` returns an ``EdgeInfo`` as JSON and ``tokenizer`` a tokenizer.json as uint8. The file is
-read by native code of ExecuTorch, so it has to come from somebody you trust.
+read by native code of ExecuTorch: one of a stranger by ``splitup.edge.confined_program`` alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from importlib import import_module
@@ -21,7 +20,7 @@ from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
-from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel, SplitUpError
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
 from splitup.core.records import Record
 from splitup.decode.static_step import Arrays, StaticShape, keep_rows, make_static_inputs
 from splitup.graph.manifest import TextInfo
@@ -88,27 +87,28 @@ def import_extra(name: str) -> ModuleType:
 
 
 class EdgeProgram:
-    """A .pte file that is open; its steps are computed in this process."""
+    """A .pte file that is open; its steps are computed in this process, with all its rights."""
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
-        """Load a file; raise InvalidModel for one that is damaged or not of this kind.
+    def __init__(self, source: Path | bytes, threads: int | None = None) -> None:
+        """Load a file or its bytes; raise InvalidModel for a damaged one, or one of another kind.
 
         ``threads`` is for programs that the process loads from now on, and those before must not be
         run again; by default, all cores.
         """
-        check_file(path)
-        self._path = path
+        if isinstance(source, Path):
+            check_file(source)
+        self._name = f"'{source}'" if isinstance(source, Path) else "the file"
         if threads is not None:
             pool = import_extra("executorch.extension.pybindings.portable_lib")
             pool._unsafe_reset_threadpool(threads)
         runtime = import_extra("executorch.runtime").Runtime.get()
         try:
-            self._program = runtime.load_program(path)
+            self._program = runtime.load_program(source)
         except RuntimeError as error:
             raise self._fail("cannot be read", error) from None
         if {INFO, TOKENIZER} - self._program.method_names:
             raise InvalidModel(
-                f"'{path}' is a program of ExecuTorch, and no model of ours: "
+                f"{self._name} is a program of ExecuTorch, and no model of ours: "
                 "make one with splitup-deploy export"
             )
         [text] = self._load(INFO).execute([])
@@ -117,7 +117,7 @@ class EdgeProgram:
         except (ValueError, InvalidInput) as error:
             raise self._fail("describes no model of this version", error) from None
         if set(self.info.methods) - self._program.method_names:
-            raise InvalidModel(f"'{path}' lacks one of its methods; export the model again")
+            raise InvalidModel(f"{self._name} lacks one of its methods; export the model again")
         self._methods = {name: self._load(name) for name in self.info.methods}
 
     def read_tokenizer(self) -> bytes:
@@ -133,7 +133,7 @@ class EdgeProgram:
 
     def _fail(self, what: str, error: Exception) -> InvalidModel:
         problem = str(error).partition("\n")[0]
-        return InvalidModel(f"'{self._path}' {what} ({problem:.160}); export the model again")
+        return InvalidModel(f"{self._name} {what} ({problem:.160}); export the model again")
 
     def execute(
         self, method: str, inputs: dict[str, npt.NDArray[Any]]
@@ -169,23 +169,6 @@ class EdgeSession:
         logits, self.cache = self._program.execute(method, inputs)
         wanted: npt.NDArray[np.float32] = logits[0][arrays["outputs"]].astype(np.float32)
         return wanted
-
-
-class EdgeTexts:
-    """Steps of one text, as decoders are driven (``splitup.client.text.generation.StepRunner``)."""
-
-    def __init__(self, program: EdgeProgram) -> None:
-        self.manifest = program.info
-        self._session = EdgeSession(program)
-
-    def submit(self, inputs: Arrays) -> asyncio.Future[dict[str, npt.NDArray[Any]]]:
-        """Take one step, now; the future has its logits or what was wrong with it."""
-        future = asyncio.get_running_loop().create_future()
-        try:
-            future.set_result({"logits": self._session.step(inputs)})
-        except SplitUpError as error:
-            future.set_exception(error)
-        return future
 
 
 def check_file(path: Path) -> None:

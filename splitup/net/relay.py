@@ -91,6 +91,7 @@ class _Node:
         self.address = address
         self.socket = socket
         self.streams = 0
+        self.held_bytes = 0  # of requests that wait for its replies
         self.waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._requests = Allowance(tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS)
         self.traffic = Allowance(tuning.RELAY_BYTES_PER_S, tuning.RELAY_BYTES_PER_S)
@@ -159,7 +160,7 @@ class Relay:
         self._nodes: dict[str, _Node] = {}
         self._tickets: dict[str, asyncio.Future[_Stream]] = {}
         self._proving: Places[asyncio.Task[Any]] = Places(tuning.RELAY_PROVING)
-        self._streams = 0
+        self._streams: Places[asyncio.Task[Any]] = Places(tuning.RELAY_STREAMS)  # by node
         self._sockets: set[web.WebSocketResponse] = set()  # of openers of data connections
         self._held_bytes = 0
 
@@ -259,19 +260,46 @@ class Relay:
         node = self._find_node(request)
         body = await read_body(request)
         path = request.path.removeprefix(f"{RELAY_PATH}/{node.address}")
-        with self._hold(len(body)):
+        with self._hold(node, len(body)):
             status, reply = await node.ask(Kind.REQUEST, _NUMBERS[path], body)
         return web.Response(status=status, body=reply, content_type="application/json")
 
     @contextlib.contextmanager
-    def _hold(self, length_bytes: int) -> Iterator[None]:
-        if self._held_bytes + length_bytes > tuning.RELAY_HELD_BYTES:
+    def _hold(self, node: _Node, length_bytes: int) -> Iterator[None]:
+        """Count a body that waits for a node; raise Unavailable when too many do.
+
+        The second half of the room is kept for nodes for which little waits.
+        """
+        most, held = tuning.RELAY_HELD_BYTES, self._held_bytes + length_bytes
+        share = most // tuning.RELAY_SHARE
+        is_greedy = bool(node.held_bytes) and node.held_bytes + length_bytes > share
+        if held > most or (held > most // 2 and is_greedy):
             raise Unavailable("too many requests wait at this relay; try again")
         self._held_bytes += length_bytes
+        node.held_bytes += length_bytes
         try:
             yield
         finally:
             self._held_bytes -= length_bytes
+            node.held_bytes -= length_bytes
+
+    @contextlib.contextmanager
+    def _hold_stream(self, node: _Node) -> Iterator[None]:
+        """Hold a place for a data connection; raise Unavailable, or end one of another node."""
+        task = asyncio.current_task()
+        assert task is not None
+        is_full = node.streams >= tuning.RELAY_NODE_STREAMS
+        shed = (node.address, task) if is_full else self._streams.take(node.address, task)
+        if shed == (node.address, task):
+            raise Unavailable(f"too many connections to node {node.address} through this relay")
+        if shed is not None:
+            shed[1].cancel()
+        node.streams += 1
+        try:
+            yield
+        finally:
+            node.streams -= 1
+            self._streams.leave(node.address, task)
 
     # ---- data connections ------------------------------------------------------------------
 
@@ -281,11 +309,7 @@ class Relay:
         header = request.headers.get("Authorization", "")
         if not header.isascii() or len(header) > limits.LINK_TOKEN_CHARS:
             raise BadSignature("a data connection needs an Authorization header")
-        if self._streams >= tuning.RELAY_STREAMS or node.streams >= tuning.RELAY_NODE_STREAMS:
-            raise Unavailable(f"too many connections to node {node.address} through this relay")
-        self._streams += 1
-        node.streams += 1
-        try:
+        with self._hold_stream(node):
             found = await self._await_stream(node, header.encode())
             if not isinstance(found, _Stream):
                 status, reply = found
@@ -300,9 +324,6 @@ class Relay:
             finally:
                 self._sockets.discard(socket)
                 found.done.set()
-        finally:
-            self._streams -= 1
-            node.streams -= 1
 
     async def _await_stream(self, node: _Node, header: bytes) -> _Stream | tuple[int, bytes]:
         """Return the node's stream, or its refusal; raise Unavailable when it does not answer."""

@@ -10,9 +10,10 @@ Handlers take and give messages of ``speculation.proto``. Errors become statuses
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core.errors import ConfigurationError, InvalidInput, Refused, SplitUpError, Throttled
+from splitup.core.places import Places
+from splitup.net.admission import get_group
 from splitup.net.endpoints import is_loopback
 
 if TYPE_CHECKING:
@@ -36,18 +39,28 @@ except ImportError:
     ) from None
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
-_MAX_CALLS: Final = 256  # of one worker at once
+_MAX_CALLS: Final = 256  # of one worker at once, which addresses share
+_MAX_STREAMS: Final = 128  # calls of one connection
+_READ_S: Final = 10.0  # for TLS, and for a call's message after its head
+_IDLE_S: Final = 300.0  # that a connection stays without a call
 _PACKAGE: Final = "splitup.speculation.v1"
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
-_SERVER_OPTIONS: Final = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+_SERVER_OPTIONS: Final = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", int(_READ_S * 1e3)),
+    ("grpc.max_connection_idle_ms", int(_IDLE_S * 1e3)),
+]
 
 Handler = Callable[[Any], Awaitable[Any]]
 _log = logging.getLogger("splitup.workers")
 _model_ns: ContextVar[list[int]] = ContextVar("model_ns")
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+_caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,11 @@ def get_deadline_s() -> float | None:
     return _deadline.get()
 
 
+def get_caller() -> str:
+    """Return the address of who is answered, as far as addresses are told apart."""
+    return _caller.get()
+
+
 @contextmanager
 def time_model() -> Iterator[None]:
     """Count the time inside as the model's, in the telemetry of the call that is answered."""
@@ -119,13 +137,14 @@ async def start_server(
     Raises InvalidInput for an address that cannot be listened on, and bad files.
     """
     methods = pb.DESCRIPTOR.services_by_name[service].methods_by_name
-    made = {
-        name: grpc.unary_unary_rpc_method_handler(
-            _answer(handler, _get_class(methods[name].input_type.name))
+    places: Places[asyncio.Task[Any]] = Places(_MAX_CALLS)
+    made = {  # as a stream, whose message may be waited for; callers see no difference
+        name: grpc.stream_unary_rpc_method_handler(
+            _answer(handler, _get_class(methods[name].input_type.name), places)
         )
         for name, handler in handlers.items()
     }
-    server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
+    server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=4 * _MAX_CALLS)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(f"{_PACKAGE}.{service}", made),)
     )
@@ -148,18 +167,21 @@ def _get_class(name: str) -> type[Message]:
     return found
 
 
-def _answer(handler: Handler, kind: type[Message]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _answer(
+    handler: Handler, kind: type[Message], places: Places[asyncio.Task[Any]]
+) -> Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]:
     """Return what answers bytes: gRPC itself would say of a bad request only that it is one."""
 
-    async def answer(data: bytes, context: Any) -> bytes:
+    async def answer(messages: AsyncIterator[bytes], context: Any) -> bytes:
         started_ns, code, message = time.monotonic_ns(), None, ""
         spent = [0]
         _model_ns.set(spent)
         left_s = context.time_remaining()
         _deadline.set(None if left_s is None else time.monotonic() + left_s)
         try:
-            request = kind.FromString(data)
-            response = await handler(request)
+            with _hold_place(context.peer(), places):
+                request = kind.FromString(await _read(messages))
+                response = await handler(request)
         except DecodeError:
             code = grpc.StatusCode.INVALID_ARGUMENT
             message = f"this is no {kind.__name__}, or its tree is nested too deep"
@@ -185,6 +207,36 @@ def _answer(handler: Handler, kind: type[Message]) -> Callable[[bytes, Any], Awa
         return answered
 
     return answer
+
+
+async def _read(messages: AsyncIterator[bytes]) -> bytes:
+    """Return a call's message; raise InvalidInput for one that does not come."""
+    try:
+        async with asyncio.timeout(_READ_S):
+            return await anext(messages)
+    except (TimeoutError, StopAsyncIteration):
+        raise InvalidInput(f"the call's message did not arrive within {_READ_S:g} s") from None
+
+
+@contextmanager
+def _hold_place(peer: str, places: Places[asyncio.Task[Any]]) -> Iterator[None]:
+    """Hold one of a worker's places for calls; raise Throttled, or cancel another's call.
+
+    ``peer`` is gRPC's "ipv4:1.2.3.4:5", or "ipv6:%5B::1%5D:5".
+    """
+    host = peer.partition(":")[2].rpartition(":")[0]
+    group, task = get_group(host.removeprefix("%5B").removesuffix("%5D")), asyncio.current_task()
+    assert task is not None
+    _caller.set(group)
+    shed = places.take(group, task)
+    if shed == (group, task):
+        raise Throttled(f"all {_MAX_CALLS} calls that this worker answers at once are under way")
+    if shed is not None:
+        shed[1].cancel()
+    try:
+        yield
+    finally:
+        places.leave(group, task)
 
 
 def open_channel(address: str, tls: Tls) -> grpc.aio.Channel:

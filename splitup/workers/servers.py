@@ -27,7 +27,7 @@ from splitup.decode.speculation.tree import Node, walk
 from splitup.decode.step import StepInput, check_path, make_tree_step
 from splitup.graph.manifest import TextInfo
 from splitup.workers import speculation_pb2 as pb
-from splitup.workers.rpc import Handler, get_deadline_s, time_model
+from splitup.workers.rpc import Handler, get_caller, get_deadline_s, time_model
 from splitup.workers.sessions import SessionLimits, Sessions, refuse_step
 from splitup.workers.trees import (
     HeldTokens,
@@ -144,7 +144,7 @@ class TargetWorker(_Worker):
                 f"the request reaches position {max(step.positions)}; the model has {info.context}"
             )
         make = None if start else lambda: _Verified(self._model.open())
-        with self._sessions.use(prefix.session_id, make) as session:
+        with self._sessions.use(prefix.session_id, make, get_caller()) as session:
             before, last, earlier = session.held.find(start, kept), session.last, session.logits
             _check_digest(prefix, before)
             assert before is not None
@@ -263,8 +263,9 @@ class DraftWorker(_Worker):
         """
         info, prefix = self._model.info, request.prefix
         start = prefix.expected_prefix_length
-        room = {"vocabulary": info.vocab, "most": info.context}
-        tokens, guessed = (read_tokens(part, **room) for part in (request.tokens, request.guessed))
+        tokens = read_tokens(request.tokens, vocabulary=info.vocab, most=info.context)
+        # each becomes a node of the session's tree
+        guessed = read_tokens(request.guessed, vocabulary=info.vocab, most=MAX_NODES)
         most, levels = request.max_nodes, request.max_depth
         if not (1 <= most <= MAX_NODES and 1 <= levels <= MAX_LEVELS):
             raise InvalidInput(
@@ -278,7 +279,8 @@ class DraftWorker(_Worker):
         def make() -> _Drafted:
             return _Drafted(self._model.open(), sampling, self._model, self._rates)
 
-        sessions = self._sessions.use(prefix.session_id, None if start else make)
+        make_new = None if start else make
+        sessions = self._sessions.use(prefix.session_id, make_new, get_caller())
         with sessions as session:
             async with session.order:
                 _check_digest(prefix, session.text[:start])

@@ -1,10 +1,13 @@
-"""A worker's sessions: at most so many, the least recently used goes first, and none for ever."""
+"""A worker's sessions: at most so many, and none for ever.
+
+The least recently used one goes first, of those of the caller that has the most.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +41,7 @@ class SessionLimits:
 class _Entry(Generic[S]):
     content: S
     used_at: float
+    owner: str
     users: int = 0
 
 
@@ -59,7 +63,7 @@ class Sessions(Generic[S]):
         return len(self._entries)
 
     @contextmanager
-    def use(self, name: str, make: Callable[[], S] | None) -> Iterator[S]:
+    def use(self, name: str, make: Callable[[], S] | None, owner: str = "") -> Iterator[S]:
         """Lend a session, which is not evicted meanwhile; ``make`` a missing one, if it is given.
 
         A session is forgotten when its use ends by an error of the model, or by cancellation:
@@ -73,7 +77,7 @@ class Sessions(Generic[S]):
             if make is None:
                 raise refuse_step("there is no such session here")
             self._make_room()
-            entry = self._entries[name] = _Entry(make(), _now())
+            entry = self._entries[name] = _Entry(make(), _now(), owner)
         entry.users += 1
         try:
             yield entry.content
@@ -108,10 +112,11 @@ class Sessions(Generic[S]):
     def _make_room(self) -> None:
         if len(self._entries) < self._limits.most:
             return
-        unused = next((name for name, entry in self._entries.items() if not entry.users), None)
-        if unused is None:
+        unused = [name for name, entry in self._entries.items() if not entry.users]
+        if not unused:
             raise Throttled(f"all {self._limits.most} sessions of this worker are in use")
-        self.end(unused)
+        counts = Counter(entry.owner for entry in self._entries.values())
+        self.end(max(unused, key=lambda name: counts[self._entries[name].owner]))  # oldest first
 
     def _expire(self) -> None:
         """End sessions that nobody has used for long; look again when the next one may be due."""

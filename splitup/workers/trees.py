@@ -62,18 +62,22 @@ def _flatten(roots: Sequence[pb.TokenNode], most: int) -> tuple[list[int], list[
     tokens: list[int] = []
     parents: list[int] = []
     logs: list[float] = []
-    waiting = [(root, -1, 1) for root in reversed(roots)]
-    while waiting:
-        node, parent, depth = waiting.pop()
-        if depth > MAX_DEPTH or len(tokens) == most:
-            raise InvalidInput(
+    waiting: list[tuple[pb.TokenNode, int, int]] = []
+
+    def add(nodes: Sequence[pb.TokenNode], parent: int, depth: int) -> None:
+        if nodes and (depth > MAX_DEPTH or len(tokens) + len(waiting) + len(nodes) > most):
+            raise InvalidInput(  # before each node becomes an object of 200 bytes
                 f"the drafts have more than {most} nodes, or are deeper than {MAX_DEPTH}"
             )
+        waiting.extend((node, parent, depth) for node in reversed(nodes))
+
+    add(roots, -1, 1)
+    while waiting:
+        node, parent, depth = waiting.pop()
         tokens.append(node.token_id)
         parents.append(parent)
         logs.append(node.log_prob)
-        place = len(tokens) - 1
-        waiting += [(child, place, depth + 1) for child in reversed(node.children)]
+        add(node.children, len(tokens) - 1, depth + 1)
     return tokens, parents, logs
 
 

@@ -137,6 +137,18 @@ def test_a_damaged_file_is_one_sentence(
         EdgeProgram(file)
 
 
+def test_s26_native_code_that_ends_its_process_ends_no_other(
+    example: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Nobody verifies what XNNPACK reads: another byte there aborts the process."""
+    data = bytearray(example[0].read_bytes())
+    data[data.index(b"XH00")] ^= 0xFF
+    file = tmp_path / "changed.pte"
+    file.write_bytes(data)
+    done = CliRunner().invoke(app, ["edge", "run", str(file), "--prompt", "a"])
+    assert done.exit_code == 2 and "do not trust this file" in done.stderr, done.output
+
+
 def test_an_unknown_operation_is_named() -> None:
     from splitup_deploy.edge.torch_module import StaticModule
 

@@ -12,13 +12,14 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, Throttled, Unavailable
+from splitup.core.places import Places
 from splitup.core.throughput import Allowance
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
-from splitup.net.relay import Kind, decode_control, encode_control
+from splitup.net.relay import Kind, _Node, decode_control, encode_control
 from splitup.net.tunnel import Tunnel
 from tests.builders import HANG_S, anybody, wait_open
 from tests.net.relays import BreakingProxy, RelayServer
@@ -420,6 +421,46 @@ async def test_a25_bodies_that_wait_for_a_node_are_bounded(
     with pytest.raises(Unavailable, match="too many requests wait"):
         await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"plan": "x" * 1_000})
     assert await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"plan": "x"}) == {"taken": 1}
+
+
+async def test_s29_what_waits_for_one_node_leaves_room_for_the_others(
+    relay: RelayServer, node: HiddenNode, http: SignedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that never answers, and strangers who write to it, take half of the room."""
+    monkeypatch.setattr(tuning, "RELAY_HELD_BYTES", 3_200)
+    endpoint = await node.join(relay)
+    silent = relay.relay._nodes[node.identity.address]
+    with relay.relay._hold(silent, 1_000):
+        with pytest.raises(Unavailable, match="too many requests wait"):
+            await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"plan": "x" * 1_000})
+        other = _Node("0x" + "1" * 40, silent.socket)
+        with relay.relay._hold(other, 1_500):
+            pass
+
+
+async def test_s29_the_node_with_the_most_streams_loses_one_for_another_node(
+    relay: RelayServer, node: HiddenNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay.relay, "_streams", Places(2))
+    endpoint = await node.join(relay)
+    other = HiddenNode()
+    await other.start()
+    try:
+        elsewhere = await other.join(relay)
+        async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
+            first, second = [
+                await stack.enter_async_context(open_data(session, node, endpoint))
+                for _ in range(2)
+            ]
+            await stack.enter_async_context(open_data(session, other, elsewhere))
+            async with asyncio.timeout(HANG_S):
+                assert (await second.receive()).type in (
+                    aiohttp.WSMsgType.CLOSE,
+                    aiohttp.WSMsgType.CLOSED,
+                )
+            assert not first.closed
+    finally:
+        await other.stop()
 
 
 async def test_a25_who_sends_faster_than_the_node_reads_waits(

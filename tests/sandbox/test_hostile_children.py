@@ -22,6 +22,7 @@ CHILDREN = {
     "splitup.backend.compiler.compile_server": "answer",
     "splitup.client.private.private_process": "Tasks.answer",
     "splitup.client.text.tokenizer": "_Library.answer",
+    "splitup.edge.confined_program": "_Text.answer",
     "splitup_oracle.member.recompute_process": "answer",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from splitup.client.text.generation import TextModel
 from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, Refused, Throttled, Unavailable
+from splitup.core.places import Places
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
@@ -29,7 +31,7 @@ from splitup.workers import remote, rpc
 from splitup.workers import speculation_pb2 as pb
 from splitup.workers.remote import CallOptions, WorkerGroup
 from splitup.workers.rpc import Tls
-from splitup.workers.servers import DraftWorker, OrderedModel, ServedModel, TargetWorker
+from splitup.workers.servers import MAX_NODES, DraftWorker, OrderedModel, ServedModel, TargetWorker
 from splitup.workers.sessions import SessionLimits, Sessions
 from splitup.workers.trees import Sampling, compute_digest, find_path, read_tree, write_sampling
 from tests.builders import HANG_S
@@ -381,6 +383,81 @@ async def test_sessions_end_by_number_time_and_failure() -> None:
     async with asyncio.timeout(HANG_S):
         await content.has_ended.wait()
     assert not len(brief)
+
+
+async def test_s27_a_caller_loses_its_own_sessions_before_others_do() -> None:
+    sessions: Sessions[Content] = Sessions(SessionLimits(most=4))
+    for name, owner in (("honest", "b"), *((f"flood {n}", "a") for n in range(8))):
+        with sessions.use(name, Content, owner):
+            pass
+    assert set(sessions._entries) == {"honest", "flood 5", "flood 6", "flood 7"}
+    await sessions.close()
+
+
+async def test_s27_calls_that_send_nothing_end_and_addresses_share_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc, "_MAX_CALLS", 2)
+    monkeypatch.setattr(rpc, "_READ_S", 0.1)
+    asked = asyncio.Event()
+
+    async def ping(_: Any) -> pb.PingResponse:
+        asked.set()
+        return pb.PingResponse()
+
+    server, address = await rpc.start_server("TargetService", {"Ping": ping}, "127.0.0.1", 0, PLAIN)
+    channel = rpc.open_channel(address, PLAIN)
+    path = "/splitup.speculation.v1.TargetService/Ping"
+    silent = [channel.stream_unary(path)() for _ in range(2)]
+    for call in silent:
+        async with asyncio.timeout(HANG_S):
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "did not arrive within" in str(await call.details())
+    await rpc.call(channel, "TargetService", "Ping", pb.PingRequest(), timeout_s=HANG_S)
+    assert asked.is_set()
+    await channel.close()
+    await server.stop(None)
+
+
+async def test_s27_a_newcomer_gets_the_place_of_who_has_the_most_calls() -> None:
+    places: Places[asyncio.Task[Any]] = Places(3)
+
+    async def hold(peer: str) -> None:
+        with rpc._hold_place(peer, places):
+            await asyncio.Event().wait()
+
+    peers = ("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:2", "ipv6:%5B2001:db8::3%5D:3")
+    flood = [asyncio.create_task(hold(peer)) for peer in peers]  # one network of /64
+    await asyncio.sleep(0)
+    with pytest.raises(Throttled, match="under way"):
+        await hold("ipv6:%5B2001:db8::4%5D:4")
+    other = asyncio.create_task(hold("ipv4:192.0.2.1:5"))
+    await asyncio.wait([flood[2]], timeout=HANG_S)
+    assert flood[2].cancelled() and not other.done()
+    for task in (*flood, other):
+        task.cancel()
+    await asyncio.gather(*flood, other, return_exceptions=True)
+    assert not len(places)
+
+
+async def test_s28_guessed_tokens_that_a_session_keeps_are_few(workers: Workers) -> None:
+    drafts = workers.connect(DraftWorker, await workers.start(DraftWorker))
+    guessed = (3,) * (MAX_NODES + 1)
+    with pytest.raises(InvalidInput, match=f"there is room for {MAX_NODES}"):
+        await drafts.call("GenerateDrafts", draft(guessed=guessed), CallOptions(), timeout_s=HANG_S)
+
+
+@pytest.mark.parametrize("nodes", [b"\x22\0" * 2**19, b"\x22\x80\x80\x40" + b"\x1a\0" * 2**19])
+async def test_s28_nodes_of_a_tree_are_counted_before_they_are_made(nodes: bytes) -> None:
+    """A node takes two bytes of a message, and 200 as an object."""
+    tree = pb.TokenTree.FromString(nodes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="more than 16 nodes"):
+            read_tree(tree, vocabulary=10, most=16)
+        assert tracemalloc.get_traced_memory()[1] < len(nodes) / 10
+    finally:
+        tracemalloc.stop()
 
 
 async def test_beyond_this_machine_there_is_tls_or_nothing(
