@@ -213,6 +213,7 @@ LOG_RANGE_BLOCKS: Final = (
     1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
 )
 LOG_RANGE_MAX_BLOCKS: Final = 65_536  # where larger ranges are answered
+LOG_RANGE_MEMORY: Final = 64  # answers after which twice the refused range is tried again
 REORG_BLOCKS: Final = (
     64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
 )
