@@ -8,6 +8,8 @@ from typing import Literal
 from splitup.graph.manifest import DiffusionInfo, ImageInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
 
+Activation = Literal["silu", "gelu-tanh", "relu"]
+
 
 @dataclass(frozen=True, slots=True)
 class Local:
@@ -68,7 +70,8 @@ class Recurrent:
     ``converted`` means the form that GGUF's converter writes: value head h uses key head
     h mod key_heads, and the file holds -exp(A_log) instead of A_log. ``grouped``: queries, keys,
     values and gates are one projection, of every key head in turn; strengths and decays another.
-    ``selective``: a state space (Mamba-2) instead of the delta rule.
+    ``selective``: a state space (Mamba-2) instead of the delta rule. ``activation`` is that of the
+    convolution.
     """
 
     layers: frozenset[int]
@@ -83,6 +86,7 @@ class Recurrent:
     selective: bool = False
     conv_bias: bool = False
     bias: bool = False  # of the projections, if ``selective``
+    activation: Activation = "silu"
 
     @property
     def channels(self) -> int:
@@ -193,7 +197,7 @@ class DecoderConfig:
     late_qk_norm: bool = False  # query and key heads are brought to one length after rope
     sinks: bool = False  # every query head has a score of its own that no value belongs to
     growth: Growth | None = None
-    activation: Literal["silu", "gelu-tanh", "relu"] | Clamped = "silu"
+    activation: Activation | Clamped = "silu"
     gated: bool = True  # gate and up are two projections; otherwise both are the one called up
     mlp_layers: frozenset[int] | None = None  # are an MLP alone, and all others attention alone
     attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5

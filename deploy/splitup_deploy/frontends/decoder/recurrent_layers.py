@@ -37,7 +37,11 @@ from tinygrad.tensor import Tensor
 
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import Recurrent
-from splitup_deploy.frontends.decoder.step_function import Step, compute_sigmoid
+from splitup_deploy.frontends.decoder.step_function import (
+    Step,
+    compute_activation,
+    compute_sigmoid,
+)
 from splitup_deploy.frontends.weight_sources import WeightSource
 
 _TINY = 1e-6  # added to a head's squared length
@@ -196,7 +200,7 @@ class DeltaRule:
         if s.conv_bias:
             mixed = mixed + step.tensor(step.weights.get(f"{self.prefix}.conv1d.bias", s.channels))
         mixed = self._mark(mixed, "convolution")
-        return self._mark(mixed * compute_sigmoid(mixed), "activation"), table
+        return self._mark(compute_activation(s.activation, mixed), "activation"), table
 
     def _project_by_head(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries, keys and values [rows, channels], and gates, of a grouped projection."""

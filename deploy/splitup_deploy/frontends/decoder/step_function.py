@@ -30,6 +30,7 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import (
+    Activation,
     Clamped,
     DecoderConfig,
     TokenVectors,
@@ -374,13 +375,7 @@ class Step(RowOperations):
         if isinstance(form, Clamped):
             gate, up = gate.minimum(form.limit), up.maximum(-form.limit).minimum(form.limit)
             return gate * (1.0 + (gate * -form.alpha).exp()).reciprocal() * (up + 1.0)
-        if form == "silu":
-            return gate * (1.0 + (-gate).exp()).reciprocal() * up
-        if form == "relu":
-            return gate.maximum(0.0) * up
-        # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
-        inner = gate * (1.0 + gate.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
-        return gate * (1.0 + (-inner).exp()).reciprocal() * up
+        return compute_activation(form, gate) * up
 
 
 def compute_dense_mlp(step: Step, h: Tensor, _: Tensor, layer: int) -> Tensor:
@@ -404,6 +399,15 @@ def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str
     active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
     return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)
+
+
+def compute_activation(form: Activation, x: Tensor) -> Tensor:
+    """Return the activation of x."""
+    if form == "relu":
+        return x.maximum(0.0)
+    # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
+    widened = x * (1.0 + x.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
+    return x * compute_sigmoid(x if form == "silu" else widened)
 
 
 def compute_sigmoid(x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ def read_sdar(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_sdar_moe(fields: Fields, context: int | None) -> MoeConfig:
     """Read an SDARMoeForCausalLM configuration."""
+    fields.expect("use_sliding_window", False)  # versions of its code differ
     return _add_sdar_blocks(fields, read_qwen3_moe(fields, context))
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Local
+from splitup_deploy.frontends.decoder.decoder_config import Activation, DecoderConfig, Local
 from splitup_deploy.frontends.decoder.rotary import Rope
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.rope_fields import (
@@ -27,7 +27,7 @@ from splitup_deploy.frontends.families.rope_fields import (
 
 Read = Callable[[Fields, int | None], DecoderConfig]
 
-_ACTIVATIONS: Final[dict[str, Literal["silu", "gelu-tanh"]]] = {
+_ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu-tanh",
@@ -275,9 +275,6 @@ def read_shape(
     hidden = fields.get_integer("hidden_size")
     heads = fields.get_integer("num_attention_heads")
     trained = fields.get_integer("max_position_embeddings")
-    name = fields.get(activation, "gelu_pytorch_tanh" if tied else "silu")
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
     config = DecoderConfig(
         layers=fields.get_integer("num_hidden_layers", layers, tuning.MAX_LAYERS),
         hidden=hidden,
@@ -290,7 +287,7 @@ def read_shape(
         norm_epsilon=fields.get_number("rms_norm_eps", epsilon),
         rope=Rope(()),
         tied=fields.get_flag("tie_word_embeddings", tied),
-        activation=_ACTIVATIONS[name],
+        activation=read_activation(fields, activation, "gelu_pytorch_tanh" if tied else "silu"),
     )
     if config.heads % config.kv_heads or config.head_dim % 2:
         raise InvalidModel(
@@ -303,6 +300,14 @@ def read_shape(
             f"the model takes 1 to {min(trained, limits.MAX_CONTEXT)} positions"
         )
     return config
+
+
+def read_activation(fields: Fields, key: str = "hidden_act", default: str = "silu") -> Activation:
+    """Return an activation; raises InvalidModel for one that is not known."""
+    name = fields.get(key, default)
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise fields.refuse(key, ", ".join(_ACTIVATIONS))
+    return _ACTIVATIONS[name]
 
 
 def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:

@@ -15,7 +15,13 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.dense import Read, add_rope, read_llama, read_shape
+from splitup_deploy.frontends.families.dense import (
+    Read,
+    add_rope,
+    read_activation,
+    read_llama,
+    read_shape,
+)
 from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS, add_experts
 
 OWN_NAMES: Final = {
@@ -126,6 +132,7 @@ def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
         selective=True,
         conv_bias=conv_bias,
         bias=bias,
+        activation=read_activation(fields),
     )
 
 

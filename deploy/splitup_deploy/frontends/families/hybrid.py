@@ -15,7 +15,7 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.dense import read_shape
+from splitup_deploy.frontends.families.dense import read_activation, read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (
     PROJECTIONS,
     add_experts,
@@ -151,7 +151,7 @@ def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     return replace(
         config,
         rope=read_rope(parameters, defaults),
-        recurrent=make_recurrent(layers, **sizes),
+        recurrent=make_recurrent(layers, **sizes, activation=read_activation(fields)),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
@@ -193,6 +193,7 @@ def _read_kimi_rule(fields: Fields, layers: int) -> Recurrent:
         value_dim=size,
         taps=taps,
         by_channel=True,
+        activation=read_activation(fields),
     )
 
 

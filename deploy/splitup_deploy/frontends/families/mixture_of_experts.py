@@ -19,9 +19,9 @@ from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, R
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
-    add_qwen_window,
     add_rope,
     add_window,
+    read_local_layers,
     read_shape,
 )
 from splitup_deploy.frontends.families.rope_fields import (
@@ -75,7 +75,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
     fields.rename({"num_local_experts": "num_experts"})
     bias = fields.get_flag("attention_bias", False)
-    config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
+    config = _add_qwen_moe_window(fields, _add_rope(fields, read_shape(fields, context)))
     config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
     experts = Experts(
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
@@ -378,6 +378,20 @@ def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeC
         )
     values = {field.name: getattr(config, field.name) for field in list_fields(DecoderConfig)}
     return MoeConfig(**values, experts=experts)
+
+
+def _add_qwen_moe_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration with sliding windows in all layers, if that is switched on.
+
+    Unlike Qwen2 and Qwen3 without experts the model asks neither for ``max_window_layers`` nor for
+    ``layer_types``; kinds of layers that say otherwise are refused.
+    """
+    fields.get("max_window_layers")
+    is_local = fields.get_flag("use_sliding_window", False)
+    layers = frozenset(range(config.layers)) if is_local else frozenset()
+    if read_local_layers(fields, config.layers, lambda layer: is_local) != layers:
+        raise fields.refuse("layer_types", "what use_sliding_window says, for all layers")
+    return add_window(fields, config, layers)
 
 
 def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
