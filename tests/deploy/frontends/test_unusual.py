@@ -63,7 +63,7 @@ def change_rope(change: dict[str, Any]) -> Case:
 def test_phi_moe_turns_by_the_factors_of_its_context(
     change: dict[str, Any], context: int | None, golden: dict[str, Any], tmp_path: Path
 ) -> None:
-    """By the long ones and their correction beyond the first context, as Microsoft's code does."""
+    """By the long ones and their correction beyond the first context, as in transformers 4."""
     save_checkpoint(tmp_path, change_rope(change))
     tokens = TOKENS[:context]
     given = feed(load_graph(str(tmp_path), Sizes(chunk=1, context=context)), tokens)
