@@ -33,7 +33,7 @@ from safetensors import safe_open
 from transformers.image_utils import load_image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from tests.deploy import encoders, hybrids, mixtures, moes, towers, variations
+from tests.deploy import encoders, hybrids, mixtures, moes, towers, unusual, variations
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -83,6 +83,7 @@ FILES: dict[str, Mapping[str, Case]] = {
     "variation_logits.npz": variations.CASES,
     "mixture_logits.npz": mixtures.CASES,
     "hybrid_logits.npz": hybrids.CASES,
+    "unusual_logits.npz": unusual.CASES,
 }
 
 

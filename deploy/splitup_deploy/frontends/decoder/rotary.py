@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from decimal import Context as DecimalContext
 from typing import Any, Final
@@ -31,11 +31,12 @@ class Rope:
     """Radians per position of every pair of a head's elements; ``scale`` multiplies the results.
 
     Element i is paired with element i + pairs. A head longer than twice the pairs keeps the rest
-    of its elements as they are.
+    of its elements as they are. ``note`` says what the model's developer should know of the choice.
     """
 
     frequencies: tuple[Decimal, ...]
     scale: float = 1.0
+    note: str = ""
 
     @property
     def pairs(self) -> int:
@@ -46,7 +47,8 @@ class Rope:
         """Return this with every frequency divided by its divisor (LongRoPE, GGUF's factors)."""
         with localcontext(_EXACT):
             rows = zip(self.frequencies, divisors, strict=True)
-            return Rope(tuple(value / Decimal(divisor) for value, divisor in rows), scale)
+            frequencies = tuple(value / Decimal(divisor) for value, divisor in rows)
+        return replace(self, frequencies=frequencies, scale=scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -87,4 +88,6 @@ def trace_language_model(
 ) -> TracedModel:
     """Trace a step of a decoder with the parts that its configuration asks for (``decoder``)."""
     mixer = state_spaces.choose_mixer(config, latent_attention.choose_mixer(config))
-    return trace_decoder(config, weights, chunk, choose_feed_forward(config), mixer)
+    traced = trace_decoder(config, weights, chunk, choose_feed_forward(config), mixer)
+    notes = (config.rope.note,) if config.rope.note else ()
+    return replace(traced, notes=(*traced.notes, *notes))

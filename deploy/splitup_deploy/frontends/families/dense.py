@@ -302,9 +302,7 @@ def read_shape(
     return config
 
 
-def read_activation(
-    fields: Fields, key: str = "hidden_act", default: str = "silu"
-) -> Activation:
+def read_activation(fields: Fields, key: str = "hidden_act", default: str = "silu") -> Activation:
     """Return an activation; raises InvalidModel for one that is not known."""
     name = fields.get(key, default)
     if not isinstance(name, str) or name not in _ACTIVATIONS:

@@ -6,7 +6,7 @@ mean is in ``splitup_deploy.frontends.decoder.rotary``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
@@ -157,13 +157,22 @@ def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, origi
     """Return a LongRoPE (arXiv 2402.13753), with its long factors when the context is a long one.
 
     As in llama.cpp, the context for which a model is compiled decides once for all positions: a
-    key in the cache is rotated already, so a text cannot change factors in its middle.
+    key in the cache is rotated already, so a text cannot change factors in its middle. For
+    Phi-MoE vLLM and transformers 4 choose in the same way; transformers 5 always takes the short
+    factors, with the long correction.
     """
     factor = parameters.get_number("factor", defaults.trained / original)
     long = parameters.get_numbers("long_factor", rope.pairs)
     short = parameters.get_numbers("short_factor", rope.pairs)
     kind = "long" if defaults.context > original else "short"
     divisors = long if kind == "long" else short
+    if kind == "long":
+        own = ", as in vLLM (in transformers 5 the short ones)" if defaults.mscales else ""
+        rope = replace(
+            rope,
+            note=f"LongRoPE's long factors turn all of {defaults.context} positions{own}; "
+            f"--context {original} takes the short factors",
+        )
     if defaults.mscales:
         scales = {name: parameters.get_number(f"{name}_mscale") for name in ("long", "short")}
         return rope.divide(divisors, scales[kind])
