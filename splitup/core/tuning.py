@@ -73,6 +73,7 @@ MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 MAX_IMAGE_BYTES: Final = 32 * MIB  # of a file
 MAX_IMAGE_PIXELS: Final = 50_000_000  # 150 MB as RGB; cameras make up to about so many
+MAX_IMAGE_SCANS: Final = 16  # of a JPEG of so many pixels, or more of fewer; encoders make 10
 IMAGE_READ_S: Final = 20.0  # the largest take three
 IMAGE_READER_MEMORY_BYTES: Final = 2 * 1024 * MIB  # of address space; the largest take 1 GiB
 MAX_TOWER_PIXELS: Final = 4_194_304  # that a model reads: 50 MB; models read up to 896 * 896
