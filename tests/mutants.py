@@ -73,7 +73,7 @@ MUTANTS: Final = (
         "turns by group",
         "splitup/core/places.py",
         "                self._waiting[group] = turns  # behind all others\n",
-        "                self._waiting[group] = turns\n                self._waiting.move_to_end(group, last=False)\n",
+        "                self._waiting = OrderedDict({group: turns} | self._waiting)\n",
         "tests/core/test_places.py::test_s30_a_lock_goes_round_by_group",
     ),
     Mutant(
