@@ -169,6 +169,7 @@ COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee
 COMMITTEE_LOOKUPS: Final = 8  # executions looked up on the chain at once; forgeries may name any
 COMMITTEE_REFRESH_S: Final = 1.0  # an invalid certificate triggers a refresh, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
+MAX_CACHED_MANIFEST_FILES: Final = 16  # of up to 4 MiB, which anybody may ask a gateway for
 MAX_REFUSED_MANIFESTS: Final = 4_096  # ids and reasons: 1 MB
 LOG_URL_S: Final = 120  # life of URLs for logs, which are used at once; two tries of 30 s fit
 AUDIT_FILE_BYTES: Final = 64 * MIB  # ≈ 200,000 grants
