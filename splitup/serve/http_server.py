@@ -291,7 +291,7 @@ class ApiServer:
         asked = parse_request(kind, await self._read_json(request, key))
         served = await self._find(asked.model, key)
         model = served.get_encoder()
-        prepared = await prepare_texts(model, asked)
+        prepared = await prepare_texts(model, asked, get_principal(key))
         report = prepared.make_report()
         most = model.manifest.price_micro_usdc(prepared.steps)
         limit = self._quotes.check(request.headers, model.name, most)
@@ -354,7 +354,7 @@ class ApiServer:
             which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
             wanted = parse_request(which, body)
             encoder = (await self._find(wanted.model, key)).get_encoder()
-            inputs = await prepare_texts(encoder, wanted)
+            inputs = await prepare_texts(encoder, wanted, get_principal(key))
             tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
             most = encoder.manifest.price_micro_usdc(steps)
         else:
@@ -362,7 +362,7 @@ class ApiServer:
             asked = parse_request(ResponseRequest if "input" in fields else kind, body)
             served = await self._find(asked.model, key)
             model = served.get_text_model()
-            prepared = await prepare(model, asked)
+            prepared = await prepare(model, asked, get_principal(key))
             tokens = sum(map(len, {text.prompt for text in prepared.texts}))
             most_tokens = sum(text.max_tokens for text in prepared.texts)
             steps, most = prepared.count_steps(model), served.compute_price(prepared)
@@ -408,7 +408,7 @@ class ApiServer:
         key: ApiKey | None,
     ) -> web.StreamResponse:
         model = served.get_text_model()
-        prepared = await prepare(model, asked)
+        prepared = await prepare(model, asked, get_principal(key))
         choices = [
             Choice(
                 index,

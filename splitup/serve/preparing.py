@@ -50,11 +50,11 @@ class Prepared:
         return sum(count_steps(model, text) for text in self.texts)
 
 
-async def prepare(model: TextModel, asked: Sampling) -> Prepared:
-    """Return what a request asks for; raise ApiError that names the field at fault."""
+async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Prepared:
+    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
     match asked:
         case CompletionRequest():
-            return await _prepare_completion(model, asked)
+            return await _prepare_completion(model, asked, principal)
         case ChatRequest():
             messages, images = [each.to_template() for each in asked.messages], asked.list_images()
             field, limit = "response_format", asked.limit
@@ -75,7 +75,7 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
     await _check_grammar(model, grammar, field)
-    tokens = await _encode_chat(model, chat, messages, toolbox, len(images))
+    tokens = await _encode_chat(model, chat, messages, toolbox, len(images), principal)
     try:
         places = find_images(tokens, model.info.images, len(images))
     except InvalidInput as error:
@@ -92,7 +92,9 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
     return Prepared(texts, toolbox)
 
 
-async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Prepared:
+async def _prepare_completion(
+    model: TextModel, asked: CompletionRequest, principal: str
+) -> Prepared:
     if len(asked.prompts) * asked.choices > MAX_CHOICES:
         raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
     grammar = asked.grammar
@@ -101,7 +103,7 @@ async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Pre
     _check_order(model, adjustments)
     texts = []
     for prompt in asked.prompts:
-        tokens = await _encode(model, prompt)
+        tokens = await _encode(model, prompt, principal)
         count = _check_room(model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
         for sampler in asked.make_samplers():
             texts.append(
@@ -135,10 +137,12 @@ def _check_order(model: TextModel, adjustments: Adjustments) -> None:
         )
 
 
-async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
+async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> tuple[int, ...]:
     if isinstance(prompt, str):
         _check_chars(model, prompt)
-    tokens = tuple(await model.tokenizer.run(partial(encode_prompt, model.tokenizer, prompt)))
+    length = len(prompt) if isinstance(prompt, str) else 0
+    encode = partial(encode_prompt, prompt=prompt)
+    tokens = tuple(await model.tokenizer.read(length, encode, principal))
     if not tokens:
         raise ApiError("the prompt has no token; give at least one", param="prompt")
     if not all(0 <= token < model.info.vocab for token in tokens):
@@ -154,10 +158,14 @@ async def _encode_chat(
     messages: Sequence[Mapping[str, Any]],
     toolbox: Toolbox | None,
     images: int,
+    principal: str,
 ) -> tuple[int, ...]:
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
-    text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, tools))
+    length = len(str(messages)) + len(str(tools))
+    text = await tokenizer.read(
+        length, lambda reader: reader.render_chat(chat, messages, tools), principal
+    )
     _check_chars(model, text)
     if images and (info := model.info.images) is not None:
         try:
@@ -166,7 +174,9 @@ async def _encode_chat(
             raise
         except InvalidInput as error:
             raise ApiError(str(error), param="messages") from None
-    found = await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False))
+    found = await tokenizer.read(
+        len(text), lambda reader: reader.encode(text, add_special_tokens=False), principal
+    )
     if not found:
         raise ApiError("the messages have no token; say something", param="messages")
     return tuple(found)
