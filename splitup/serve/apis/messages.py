@@ -22,7 +22,7 @@ from splitup.serve.errors import ApiError
 class TextBlock(TextPart):
     """A text."""
 
-    harmless = Fields.harmless | {"citations"}
+    harmless = Fields.harmless | {"citations", "parsed_output"}
 
 
 class Base64Source(Fields):
@@ -60,7 +60,7 @@ class RedactedBlock(Fields):
 class UseBlock(Fields):
     """A call in an earlier answer."""
 
-    harmless = Fields.harmless | {"caller"}
+    harmless = Fields.harmless | {"caller", "toolset_name"}
 
     type: Literal["tool_use"]
     id: str
@@ -145,7 +145,9 @@ class SystemMessage(Fields):
 class MessageTool(Fields):
     """A tool of the client; ``input_schema`` is the JSON schema of its arguments."""
 
-    harmless = Fields.harmless | {"eager_input_streaming", "input_examples"}
+    harmless = Fields.harmless | {
+        *("eager_input_streaming", "input_examples", "allowed_callers", "defer_loading"),
+    }
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -188,7 +190,7 @@ class Thinking(Fields):
 
     harmless = Fields.harmless | {"budget_tokens", "display"}
 
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
 class SchemaFormat(Fields):
@@ -229,7 +231,7 @@ class CountRequest(Fields):
 
     harmless: ClassVar[frozenset[str]] = Fields.harmless | {
         *("metadata", "service_tier", "diagnostics", "inference_geo", "context_management"),
-        "speed",
+        *("speed", "user_profile_id", "workspace_id"),
     }
 
     model: str

@@ -82,7 +82,7 @@ class CallOutputItem(Fields):
 
 
 class ReasoningItem(Fields):
-    """What a model thought before an earlier answer; what its provider alone can read is left out."""
+    """What a model thought before an earlier answer, in words that anybody can read."""
 
     class Text(Fields):
         """A part of it."""
