@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from splitup.client.images.image_prompts import expand_prompt, find_images, mark_images
 from splitup.client.text.generation import TextModel, encode_prompt
@@ -34,6 +34,15 @@ _MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused bef
 
 
 @dataclass(frozen=True, slots=True)
+class _Conversation:
+    """A conversation as the model reads it."""
+
+    tokens: tuple[int, ...]
+    images: tuple[bytes, ...]
+    toolbox: Toolbox | None
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """The texts that a request asks for, one for each choice."""
 
@@ -52,36 +61,25 @@ class Prepared:
 
 async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Prepared:
     """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
-    match asked:
-        case CompletionRequest():
-            return await _prepare_completion(model, asked, principal)
-        case ChatRequest():
-            messages, images = [each.to_template() for each in asked.messages], asked.list_images()
-            field, limit = "response_format", asked.limit
-        case ResponseRequest():
-            messages, images = asked.list_messages(), asked.list_images()
-            field, limit = "text.format", asked.max_output_tokens
-        case _:
-            raise TypeError(f"a {type(asked).__name__} asks for no text")
-    chat = model.info.chat
-    if chat is None:
-        raise ApiError(
-            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
-        )
-    if images and model.info.images is None:
-        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
-    toolbox = asked.make_toolbox(chat.template)
-    grammar = asked.grammar
+    if isinstance(asked, CompletionRequest):
+        return await _prepare_completion(model, asked, principal)
+    assert isinstance(asked, ChatRequest | ResponseRequest), "nothing else asks for a text"
+    is_chat = isinstance(asked, ChatRequest)
+    field, grammar = "response_format" if is_chat else "text.format", asked.grammar
+    read = await _read_conversation(model, asked, principal)
+    tokens, images, toolbox = read.tokens, read.images, read.toolbox
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
     await _check_grammar(model, grammar, field)
-    tokens = await _encode_chat(model, chat, messages, toolbox, len(images), principal)
     try:
         places = find_images(tokens, model.info.images, len(images))
     except InvalidInput as error:
         raise ApiError(str(error), param="messages") from None
     marked = mark_images(tokens, places, images) if images else ()
-    count = _check_room(model, tokens, limit, DEFAULT_CHAT_TOKENS)
+    if isinstance(asked, ChatRequest) and asked.caps_limit:
+        count = _check_room(model, tokens, None, asked.limit or DEFAULT_CHAT_TOKENS)
+    else:
+        count = _check_room(model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
     adjustments = asked.make_adjustments(asked.recorded_logprobs)
     _check_order(model, adjustments)
     stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
@@ -90,6 +88,27 @@ async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Pre
         for sampler in asked.make_samplers()
     )
     return Prepared(texts, toolbox)
+
+
+async def count_prompt(model: TextModel, asked: ChatRequest, principal: str = "") -> int:
+    """Return how many tokens a conversation has, also when they are too many."""
+    return len((await _read_conversation(model, asked, principal)).tokens)
+
+
+async def _read_conversation(
+    model: TextModel, asked: ChatRequest | ResponseRequest, principal: str
+) -> _Conversation:
+    images = asked.list_images()
+    chat = model.info.chat
+    if chat is None:
+        raise ApiError(
+            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
+        )
+    if images and model.info.images is None:
+        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
+    toolbox = asked.make_toolbox(chat.template)
+    tokens = await _encode_chat(model, chat, asked, toolbox, len(images), principal)
+    return _Conversation(tokens, images, toolbox)
 
 
 async def _prepare_completion(
@@ -155,16 +174,17 @@ async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> 
 async def _encode_chat(
     model: TextModel,
     chat: ChatInfo,
-    messages: Sequence[Mapping[str, Any]],
+    asked: ChatRequest | ResponseRequest,
     toolbox: Toolbox | None,
     images: int,
     principal: str,
 ) -> tuple[int, ...]:
+    messages, variables = asked.list_messages(), asked.make_variables()
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
-    length = len(str(messages)) + len(str(tools))
+    length = len(str(messages)) + len(str(tools)) + len(str(variables))
     text = await tokenizer.read(
-        length, lambda reader: reader.render_chat(chat, messages, tools), principal
+        length, lambda reader: reader.render_chat(chat, messages, tools, variables), principal
     )
     _check_chars(model, text)
     if images and (info := model.info.images) is not None:

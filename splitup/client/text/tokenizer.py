@@ -104,9 +104,11 @@ class ModelTokenizer:
         chat: ChatInfo,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text that a conversation becomes. Raises InvalidInput."""
-        said = json.dumps({"messages": list(messages), "tools": tools}).encode()
+        asked = {"messages": list(messages), "tools": tools, "variables": variables}
+        said = json.dumps(asked).encode()
         _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
         return str(found[0], "utf-8", "replace") if found else ""
 

@@ -23,7 +23,7 @@ from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
 from splitup.serve.access import Charge
 from splitup.serve.apis.answers import make_cost
-from splitup.serve.apis.formats import Fields
+from splitup.serve.apis.formats import Fields, TokenId
 from splitup.serve.errors import ApiError
 from splitup.serve.generation import ATTEMPTS, Report, add_to_totals
 from splitup.serve.leases import LeasePool
@@ -35,7 +35,7 @@ class EmbeddingRequest(Fields):
     """POST /v1/embeddings."""
 
     model: str
-    input: str | list[int] | list[str | list[int]]
+    input: str | list[TokenId] | list[str | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
