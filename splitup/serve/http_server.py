@@ -296,7 +296,9 @@ class ApiServer:
         key = await self._authorise(request)
         asked = parse_request(CountRequest, await self._read_json(request, key)).convert()
         model = (await self._find(asked.model, key)).get_text_model()
-        return web.json_response({"input_tokens": await count_prompt(model, asked)})
+        return web.json_response(
+            {"input_tokens": await count_prompt(model, asked, get_principal(key))}
+        )
 
     # ---- embeddings and ranks ------------------------------------------------------------------
 
