@@ -478,7 +478,7 @@ def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
         ({"llama.residual_scale": 0.5}, "residual_scale"),
         ({"llama.block_count": 3}, "blk.2"),
         ({"llama.block_count": 1}, "blk.1"),
-        ({"split.count": 2}, "several parts"),
+        ({"split.count": 2}, "one of 2 parts"),
         ({"general.alignment": 48}, "alignment"),
         ({"tokenizer.ggml.tokens": ["a"]}, "one token per embedding"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "unknown tokens"),

@@ -26,7 +26,8 @@ from splitup_deploy.frontends.gguf.config import (
     list_further_blocks,
     read_config,
 )
-from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
+from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
+from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
@@ -118,14 +119,12 @@ def is_gguf_file(source: str) -> bool:
 
 def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
-    file = read_gguf(Path(source))
+    file = read_gguf_parts(Path(source))
     family = file.metadata.get("general.architecture")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InvalidModel(
             f"'{source}' has the architecture {family!r:.40}; supported: {', '.join(FAMILIES)}"
         )
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
     text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, FAMILIES[family])
@@ -196,19 +195,19 @@ class GgufWeights:
         whole = shape if expert is None else (self._experts, *shape)
         if _squeeze(tensor.shape) != _squeeze(whole):
             raise InvalidModel(
-                f"tensor '{tensor.name}' in '{self._file.path}' is {list(tensor.shape)}; "
+                f"tensor '{tensor.name}' in '{tensor.path}' is {list(tensor.shape)}; "
                 f"the metadata want {list(whole)}"
             )
-        part: Part = FileSlice(self._file.path, tensor.start, tensor.end)
+        part: Part = FileSlice(tensor.path, tensor.start, tensor.end)
         if expert is not None:
             size = (tensor.end - tensor.start) // self._experts
             start = tensor.start + expert * size
-            part = FileSlice(self._file.path, start, start + size)
+            part = FileSlice(tensor.path, start, start + size)
         turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
         if self._family.interleaved and turned:
             row_bytes = (tensor.end - tensor.start) // shape[0]
             part = SplitHeads(
-                FileSlice(self._file.path, tensor.start, tensor.end), row_bytes, self._head_dim
+                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._head_dim
             )
         form = tensor.format
         if form.name in _PLAIN:
