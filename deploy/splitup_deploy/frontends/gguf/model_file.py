@@ -23,6 +23,7 @@ from splitup_deploy.frontends.gguf.config import (
     LONG_FACTORS,
     ROPE_FACTORS,
     Family,
+    choose_family,
     list_further_blocks,
     read_config,
 )
@@ -74,6 +75,7 @@ _LAYER_TENSORS: Final = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -82,6 +84,7 @@ _LAYER_TENSORS: Final = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
     "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
     "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
@@ -106,6 +109,8 @@ _LAYER_TENSORS: Final = {
 _PARAMETERS: Final = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+    **{f"mlp.experts.{part}_proj_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
     **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn")},
     **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn")},
 }
@@ -127,7 +132,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
         )
     config = read_config(file, family, sizes.context)
     text, said = _read_text(file, config, sizes)
-    weights = GgufWeights(file, config, FAMILIES[family])
+    weights = GgufWeights(file, config, choose_family(file, family))
     traced = trace_language_model(config, weights, sizes.chunk)
     notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
     traced = replace(traced, notes=(*traced.notes, *notes, *said))
