@@ -30,6 +30,7 @@ FAMILIES = {
     "granite": "granite",
     "granite-moe": "granitemoe",
     "granite-moe-shared": "granitemoe",
+    "granite-4-dense": "granite",
     "gpt-oss": "gpt-oss",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
@@ -44,6 +45,7 @@ _NAMES = {
 }
 _OTHERS = {
     "olmo2": _GEMMA_NAMES,
+    "granite": {"shared_mlp.output_linear": "ffn_down"},
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
 _HALVES = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
@@ -54,7 +56,8 @@ def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.
     stem, _, kind = rest.rpartition(".")
     if stem in _HALVES:  # gate over up
         for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
-            yield f"ffn_{part}_{_HALVES[stem]}.weight", half
+            suffix = "" if family == "granite" else f"_{_HALVES[stem]}"
+            yield f"ffn_{part}{suffix}.weight", half
     elif stem == "mlp.experts":  # gate and up in turn, and matrices the other way round
         kind = "bias" if rest.endswith("_bias") else "weight"
         values = array if kind == "bias" else array.swapaxes(1, 2)
@@ -109,6 +112,16 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
             "logit_scale": c["logits_scaling"],
             "residual_scale": c["residual_multiplier"],
             "expert_shared_feed_forward_length": c.get("shared_intermediate_size"),
+        }
+    if "mamba_d_state" in c:
+        values |= {
+            "attention.head_count_kv": [c["num_key_value_heads"]] * c["num_hidden_layers"],
+            "rope.scaling.finetuned": True,
+            "ssm.conv_kernel": c["mamba_d_conv"],
+            "ssm.group_count": c["mamba_n_groups"],
+            "ssm.inner_size": c["mamba_n_heads"] * c["mamba_d_head"],
+            "ssm.state_size": c["mamba_d_state"],
+            "ssm.time_step_rank": c["mamba_n_heads"],
         }
     if family == "gpt-oss":
         scaling = c["rope_scaling"]

@@ -19,7 +19,7 @@ from tests.deploy.steps import feed
 
 BOUND = 1e-5
 SIZES = Sizes(chunk=1)
-UNSAID = ("smollm3", "gpt-oss")  # whose cases have what no file says
+UNSAID = ("smollm3", "granite-4-dense", "gpt-oss")  # whose cases have what no file says
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,15 @@ def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
 def test_granite_without_a_factor_for_scores_divides_as_usual(tmp_path: Path) -> None:
     case = change_case("granite", attention_multiplier=8**-0.5)
     check_like_directory(tmp_path, "granite", case, **{"granite.attention.scale": None})
+
+
+def test_granite_4_without_recurrent_layers_is_a_granite(tmp_path: Path) -> None:
+    """The converter writes one width for both MLPs; published models have equal ones."""
+    case = change_case("granite-4-dense", intermediate_size=20)
+    check_like_directory(tmp_path, "granite-4-dense", case)
+    with pytest.raises(InvalidModel, match="num_key_value_heads"):
+        other = {"granite.attention.head_count_kv": [2, 4]}
+        check_like_directory(tmp_path, "granite-4-dense", case, **other)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,12 @@ _GRANITE_FIELDS: Final = {
     "logit_scale": "logits_scaling",
     "residual_scale": "residual_multiplier",
 }
+# Granite 4 without recurrent layers has these as well; tensors of such layers are refused.
+_GRANITE_UNUSED: Final = (
+    _SHARED,
+    *(f"ssm.{part}" for part in ("conv_kernel", "group_count", "inner_size", "state_size")),
+    "ssm.time_step_rank",
+)
 _GEMMA_FIELDS: Final = {"attention.sliding_window": "sliding_window"}
 _GEMMA_NAMES: Final = {
     "ffn_norm": "post_attention_norm",
@@ -182,11 +188,13 @@ FAMILIES: Final = {
         "Olmo2ForCausalLM",
         names={"ffn_norm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
     ),
-    "granite": Family("GraniteForCausalLM", _GRANITE_FIELDS, interleaved=True),
+    "granite": Family(
+        "GraniteForCausalLM", _GRANITE_FIELDS, checked=_GRANITE_UNUSED, interleaved=True
+    ),
     "granitemoe": Family(
         "GraniteMoeForCausalLM",
         {**_GRANITE_FIELDS, **_EXPERT_FIELDS, "expert_count": "num_local_experts"},
-        checked=(_SHARED,),
+        checked=_GRANITE_UNUSED,
         interleaved=True,
     ),
     "gpt-oss": Family(
@@ -365,6 +373,9 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         table |= _read_glm4(file, keys, size)
     if kind.fields.items() >= _GRANITE_FIELDS.items():
         table.setdefault("attention_multiplier", size**-0.5)  # as in llama.cpp
+        cached = table["num_key_value_heads"]
+        if isinstance(cached, list) and cached and cached == cached[:1] * len(cached):
+            table["num_key_value_heads"] = cached[0]  # of Granite 4, by layer
         if keys.get("rope.scaling.finetuned", True) is not True:
             raise InvalidModel(f"'{file.path}' has no positions, which is not supported for it")
     if (largest := _LARGEST_GEMMAS.get(kind.architecture)) is not None:
