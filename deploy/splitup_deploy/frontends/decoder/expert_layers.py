@@ -156,7 +156,7 @@ def compute_experts(step: Step, h: Tensor, x: Tensor, layer: int, experts: Exper
     weight = _look_up(step, chosen, experts, prefix, ups, wide, width)
     both = (source.reshape(rows, 1, 1, width) * weight).sum(3)
     if experts.biased:
-        both = both + _look_up_bias(step, chosen, experts, f"{prefix}.{ups[0]}_bias", wide)
+        both = both + _look_up_bias(step, chosen, experts, prefix, ups, wide)
     gate_of_slot = gates.reshape(rows, slots, 1)
     if experts.gated_input:
         both = both * gate_of_slot
@@ -170,7 +170,7 @@ def compute_experts(step: Step, h: Tensor, x: Tensor, layer: int, experts: Exper
     weight = _look_up(step, chosen, experts, prefix, [down], width, inner)
     result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
     if experts.biased:
-        result = result + _look_up_bias(step, chosen, experts, f"{prefix}.{down}_bias", width)
+        result = result + _look_up_bias(step, chosen, experts, prefix, [down], width)
     gated = result if experts.gated_input else result * gate_of_slot
     # exactly zero, also where a weight is infinite: a piece without chosen experts is not run
     result = (gate_of_slot != 0.0).where(gated, 0.0)
@@ -300,9 +300,14 @@ def _look_up(
     return _pick(step, chosen, experts, joined, out, *joined.spec.shape[1:])
 
 
-def _look_up_bias(step: Step, chosen: Tensor, experts: Experts, name: str, out: int) -> Tensor:
-    """Return every slot's biases, float32 [rows, slots, out]."""
-    return _pick(step, chosen, experts, step.weights.get(name, experts.count, out), out)
+def _look_up_bias(
+    step: Step, chosen: Tensor, experts: Experts, prefix: str, names: list[str], out: int
+) -> Tensor:
+    """Return every slot's biases of projections, float32 [rows, slots, out]."""
+    each = out // len(names)
+    sources = [step.weights.get(f"{prefix}.{name}_bias", experts.count, each) for name in names]
+    found = [_pick(step, chosen, experts, source, each) for source in sources]
+    return found[0] if len(found) == 1 else Tensor.cat(*found, dim=2)
 
 
 def _pick(

@@ -19,6 +19,7 @@ from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
     KIMI_CHECKED,
@@ -108,6 +109,19 @@ _LATENT_CHECKED: Final = (
     "attention.value_length_mla",
     "rope.scaling.yarn_log_multiplier",
 )
+_SHARED: Final = "expert_shared_feed_forward_length"
+_GRANITE_FIELDS: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}
+# Granite 4 without recurrent layers has these as well; tensors of such layers are refused.
+_GRANITE_UNUSED: Final = (
+    _SHARED,
+    *(f"ssm.{part}" for part in ("conv_kernel", "group_count", "inner_size", "state_size")),
+    "ssm.time_step_rank",
+)
 _GEMMA_FIELDS: Final = {"attention.sliding_window": "sliding_window"}
 _GEMMA_NAMES: Final = {
     "ffn_norm": "post_attention_norm",
@@ -169,6 +183,30 @@ FAMILIES: Final = {
         checked=("rope.scaling.attn_factor",),
         names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     ),
+    "smollm3": Family("SmolLM3ForCausalLM", interleaved=True),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        names={"ffn_norm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
+    ),
+    "granite": Family(
+        "GraniteForCausalLM", _GRANITE_FIELDS, checked=_GRANITE_UNUSED, interleaved=True
+    ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        {**_GRANITE_FIELDS, **_EXPERT_FIELDS, "expert_count": "num_local_experts"},
+        checked=_GRANITE_UNUSED,
+        interleaved=True,
+    ),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        {
+            **_EXPERT_FIELDS,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window": "sliding_window",
+        },
+        names={"ffn_norm": "post_attention_norm"},
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
         {
@@ -199,6 +237,12 @@ _MIXTRAL: Final = Family(  # a llama with experts
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
+_GRANITE_SHARED: Final = replace(  # with a shared MLP beside the experts
+    FAMILIES["granitemoe"],
+    architecture="GraniteMoeSharedForCausalLM",
+    fields={**FAMILIES["granitemoe"].fields, _SHARED: "shared_intermediate_size"},
+    names={f"ffn_{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+)
 MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
@@ -213,22 +257,35 @@ _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_s
 
 def list_gguf_names() -> dict[str, tuple[str, ...]]:
     """Return for every architecture that files can have what files call it."""
-    special = (("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL))
+    special = (("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL), ("granitemoe", _GRANITE_SHARED))
     names: dict[str, tuple[str, ...]] = {}
     for name, family in (*FAMILIES.items(), *special):
         names[family.architecture] = (*names.get(family.architecture, ()), name)
     return names
 
 
+def _list_keys(file: GgufFile, name: str) -> dict[str, Any]:
+    """Return the metadata of a family by their keys without its name."""
+    prefix = f"{name}."
+    return {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
+
+
+def choose_family(file: GgufFile, name: str) -> Family:
+    """Return the family of a file of that name; some names stand for several."""
+    keys = _list_keys(file, name)
+    if name == "llama" and keys.get("expert_count", 0) != 0:
+        return _MIXTRAL
+    if name == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
+        return _DEEPSEEK_V2
+    if name == "granitemoe" and keys.get(_SHARED, 0) != 0:
+        return _GRANITE_SHARED
+    return FAMILIES[name]
+
+
 def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConfig:
     """Read the metadata of a family; raises InvalidModel for a key that may change the results."""
-    prefix = f"{family}."
-    keys = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-    kind = FAMILIES[family]
-    if family == "llama" and keys.get("expert_count", 0) != 0:
-        kind = _MIXTRAL
-    if family == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
-        kind = _DEEPSEEK_V2
+    prefix, keys = f"{family}.", _list_keys(file, family)
+    kind = choose_family(file, family)
     known = {**_FIELDS, **_ROPE_FIELDS, **kind.fields}
     for key in keys:
         if key not in known and key not in _CHECKED and key not in kind.checked:
@@ -244,6 +301,8 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
             f"'{file.path}' turns heads by more than {MAX_RADIANS} radians per position: "
             "its rope.freq_base or factors are wrong"
         )
+    if isinstance(config, expert_layers.MoeConfig) and config.sinks and config.experts:  # gpt-oss
+        config = replace(config, experts=replace(config.experts, names=PROJECTIONS))
     if config.latent is not None:
         return complete_recurrent(_complete_latent(file, config, frequencies))
     block = find_attention(file)
@@ -292,6 +351,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     table["vocab_size"] = file.get_shape("token_embd.weight")[0]
     table["tie_word_embeddings"] = "output.weight" not in file.tensors
     table["rope_scaling"] = _read_scaling(file, keys)
+    if kind.architecture == "GptOssForCausalLM" and table["rope_scaling"] is not None:
+        table["rope_scaling"]["truncate"] = False  # llama.cpp rounds, the original does not
     if kind.architecture == "KimiLinearForCausalLM":
         table |= read_kimi(file, keys)
         keys = {**keys, "attention.head_count_kv": 1}
@@ -310,6 +371,13 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         table |= read_qwen(file, keys, size)
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
+    if kind.fields.items() >= _GRANITE_FIELDS.items():
+        table.setdefault("attention_multiplier", size**-0.5)  # as in llama.cpp
+        cached = table["num_key_value_heads"]
+        if isinstance(cached, list) and cached and cached == cached[:1] * len(cached):
+            table["num_key_value_heads"] = cached[0]  # of Granite 4, by layer
+        if keys.get("rope.scaling.finetuned", True) is not True:
+            raise InvalidModel(f"'{file.path}' has no positions, which is not supported for it")
     if (largest := _LARGEST_GEMMAS.get(kind.architecture)) is not None:
         table["query_pre_attn_scalar"] = size
         if table["num_hidden_layers"] == largest and type(hidden) is int and type(heads) is int:

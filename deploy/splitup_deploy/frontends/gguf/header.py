@@ -100,13 +100,14 @@ class GgufTensor:
     name: str
     format: BlockFormat
     shape: tuple[int, ...]
+    path: Path
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The header of a GGUF file."""
+    """The header of a GGUF file; of several parts it is the first one's, with all tensors."""
 
     path: Path
     metadata: Metadata
@@ -244,13 +245,13 @@ class _Reader:
     ) -> dict[str, GgufTensor]:
         """Check that the tensors fill the file and return them by name."""
         tensors: dict[str, GgufTensor] = {}
-        position = start
+        position = start if rows else self.position  # nothing to align
         for name, form, shape, offset in sorted(rows, key=lambda row: row[3]):
             self.expect(name not in tensors, f"has two tensors '{name:.80}'")
             position = -(-position // alignment) * alignment
             self.expect(start + offset == position, f"has a gap or overlap before '{name:.80}'")
             nbytes = math.prod(shape) // form.elements * form.nbytes
-            tensors[name] = GgufTensor(name, form, shape, position, position + nbytes)
+            tensors[name] = GgufTensor(name, form, shape, self.path, position, position + nbytes)
             position += nbytes
         size = len(self.data)
         self.expect(

@@ -23,10 +23,12 @@ from splitup_deploy.frontends.gguf.config import (
     LONG_FACTORS,
     ROPE_FACTORS,
     Family,
+    choose_family,
     list_further_blocks,
     read_config,
 )
-from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
+from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
+from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
@@ -73,6 +75,7 @@ _LAYER_TENSORS: Final = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -81,6 +84,7 @@ _LAYER_TENSORS: Final = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
     "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
     "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
@@ -105,6 +109,8 @@ _LAYER_TENSORS: Final = {
 _PARAMETERS: Final = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+    **{f"mlp.experts.{part}_proj_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
     **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn")},
     **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn")},
 }
@@ -118,17 +124,15 @@ def is_gguf_file(source: str) -> bool:
 
 def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
-    file = read_gguf(Path(source))
+    file = read_gguf_parts(Path(source))
     family = file.metadata.get("general.architecture")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InvalidModel(
             f"'{source}' has the architecture {family!r:.40}; supported: {', '.join(FAMILIES)}"
         )
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
     text, said = _read_text(file, config, sizes)
-    weights = GgufWeights(file, config, FAMILIES[family])
+    weights = GgufWeights(file, config, choose_family(file, family))
     traced = trace_language_model(config, weights, sizes.chunk)
     notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
     traced = replace(traced, notes=(*traced.notes, *notes, *said))
@@ -196,19 +200,19 @@ class GgufWeights:
         whole = shape if expert is None else (self._experts, *shape)
         if _squeeze(tensor.shape) != _squeeze(whole):
             raise InvalidModel(
-                f"tensor '{tensor.name}' in '{self._file.path}' is {list(tensor.shape)}; "
+                f"tensor '{tensor.name}' in '{tensor.path}' is {list(tensor.shape)}; "
                 f"the metadata want {list(whole)}"
             )
-        part: Part = FileSlice(self._file.path, tensor.start, tensor.end)
+        part: Part = FileSlice(tensor.path, tensor.start, tensor.end)
         if expert is not None:
             size = (tensor.end - tensor.start) // self._experts
             start = tensor.start + expert * size
-            part = FileSlice(self._file.path, start, start + size)
+            part = FileSlice(tensor.path, start, start + size)
         turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
         if self._family.interleaved and turned:
             row_bytes = (tensor.end - tensor.start) // shape[0]
             part = SplitHeads(
-                FileSlice(self._file.path, tensor.start, tensor.end), row_bytes, self._head_dim
+                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._head_dim
             )
         form = tensor.format
         if form.name in _PLAIN:

@@ -1,0 +1,137 @@
+"""GGUF files of families whose converter splits or renames what the library saves.
+
+They are written as ``conversion/*.py`` of llama.cpp write them, from the cases of
+``tests/deploy/checkpoints.py`` and ``tests/deploy/variations.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.deploy import checkpoints, variations
+from tests.deploy.checkpoints import Case
+from tests.deploy.ggufs import (
+    _GEMMA_NAMES,
+    MIXTURE_NAMES,
+    describe_mixture,
+    interleave,
+    make_tokens,
+    quantise,
+    write_gguf,
+)
+
+FAMILIES = {
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "granite-moe": "granitemoe",
+    "granite-moe-shared": "granitemoe",
+    "granite-4-dense": "granite",
+    "gpt-oss": "gpt-oss",
+}
+CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
+_INTERLEAVED = ("smollm3", "granite", "granitemoe")
+_NAMES = {
+    **MIXTURE_NAMES,
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+_OTHERS = {
+    "olmo2": _GEMMA_NAMES,
+    "granite": {"shared_mlp.output_linear": "ffn_down"},
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+}
+_HALVES = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
+
+
+def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of a block's weight: their names in the block, and values."""
+    stem, _, kind = rest.rpartition(".")
+    if stem in _HALVES:  # gate over up
+        for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
+            suffix = "" if family == "granite" else f"_{_HALVES[stem]}"
+            yield f"ffn_{part}{suffix}.weight", half
+    elif stem == "mlp.experts":  # gate and up in turn, and matrices the other way round
+        kind = "bias" if rest.endswith("_bias") else "weight"
+        values = array if kind == "bias" else array.swapaxes(1, 2)
+        if "gate_up" in rest:
+            yield f"ffn_gate_exps.{kind}", values[:, ::2]
+            yield f"ffn_up_exps.{kind}", values[:, 1::2]
+        else:
+            yield f"ffn_down_exps.{kind}", values
+    elif rest == "self_attn.sinks":
+        yield "attn_sinks.weight", array
+    else:
+        yield f"{(_NAMES | _OTHERS.get(family, {}))[stem]}.{kind}", array
+
+
+def save_converted(
+    path: Path, name: str, case: Case, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write a case of one of ``FAMILIES``."""
+    c, family = case.config, FAMILIES[name]
+    shapes = dict(checkpoints.iter_shapes(case))
+    size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for weight, raw in checkpoints.make_weights(case).items():
+        array = np.frombuffer(raw, "<f4").reshape(shapes[weight])
+        stem, _, kind = weight.rpartition(".")
+        if stem in _NAMES:
+            found = [(f"{_NAMES[stem]}.{kind}", array)]
+        else:
+            layer, _, rest = weight.removeprefix("model.layers.").partition(".")
+            found = [(f"blk.{layer}.{one}", part) for one, part in _split(family, rest, array)]
+        for place, part in found:
+            data, _ = quantise(np.ascontiguousarray(part), "F32")
+            if family in _INTERLEAVED and place.split(".")[-2] in ("attn_q", "attn_k"):
+                data = interleave(data, len(part), size)
+            tensors[place] = ("F32", part.shape, data)
+    head: dict[str, Any] = {"general.architecture": family}
+    head |= {f"{family}.{key}": value for key, value in _describe(case, family).items()}
+    head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
+    write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
+
+
+def _describe(case: Case, family: str) -> dict[str, Any]:
+    c = case.config
+    filled = Case("", "", {"num_experts_per_tok": None, **c})
+    values = describe_mixture(filled, split=False)
+    values["expert_count"] = c.get("num_local_experts")
+    if family.startswith("granite"):
+        del values["attention.key_length"], values["attention.value_length"]
+        values |= {
+            "attention.scale": c["attention_multiplier"],
+            "embedding_scale": c["embedding_multiplier"],
+            "logit_scale": c["logits_scaling"],
+            "residual_scale": c["residual_multiplier"],
+            "expert_shared_feed_forward_length": c.get("shared_intermediate_size"),
+        }
+    if "mamba_d_state" in c:
+        values |= {
+            "attention.head_count_kv": [c["num_key_value_heads"]] * c["num_hidden_layers"],
+            "rope.scaling.finetuned": True,
+            "ssm.conv_kernel": c["mamba_d_conv"],
+            "ssm.group_count": c["mamba_n_groups"],
+            "ssm.inner_size": c["mamba_n_heads"] * c["mamba_d_head"],
+            "ssm.state_size": c["mamba_d_state"],
+            "ssm.time_step_rank": c["mamba_n_heads"],
+        }
+    if family == "gpt-oss":
+        scaling = c["rope_scaling"]
+        values |= {
+            "attention.sliding_window": c["sliding_window"],
+            "expert_feed_forward_length": c["intermediate_size"],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": scaling["factor"],
+            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
+            "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
+        }
+    return values

@@ -1,0 +1,104 @@
+"""GGUF files whose converter splits or renames weights give the logits of Hugging Face's models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from splitup_deploy.frontends.source_model import Sizes
+
+from splitup.core.errors import InvalidModel
+from tests.deploy.checkpoints import GOLDEN, TOKENS, Case, iter_shapes, save_checkpoint
+from tests.deploy.converted import CASES, FAMILIES, save_converted
+from tests.deploy.llamas import relative_error
+from tests.deploy.reference_program import load_graph
+from tests.deploy.steps import feed
+
+BOUND = 1e-5
+SIZES = Sizes(chunk=1)
+UNSAID = ("smollm3", "granite-4-dense", "gpt-oss")  # whose cases have what no file says
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("logits.npz", "variation_logits.npz"):
+        with np.load(GOLDEN / name, allow_pickle=False) as file:
+            found |= {key: file[key] for key in file.files}
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNSAID])
+def test_logits_are_those_of_transformers(
+    name: str, golden: dict[str, Any], tmp_path: Path
+) -> None:
+    save_converted(tmp_path / "m.gguf", name, CASES[name])
+    given = feed(load_graph(str(tmp_path / "m.gguf"), SIZES), TOKENS)
+    assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
+
+
+def check_like_directory(directory: Path, name: str, case: Case, **metadata: Any) -> None:
+    """Check a file against a directory, which the tests of families compare with transformers."""
+    save_converted(directory / "m.gguf", name, case, metadata)
+    save_checkpoint(directory / "m", case)
+    given, wanted = (
+        feed(load_graph(str(directory / source), SIZES), TOKENS) for source in ("m.gguf", "m")
+    )
+    assert relative_error(given, wanted) <= BOUND
+
+
+def change_case(name: str, **change: Any) -> Case:
+    """Return a case with other fields, None for none, and the same weights."""
+    case = CASES[name]
+    fields = {key: value for key, value in {**case.change, **change}.items() if value is not None}
+    shapes = None if case.shapes is None else lambda _: iter_shapes(case)
+    return replace(case, change=fields, shapes=shapes)
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope(tmp_path: Path) -> None:
+    """Files do not say which: no other ones are published."""
+    layers = {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5}
+    case = change_case("smollm3", no_rope_layer_interval=None, **layers)
+    check_like_directory(tmp_path, "smollm3", case)
+
+
+def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
+    """Files do not say where. YaRN's ends are not rounded, as in the original."""
+    check_like_directory(tmp_path, "gpt-oss", change_case("gpt-oss", swiglu_limit=None))
+
+
+def test_granite_without_a_factor_for_scores_divides_as_usual(tmp_path: Path) -> None:
+    case = change_case("granite", attention_multiplier=8**-0.5)
+    check_like_directory(tmp_path, "granite", case, **{"granite.attention.scale": None})
+
+
+def test_granite_4_without_recurrent_layers_is_a_granite(tmp_path: Path) -> None:
+    """The converter writes one width for both MLPs; published models have equal ones."""
+    case = change_case("granite-4-dense", intermediate_size=20)
+    check_like_directory(tmp_path, "granite-4-dense", case)
+    with pytest.raises(InvalidModel, match="num_key_value_heads"):
+        other = {"granite.attention.head_count_kv": [2, 4]}
+        check_like_directory(tmp_path, "granite-4-dense", case, **other)
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "problem"),
+    [
+        ("granite", {"rope.scaling.finetuned": False}, "no positions"),
+        ("olmo2", {"attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern"),
+        ("gpt-oss", {"attention.sliding_window_pattern": 3}, "sliding_window_pattern"),
+        ("gpt-oss", {"expert_used_count": 7}, "7 active experts of 6"),
+        ("granite-moe-shared", {"expert_shared_feed_forward_length": 19}, "the metadata want"),
+        ("smollm3", {"no_rope_layer_interval": 2}, "no_rope_layer_interval"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    name: str, metadata: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    named = {f"{FAMILIES[name]}.{key}": value for key, value in metadata.items()}
+    save_converted(tmp_path / "m.gguf", name, CASES[name], named)
+    with pytest.raises(InvalidModel, match=problem):
+        load_graph(str(tmp_path / "m.gguf"), SIZES)
