@@ -112,6 +112,7 @@ ROWS: Final = {
     "S31": "a few addresses that hold all sessions of an adapter host",
     "S32": "one execution that takes all memory for tensors in chunks",
     "S33": "a long text that holds up all streams of a model",
+    "S34": "a stored manifest that costs a gateway at anybody's request",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -93,6 +93,14 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "manifests that are passed on",
+        "oracle/splitup_oracle/gateway/http_gateway.py",
+        "            body=await self._objects.fetch_manifest_file(model_id),\n",
+        "            body=(await self._objects.fetch_manifest(model_id)).to_bytes(),\n",
+        "tests/oracle/gateway/test_strangers.py::test_s34_who_asks_for_a_manifest_checks_it",
+        is_quick=False,
+    ),
+    Mutant(
         "long texts apart",
         "splitup/client/text/tokenizer.py",
         "        if length <= tuning.LONG_TEXT_CHARS:\n",

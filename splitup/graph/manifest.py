@@ -350,7 +350,7 @@ def _parse(data: bytes) -> Manifest:
         manifest = Manifest.read(value)
     except InvalidInput as error:
         raise InvalidModel(f"the manifest is invalid: {error}") from None
-    if encode_canonical(value) != manifest.to_bytes():
+    if data != manifest.to_bytes():
         raise InvalidModel("the manifest is invalid: a value has two spellings")
     return manifest
 

@@ -152,7 +152,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         }
         for index, label in enumerate(names)
     ]
-    result = {"determinism_class": "tinygrad 0.14.0/CPU:X86/x86_64/products 2", "tasks": rows}
+    result = {"determinism_class": "tinygrad 0.14.0/CPU:X86/x86_64/products 3", "tasks": rows}
     console = Console(width=100, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
         audit._show(result, console)

@@ -1,4 +1,4 @@
-"""What costs most a byte in bytes that are no JSON: messages of workers, frames, model files."""
+"""What costs most a byte beside hostile JSON: workers' messages, frames, model files, manifests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import compute_zero_digest
+from splitup.graph.manifest import load_manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import (
     Frame,
@@ -28,6 +29,7 @@ from splitup.net.relay import Kind, decode_control, encode_control
 from splitup.workers import rpc
 from splitup.workers import speculation_pb2 as pb
 from splitup.workers.trees import read_tokens, read_tree
+from tests.builders import make_chain_manifest
 
 _ID = "0x" + "5a" * 32
 _ROWS = 512  # of a step of a model
@@ -45,6 +47,7 @@ def find_binary_doors(size: int) -> dict[str, Door]:
             {"a body": encode_control(Kind.REQUEST, 1, 1, bytes(size))},
         ),
         "a header of GGUF": (_read_gguf, _make_headers(size)),
+        "a manifest that is good": (load_manifest, {"a chain": _make_manifest(size)}),
     }
 
 
@@ -68,6 +71,11 @@ def _make_requests(size: int) -> dict[str, bytes]:
         "empty nodes": b"\x22" + _pack_length(size) + b"\x22\0" * (size // 2),
         "drafts": pb.VerifyDraftsRequest(drafts=drafts).SerializeToString(),
     }
+
+
+def _make_manifest(size: int) -> bytes:
+    one = len(make_chain_manifest(1).to_bytes())
+    return make_chain_manifest(min(limits.MAX_TASKS, size // one)).to_bytes()
 
 
 def _pack_length(value: int) -> bytes:

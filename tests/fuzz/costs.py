@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:node:oracle:deploy python -m tests.fuzz.costs [--kib 64]
 
-A door takes bytes and returns, or raises its error for bad input. Bytes that are no JSON are in
-``tests.fuzz.binary_doors``. Each door of JSON gets every filling at each place of its form: wrong
-entries, unknown keys, brackets, escapes, long numbers. The table tells the costliest of each, in
-processor time and in memory that Python allocates, for one byte sent.
+A door takes bytes and returns, or raises its error for bad input. Bytes that are no hostile JSON
+are in ``tests.fuzz.binary_doors``. Each door of JSON gets every filling at each place of its form:
+wrong entries, unknown keys, brackets, escapes, long numbers. The table tells the costliest of each,
+in processor time and in memory that Python allocates, for one byte sent.
 """
 
 from __future__ import annotations

@@ -129,14 +129,23 @@ class ModelTokenizer:
         """Make a call about a text of so many characters.
 
         All streams wait for this process, so a long text goes to another one, which is started for
-        the first of them, and whose turns go round by ``principal``.
+        the first of them, and whose turns go round by ``principal``. Raises InvalidModel, and
+        InvalidInput for a text that ends that process.
         """
         if length <= tuning.LONG_TEXT_CHARS:
             return await self.run(partial(call, self))
         async with self._turn.hold(principal):
             if self._other is None or not self._other.is_running:
                 self._other = await asyncio.to_thread(ModelTokenizer, self.data, self._name)
-            return await self._other.run(partial(call, self._other))
+            try:
+                return await self._other.run(partial(call, self._other))
+            except InvalidModel:
+                if self._other.is_running:
+                    raise
+                raise InvalidInput(
+                    f"a text of {length} characters takes the tokenizer of {self._name} too long, "
+                    "or too much memory; shorten it"
+                ) from None
 
     def close(self) -> None:
         """End the process, and the one for long texts."""

@@ -85,9 +85,8 @@ async def test_s34_who_asks_for_a_manifest_checks_it(
             ids = [f"0x{number:064x}" for number in range(3)]
             for model_id in (*ids, ids[2], ids[1], ids[0], ids[1]):
                 url = api.MANIFEST.url(server.url, model_id=model_id)
-                assert (
-                    await http.get_bytes(url, max_bytes=99) == b"no manifest " + model_id.encode()
-                )
+                found = await http.get_bytes(url, max_bytes=99)
+                assert found == b"no manifest " + model_id.encode()
         finally:
             await server.close()
     assert loaded == [*ids, ids[0]]  # the latest two are kept
