@@ -33,10 +33,13 @@ MAX_INPUTS: Final = 2_048  # of one request, as OpenAI has it
 class EmbeddingRequest(Fields):
     """POST /v1/embeddings."""
 
+    harmless = Fields.harmless | {"user"}
+
     model: str
     input: str | list[TokenId] | list[str | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | None = None  # as in Hugging Face's servers: cut what is too long
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -112,7 +115,7 @@ async def prepare_texts(model: EncoderModel, asked: EncodingRequest) -> Prepared
                 "shortened",
                 param="dimensions",
             )
-        calls = [partial(model.encode, text) for text in asked.inputs]
+        calls = [partial(model.encode, text, cuts=bool(asked.truncate)) for text in asked.inputs]
     texts = []
     for place, call in enumerate(calls):
         try:
