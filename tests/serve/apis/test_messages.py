@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ from splitup.serve.api_keys import ApiKeys
 from splitup.serve.apis.messages import MessagesRequest
 from splitup.serve.apis.requests import parse_request
 from splitup.serve.errors import ApiError
+from tests.builders import HANG_S
 from tests.serve.apis.scripted_server import CONTEXT, NAME, ScriptedModel, serve_script
 
+NPM = Path(__file__).resolve().parents[2] / "npm"
 USER = {"role": "user", "content": "weather?"}
 COLDEST = {"temperature": 0}  # which the client's own types no longer know
 ASKED: dict[str, Any] = {"model": NAME, "max_tokens": 60, "messages": [USER], "extra_body": COLDEST}
@@ -112,6 +116,8 @@ async def test_the_events_have_their_order_and_names(model: ScriptedModel) -> No
     assert [event["index"] for event in events if "index" in event] == sorted(
         event["index"] for event in events if "index" in event
     )
+    assert "splitup" not in events[0]["message"]["usage"], "the cost is known at the end"
+    assert events[-2]["usage"]["splitup"]["steps"] == events[-2]["usage"]["output_tokens"]
     json_delta = next(event["delta"] for event in events if event.get("index") == 1
                       and "delta" in event)  # fmt: skip
     assert json_delta == {"type": "input_json_delta", "partial_json": '{"colour": "red"}'}
@@ -260,3 +266,27 @@ def test_what_cannot_be_served_is_named(change: dict[str, Any], param: str) -> N
     with pytest.raises(ApiError) as caught:
         parse_request(MessagesRequest, fields).convert().make_variables()
     assert (caught.value.param or "").startswith(param)
+
+
+async def test_the_package_for_node_runs_unchanged(model: ScriptedModel) -> None:
+    package = NPM / "node_modules" / "@anthropic-ai" / "sdk"
+    assert package.is_dir(), f"run: cd {NPM} && npm ci --ignore-scripts"
+    node = shutil.which("node")
+    assert node is not None
+    model.say(f"I paint.\n{CALL}")
+    async with serve_script(model) as url, asyncio.timeout(HANG_S):
+        done = await asyncio.create_subprocess_exec(
+            *(node, NPM / "ask_messages.mjs", url, NAME),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await done.communicate()
+    assert done.returncode == 0, errors.decode()
+    found = json.loads(output)
+    assert found["model"] == NAME and found["counted"] > 0 and found["tokens"] > 9
+    assert found["reason"] == "tool_use"
+    assert found["content"] == [
+        {"type": "text", "text": "I paint."},
+        {"type": "tool_use", "name": "paint", "input": {"colour": "red"}},
+    ]
+    assert found["error"] == ["NotFoundError", 404, "not_found_error"]
