@@ -199,6 +199,32 @@ async def test_what_was_thought_and_said_is_told_to_the_template(model: Scripted
 USER_TEXT = {"type": "text", "text": " more"}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[" * 500_000,
+        b'{"model": "m", "max_tokens": 1e400, "messages": []}',
+        b'{"model": "m", "max_tokens": 1, "messages": [{"role": ["user"], "content": "x"}]}',
+        b'{"model": "m", "max_tokens": 1, "messages": [5]}',
+        json.dumps({**BODY, "messages": [USER] * 2_049}).encode(),
+        json.dumps({**BODY, "chat_template_kwargs": {"self": 1}}).encode(),
+        json.dumps({**BODY, "surprise": 1}).encode(),
+    ],
+)
+async def test_bodies_that_are_no_request_are_errors_of_the_api(
+    model: ScriptedModel, body: bytes
+) -> None:
+    async with serve_script(model) as url, aiohttp.ClientSession() as http:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            async with asyncio.timeout(HANG_S), http.post(f"{url}{path}", data=body) as reply:
+                found = await reply.json()
+            assert reply.status == 400 and found["type"] == "error", path
+            assert found["error"]["type"] == "invalid_request_error" and found["error"]["message"]
+
+
 async def test_a_prompt_that_is_too_long_is_counted_and_refused(model: ScriptedModel) -> None:
     long = [{"role": "user", "content": "one two " * CONTEXT}]
     async with connect(model) as client:
