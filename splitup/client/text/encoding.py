@@ -49,19 +49,25 @@ class EncoderModel:
         """Return the number of elements of a vector."""
         return self.manifest.user_outputs[0].shape[1]
 
-    def encode(self, text: str | Sequence[int], pair: str | None = None) -> EncodedText:
+    def encode(
+        self, text: str | Sequence[int], pair: str | None = None, *, cuts: bool = False
+    ) -> EncodedText:
         """Return the tokens of a text or pair; a sequence of tokens is taken as it is. Blocks.
 
-        Raises InvalidInput for an empty text, for one that is too long, and for tokens outside the
-        vocabulary.
+        With ``cuts`` a text loses the end for which the model has no room. Raises InvalidInput for
+        an empty text, for one that is too long, and for tokens outside the vocabulary.
         """
         if isinstance(text, str):
+            if cuts:
+                text = text[: _MOST_CHARS * self.info.context]
             length = len(text) + len(pair or "")
             if length > _MOST_CHARS * self.info.context:
                 raise self._refuse_length(f"{length} characters")
-            found = self.tokenizer.encode_typed(text, pair)
+            found = self.tokenizer.encode_typed(
+                text, pair, most=self.info.context if cuts else None
+            )
         else:
-            found = EncodedText(tuple(text))
+            found = EncodedText(tuple(text[: self.info.context] if cuts else text))
         if not text or not found.tokens:
             raise InvalidInput("the text is empty; give at least one character or token")
         if len(found.tokens) > self.info.context:

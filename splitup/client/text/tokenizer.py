@@ -73,15 +73,19 @@ class ModelTokenizer:
         """Return the tokens of a text. Raises InvalidModel."""
         return list(self._encode([text], add_special_tokens).tokens)
 
-    def encode_typed(self, text: str, pair: str | None = None) -> EncodedText:
+    def encode_typed(
+        self, text: str, pair: str | None = None, *, most: int | None = None
+    ) -> EncodedText:
         """Return the tokens of a text, or of a pair of texts, with their types.
 
-        Raises InvalidModel.
+        Beyond ``most`` tokens the end is cut off, but no special token. Raises InvalidModel.
         """
-        return self._encode([text] if pair is None else [text, pair], True)
+        return self._encode([text] if pair is None else [text, pair], True, most)
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> EncodedText:
-        question = {"encode": True, "special": add_special_tokens}
+    def _encode(
+        self, texts: Sequence[str], add_special_tokens: bool, most: int | None = None
+    ) -> EncodedText:
+        question = {"encode": True, "special": add_special_tokens, "most": most}
         _, found = self._ask(question, [text.encode(errors="replace") for text in texts])
         if len(found) != 2 or len(found[0]) % _TOKEN.itemsize or len(found[0]) != len(found[1]):
             raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
@@ -280,7 +284,12 @@ class _Library:
             if "encode" in question:
                 text, *rest = (str(data, "utf-8") for data in buffers)
                 pair, special = rest[0] if rest else None, question["special"]
-                found = self._tokenizer.encode(text, pair, add_special_tokens=special)
+                if question["most"] is not None:
+                    self._tokenizer.enable_truncation(question["most"])
+                try:
+                    found = self._tokenizer.encode(text, pair, add_special_tokens=special)
+                finally:
+                    self._tokenizer.no_truncation()
                 return {}, [_pack(found.ids), _pack(found.type_ids)]
             tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
             skips = question.get("skip_special", True)

@@ -1,1 +1,1 @@
-"""What existing clients speak: the APIs of OpenAI and Ollama, their requests and answers."""
+"""What existing clients speak: the APIs of OpenAI, Anthropic and Ollama."""

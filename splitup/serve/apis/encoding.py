@@ -34,10 +34,13 @@ MAX_INPUTS: Final = 2_048  # of one request, as OpenAI has it
 class EmbeddingRequest(Fields):
     """POST /v1/embeddings."""
 
+    harmless = Fields.harmless | {"user"}
+
     model: str
     input: str | list[TokenId] | list[str | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | None = None  # as in Hugging Face's servers: cut what is too long
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -105,6 +108,7 @@ async def prepare_texts(
         right = "/v1/rerank" if model.is_ranker else "/v1/embeddings"
         raise ApiError(f"the model '{model.name}' is asked by POST {right} only", param="model")
     pairs: list[tuple[str | list[int], str | None]]
+    cuts = isinstance(asked, EmbeddingRequest) and bool(asked.truncate)
     if isinstance(asked, RerankRequest):
         field = "documents"
         pairs = [(asked.query, text) for text in asked.texts]
@@ -120,7 +124,7 @@ async def prepare_texts(
     texts = []
     for place, (text, other) in enumerate(pairs):
         length = (len(text) if isinstance(text, str) else 0) + len(other or "")
-        encode = partial(_encode, model, text, other)
+        encode = partial(_encode, model, text, other, cuts)
         try:
             texts.append(await model.tokenizer.read(length, encode, principal))
         except TextTooLong as error:
@@ -133,9 +137,13 @@ async def prepare_texts(
 
 
 def _encode(
-    model: EncoderModel, text: str | list[int], pair: str | None, tokenizer: ModelTokenizer
+    model: EncoderModel,
+    text: str | list[int],
+    pair: str | None,
+    cuts: bool,
+    tokenizer: ModelTokenizer,
 ) -> EncodedText:
-    return replace(model, tokenizer=tokenizer).encode(text, pair)
+    return replace(model, tokenizer=tokenizer).encode(text, pair, cuts=cuts)
 
 
 async def encode(

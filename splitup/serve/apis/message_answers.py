@@ -53,7 +53,7 @@ class MessagesForm(EventStream):
 
     def begin(self, choice: Choice) -> list[Event]:
         """Return the events before the first token."""
-        usage = {**_make_usage(choice.report), "output_tokens": 0}
+        usage = {**_count_tokens(choice.report), "output_tokens": 0}
         message = {**self._describe(), "content": [], "stop_reason": None, "stop_sequence": None}
         return [
             {"type": "message_start", "message": {**message, "usage": usage}},
@@ -133,13 +133,16 @@ def _make_block(part: Part) -> Event:
 
 
 def _make_usage(report: Report) -> Event:
+    return {**_count_tokens(report), "splitup": make_cost([report])}
+
+
+def _count_tokens(report: Report) -> Event:
     """Return the tokens of an answer; those of the prompt that were cached count apart."""
     return {
         "input_tokens": len(report.prompt) - report.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": report.cached_tokens,
         "output_tokens": report.completion_tokens,
-        "splitup": make_cost([report]),
     }
 
 

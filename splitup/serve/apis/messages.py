@@ -285,6 +285,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: int | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None  # of this server
 
     def _make_fields(self) -> dict[str, Any]:
         return {
@@ -295,6 +296,7 @@ class MessagesRequest(CountRequest):
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,
+            "seed": self.seed,
         }
 
 

@@ -31,13 +31,13 @@ from splitup.serve.generation import Piece
 VERSION: Final = "0.30.0"  # of the API that is followed; clients compare it
 _DEFAULTS: Final = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # options that say how Ollama computes, which nodes decide here
-_COMPUTING: Final = frozenset(
+COMPUTING: Final = frozenset(
     {
         *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap"),
         *("use_mlock", "low_vram", "numa", "repeat_last_n"),
     }
 )
-_TAKEN: Final = frozenset(
+TAKEN: Final = frozenset(
     {
         *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
         *("presence_penalty", "frequency_penalty"),
@@ -68,7 +68,7 @@ class OllamaMessage(Fields):
     tool_name: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    thinking: None = None
+    thinking: str | None = None  # before an earlier answer
     images: list[str] | None = None  # in base64
 
 
@@ -86,9 +86,9 @@ class _OllamaRequest(Fields):
         for name, value in (self.options or {}).items():
             if name == "num_predict":
                 fields["max_tokens"] = None if value in (-1, -2) else value
-            elif name in _TAKEN:
+            elif name in TAKEN:
                 fields[name] = value
-            elif name not in _COMPUTING and (name, value) != ("repeat_penalty", 1):
+            elif name not in COMPUTING and (name, value) != ("repeat_penalty", 1):
                 raise ApiError(f"this server does not support the option '{name:.100}'")
         fields["stream"] = self.stream is not False
         if self.format == "json":
@@ -97,6 +97,9 @@ class _OllamaRequest(Fields):
             schema = {"name": "format", "schema": self.format}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         return fields
+
+    def _make_thinking(self) -> dict[str, Any]:
+        return {} if self.think is None else {"reasoning": {"enabled": self.think}}
 
 
 class GenerateRequest(_OllamaRequest):
@@ -120,7 +123,7 @@ class GenerateRequest(_OllamaRequest):
         if self.system:
             messages.append({"role": "system", "content": self.system})
         messages.append({"role": "user", "content": _make_content(self.prompt, self.images)})
-        return parse_request(ChatRequest, {**fields, "messages": messages})
+        return parse_request(ChatRequest, {**fields, **self._make_thinking(), "messages": messages})
 
 
 class OllamaChatRequest(_OllamaRequest):
@@ -136,6 +139,8 @@ class OllamaChatRequest(_OllamaRequest):
         for place, message in enumerate(self.messages):
             known: dict[str, Any] = {"role": message.role}
             known["content"] = _make_content(message.content, message.images)
+            if message.thinking and message.role == "assistant":
+                known["reasoning_content"] = message.thinking
             if message.tool_calls:
                 calls = [
                     {
@@ -153,7 +158,7 @@ class OllamaChatRequest(_OllamaRequest):
                 known["tool_call_id"] = message.tool_call_id or (waiting or ["call"]).pop(0)
                 known["name"] = message.tool_name or message.name
             messages.append(known)
-        fields = {**self.make_fields(), "messages": messages}
+        fields = {**self.make_fields(), **self._make_thinking(), "messages": messages}
         if self.tools:
             fields["tools"] = [tool.model_dump() for tool in self.tools]
         return parse_request(ChatRequest, fields)

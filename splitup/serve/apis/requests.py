@@ -329,7 +329,7 @@ def parse_request(kind: type[R], body: Any) -> R:
     if not isinstance(body, dict):
         raise ApiError("the request's body is no JSON object")
     try:
-        return kind.model_validate(body, strict=False)
+        return kind.model_validate(body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         first = max(

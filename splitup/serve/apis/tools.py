@@ -272,14 +272,14 @@ class CallParser:
     def push(self, text: str) -> list[Part]:
         """Take the next piece; return what is certain now."""
         self._held += text
-        return self._find_marked() if self._syntax.begin else self._find_bare()
+        return self._find_marked() if self._syntax.begin else self._find_bare(is_end=False)
 
     def finish(self) -> list[Part]:
         """Return the rest, when no piece follows.
 
         Where a call must be, the rest is one that was cut off, and nobody's text.
         """
-        parts = self.push("")
+        parts = self._find_marked() if self._syntax.begin else self._find_bare(is_end=True)
         rest, self._held = self._held, ""
         return parts if self._must_call else parts + self._make_text(rest)
 
@@ -308,13 +308,13 @@ class CallParser:
         self._held = self._held[start:]
         return parts
 
-    def _find_bare(self) -> list[Part]:
+    def _find_bare(self, *, is_end: bool) -> list[Part]:
         parts: list[Part] = []
         while not self._is_text and (text := self._held.lstrip(" \t\r\n;")):
             if not text.startswith("{"):
                 self._is_text = not self._has_called
                 break
-            if not text.endswith("}"):
+            if not is_end and not text.endswith("}"):
                 break  # do not read it again for every piece
             try:
                 _, length = parse_json_prefix(text)

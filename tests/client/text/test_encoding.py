@@ -37,6 +37,10 @@ def test_texts_and_pairs(tmp_path: Path) -> None:
         ):
             with pytest.raises(TextTooLong, match=message):
                 model.encode(text)  # type: ignore[arg-type]
+        for text in ("w9 " * 31, "w9 " * 5000):
+            assert model.encode(text, cuts=True) == whole, "the special tokens stay"
+            assert model.encode("w9 " * 30) == whole, "what follows is not cut"
+        assert model.encode([4] * 33, cuts=True).tokens == (4,) * 32
         for empty in ("", []):
             with pytest.raises(InvalidInput, match="the text is empty"):
                 model.encode(empty)  # type: ignore[arg-type]

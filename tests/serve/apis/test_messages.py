@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ from splitup.serve.api_keys import ApiKeys
 from splitup.serve.apis.messages import MessagesRequest
 from splitup.serve.apis.requests import parse_request
 from splitup.serve.errors import ApiError
+from tests.builders import HANG_S
 from tests.serve.apis.scripted_server import CONTEXT, NAME, ScriptedModel, serve_script
 
+NPM = Path(__file__).resolve().parents[2] / "npm"
 USER = {"role": "user", "content": "weather?"}
 COLDEST = {"temperature": 0}  # which the client's own types no longer know
 ASKED: dict[str, Any] = {"model": NAME, "max_tokens": 60, "messages": [USER], "extra_body": COLDEST}
@@ -112,6 +116,8 @@ async def test_the_events_have_their_order_and_names(model: ScriptedModel) -> No
     assert [event["index"] for event in events if "index" in event] == sorted(
         event["index"] for event in events if "index" in event
     )
+    assert "splitup" not in events[0]["message"]["usage"], "the cost is known at the end"
+    assert events[-2]["usage"]["splitup"]["steps"] == events[-2]["usage"]["output_tokens"]
     json_delta = next(event["delta"] for event in events if event.get("index") == 1
                       and "delta" in event)  # fmt: skip
     assert json_delta == {"type": "input_json_delta", "partial_json": '{"colour": "red"}'}
@@ -193,6 +199,32 @@ async def test_what_was_thought_and_said_is_told_to_the_template(model: Scripted
 USER_TEXT = {"type": "text", "text": " more"}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[" * 500_000,
+        b'{"model": "m", "max_tokens": 1e400, "messages": []}',
+        b'{"model": "m", "max_tokens": 1, "messages": [{"role": ["user"], "content": "x"}]}',
+        b'{"model": "m", "max_tokens": 1, "messages": [5]}',
+        json.dumps({**BODY, "messages": [USER] * 2_049}).encode(),
+        json.dumps({**BODY, "chat_template_kwargs": {"self": 1}}).encode(),
+        json.dumps({**BODY, "surprise": 1}).encode(),
+    ],
+)
+async def test_bodies_that_are_no_request_are_errors_of_the_api(
+    model: ScriptedModel, body: bytes
+) -> None:
+    async with serve_script(model) as url, aiohttp.ClientSession() as http:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            async with asyncio.timeout(HANG_S), http.post(f"{url}{path}", data=body) as reply:
+                found = await reply.json()
+            assert reply.status == 400 and found["type"] == "error", path
+            assert found["error"]["type"] == "invalid_request_error" and found["error"]["message"]
+
+
 async def test_a_prompt_that_is_too_long_is_counted_and_refused(model: ScriptedModel) -> None:
     long = [{"role": "user", "content": "one two " * CONTEXT}]
     async with connect(model) as client:
@@ -260,3 +292,27 @@ def test_what_cannot_be_served_is_named(change: dict[str, Any], param: str) -> N
     with pytest.raises(ApiError) as caught:
         parse_request(MessagesRequest, fields).convert().make_variables()
     assert (caught.value.param or "").startswith(param)
+
+
+async def test_the_package_for_node_runs_unchanged(model: ScriptedModel) -> None:
+    package = NPM / "node_modules" / "@anthropic-ai" / "sdk"
+    assert package.is_dir(), f"run: cd {NPM} && npm ci --ignore-scripts"
+    node = shutil.which("node")
+    assert node is not None
+    model.say(f"I paint.\n{CALL}")
+    async with serve_script(model) as url, asyncio.timeout(HANG_S):
+        done = await asyncio.create_subprocess_exec(
+            *(node, NPM / "ask_messages.mjs", url, NAME),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await done.communicate()
+    assert done.returncode == 0, errors.decode()
+    found = json.loads(output)
+    assert found["model"] == NAME and found["counted"] > 0 and found["tokens"] > 9
+    assert found["reason"] == "tool_use"
+    assert found["content"] == [
+        {"type": "text", "text": "I paint."},
+        {"type": "tool_use", "name": "paint", "input": {"colour": "red"}},
+    ]
+    assert found["error"] == ["NotFoundError", 404, "not_found_error"]

@@ -50,6 +50,17 @@ def test_options_formats_and_calls_are_translated() -> None:
     assert said[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
 
 
+def test_thinking_is_switched_off_and_told_again() -> None:
+    said = {"role": "assistant", "content": "5", "thinking": "2 + 3"}
+    fields = {**CHAT, "think": False, "messages": [*CHAT["messages"], said, *CHAT["messages"]]}
+    asked = parse_request(OllamaChatRequest, fields).convert()
+    assert asked.make_variables() == {"enable_thinking": False}
+    assert asked.list_messages()[1]["reasoning_content"] == "2 + 3"
+    text = parse_request(GenerateRequest, {**TEXT, "think": False}).convert(has_template=True)
+    assert isinstance(text, ChatRequest)
+    assert text.make_variables() == {"enable_thinking": False}
+
+
 def test_images_come_before_the_text() -> None:
     said = {"role": "user", "content": "hello", "images": ["eA==", "eQ=="]}
     template = [{"type": "image"}] * 2 + [{"type": "text", "text": "hello"}]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from splitup.serve.apis.encoding import EmbeddingRequest
 from splitup.serve.apis.requests import ChatRequest, CompletionRequest, parse_request
 from splitup.serve.apis.response_requests import ResponseRequest
 from splitup.serve.errors import ApiError
@@ -14,7 +15,14 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
 PNG = "data:image/png;base64,eA=="
 IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
-BODIES = {ChatRequest: CHAT, CompletionRequest: TEXT, ResponseRequest: {"model": "m", "input": "x"}}
+EPHEMERAL = {"type": "ephemeral"}
+CACHED = {"type": "text", "text": "hello", "cache_control": EPHEMERAL}
+BODIES = {
+    ChatRequest: CHAT,
+    CompletionRequest: TEXT,
+    ResponseRequest: {"model": "m", "input": "x"},
+    EmbeddingRequest: {"model": "m", "input": "x"},
+}
 
 
 def test_defaults_are_those_of_the_api() -> None:
@@ -96,8 +104,55 @@ def test_too_many_images_are_refused_before_they_are_read() -> None:
         asked.list_images()
 
 
-def test_fields_that_change_nothing_are_taken() -> None:
-    parse_request(ChatRequest, {**CHAT, "user": "u", "metadata": {}, "store": False})
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatRequest, {"user": "u", "metadata": {}, "store": False, "verbosity": "low"}),
+        (ChatRequest, {"modalities": ["text"], "reasoning": {"summary": "auto"}}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [CACHED]}]}),
+        (ChatRequest, {"messages": [{**CHAT["messages"][0], "cache_control": EPHEMERAL}]}),
+        (ResponseRequest, {"include": ["reasoning.encrypted_content"], "truncation": "auto"}),
+        (ResponseRequest, {"text": {"verbosity": "high"}, "reasoning": {"summary": "auto"}}),
+        (EmbeddingRequest, {"user": "u"}),
+    ],
+)
+def test_fields_that_change_nothing_are_taken(kind: Any, fields: dict[str, Any]) -> None:
+    plain, more = parse_request(kind, BODIES[kind]), parse_request(kind, {**BODIES[kind], **fields})
+    if isinstance(plain, ChatRequest | ResponseRequest):
+        assert more.list_messages() == plain.list_messages() and more.make_variables() == {}
+        assert more.recorded_logprobs is None
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, ResponseRequest])
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"chat_template_kwargs": {"a": [1]}}, {"a": [1]}),
+        ({"reasoning": {"effort": "low"}}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "none"}}, {"enable_thinking": False, "reasoning_effort": "none"}),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking": False}),
+        (
+            {
+                "reasoning": {"effort": "high"},
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+            {"enable_thinking": False, "reasoning_effort": "high"},
+        ),
+    ],
+)
+def test_thinking_and_templates_are_told_what_was_asked(
+    kind: Any, fields: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert parse_request(kind, {**BODIES[kind], **fields}).make_variables() == variables
+    with pytest.raises(ApiError, match="gives the chat template 'tools'"):
+        parse_request(
+            kind, {**BODIES[kind], "chat_template_kwargs": {"tools": []}}
+        ).make_variables()
+
+
+def test_the_effort_of_a_chat_has_a_field_of_its_own() -> None:
+    asked = parse_request(ChatRequest, {**CHAT, "reasoning_effort": "none"})
+    assert asked.make_variables() == {"enable_thinking": False, "reasoning_effort": "none"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +184,22 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (CompletionRequest, {"logit_bias": {"5": "much"}}, "logit_bias.5"),
         (CompletionRequest, {"model": 5}, "model"),
         (CompletionRequest, {"prompt": {}}, "prompt"),
+        (CompletionRequest, {"prompt": [True, False]}, "prompt.0"),
+        (CompletionRequest, {"prompt": [[1], [True]]}, "prompt.1.0"),
+        (EmbeddingRequest, {"input": [True, False]}, "input.0"),
+        (EmbeddingRequest, {"input": [["a"]]}, "input.0.0"),
+        (EmbeddingRequest, {"truncate": "END"}, "truncate"),
+        (ChatRequest, {"modalities": ["audio"]}, "modalities.0"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{**CACHED, "surprise": 1}]}]},
+            "messages.0.content.0.surprise",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages.0.content.0.text",
+        ),
         (ResponseRequest, {"input": [{"role": "user"}]}, "input.0.content"),
         (ResponseRequest, {"input": [{"type": "computer_call"}]}, "input.0"),
         (ResponseRequest, {"input": [{"type": ["x"]}]}, "input.0"),
@@ -207,6 +278,15 @@ def test_a_response_request_is_a_conversation() -> None:
         ("assistant", "hello"),
         ("system", "more"),
     ]
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    known = {**thought, "content": [{"type": "reasoning_text", "text": "2 + 3"}]}
+    said = {"role": "assistant", "content": "5"}
+    for items, wanted in (
+        ([thought, said], said),
+        ([known, said], {**said, "reasoning_content": "2 + 3"}),
+    ):
+        asked = parse_request(ResponseRequest, {"model": "m", "input": items})
+        assert asked.list_messages() == [wanted]
     with pytest.raises(ApiError, match="previous_response_id"):
         parse_request(
             ResponseRequest, {"model": "m", "input": "x", "previous_response_id": "resp_1"}

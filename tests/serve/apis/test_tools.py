@@ -119,6 +119,41 @@ def test_no_tools_are_none() -> None:
     ) is None  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_tools_are_allowed_and_all_are_shown(mode: str) -> None:
+    named = {"type": "function", "function": {"name": "paint"}}
+    some = {"mode": mode, "tools": [named]}
+    toolbox = make(tool_choice={"type": "allowed_tools", "allowed_tools": some})
+    flat = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "paint"}]}
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    fields = {"model": "m", "input": "x", "tools": tools, "tool_choice": flat}
+    same = parse_request(ResponseRequest, fields).make_toolbox(QWEN)
+    assert same is not None and same.make_grammar(None) == toolbox.make_grammar(None)
+    assert [one.name for one in same.allowed] == ["paint"]
+    assert [tool["function"]["name"] for tool in toolbox.list_for_template()] == [
+        *("paint", "stop-now_2"),
+    ]
+    grammar = toolbox.make_grammar(None)
+    assert (grammar is None) == (mode == "auto")
+    assert grammar is None or ("paint" in grammar.text and "stop-now_2" not in grammar.text)
+    call = '<tool_call>{"name": "stop-now_2", "arguments": {}}</tool_call>'
+    assert parse(toolbox, call, 9) == [call], "no call of a tool that is not allowed"
+
+
+@pytest.mark.parametrize(
+    ("template", "whole", "cut"),
+    [
+        (QWEN, '<tool_call>\n{"name": "paint", "arguments": {}}\n</tool_call>', "\n<tool_call>\n{"),
+        (QWEN, "", "<tool_ca"),
+        (LLAMA_3, '{"name": "paint", "parameters": {}}', '; {"name": "pa'),
+    ],
+)
+def test_where_a_call_must_be_a_cut_one_is_no_text(template: str, whole: str, cut: str) -> None:
+    toolbox = make(template, tool_choice="required")
+    for size in (1, 3, 1_000):
+        assert parse(toolbox, whole + cut, size) == ([("paint", {})] if whole else [])
+
+
 @pytest.mark.parametrize("size", [1, 3, 1_000])
 @pytest.mark.parametrize(
     ("template", "text", "parts"),
