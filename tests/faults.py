@@ -108,6 +108,10 @@ ROWS: Final = {
     "S27": "one caller that takes all calls and sessions of a worker",
     "S28": "a message that becomes far larger, or stays, in memory",
     "S29": "one node that takes a relay from all others",
+    "S30": "images that keep the one reader from others",
+    "S31": "a few addresses that hold all sessions of an adapter host",
+    "S32": "one execution that takes all memory for tensors in chunks",
+    "S33": "a long text that holds up all streams of a model",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

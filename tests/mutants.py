@@ -62,6 +62,45 @@ _TESTS: Final = "tests/protocol"
 MUTANTS: Final = (
     # ---- what a stranger's message costs --------------------------------------------------------
     Mutant(
+        "scans of a JPEG",
+        "splitup/client/images/image_reader.py",
+        "            if scans * pixels > (most",
+        "            if 0 > (most",
+        "tests/deploy/frontends/test_images.py::test_s30_scans_of_a_jpeg_are_counted_before_they_are_drawn",
+        is_quick=False,
+    ),
+    Mutant(
+        "turns by group",
+        "splitup/core/places.py",
+        "                self._waiting[group] = turns  # behind all others\n",
+        "                self._waiting = OrderedDict({group: turns} | self._waiting)\n",
+        "tests/core/test_places.py::test_s30_a_lock_goes_round_by_group",
+    ),
+    Mutant(
+        "sessions of an adapter host by network",
+        "splitup/adapters/host.py",
+        "get_admission(request).get_group(request), name)",
+        '"", name)',
+        "tests/adapters/test_host.py::test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most",
+        is_quick=False,
+    ),
+    Mutant(
+        "chunks of one execution",
+        "splitup/net/tensor_chunks.py",
+        "            self._remove(most, next(reversed(self._incoming[most])))\n",
+        "            return False\n",
+        "tests/node/execution/test_chunk_transfers.py::test_s32_the_execution_with_the_most_chunks_gives_way_to_others",
+        is_quick=False,
+    ),
+    Mutant(
+        "long texts apart",
+        "splitup/client/text/tokenizer.py",
+        "        if length <= tuning.LONG_TEXT_CHARS:\n",
+        "        if True:\n",
+        "tests/client/text/test_tokenizer.py::test_s33_a_long_text_holds_up_no_stream",
+        is_quick=False,
+    ),
+    Mutant(
         "the first wrong entry",
         "splitup/core/records.py",
         '        schema["fail_fast"] = True\n',

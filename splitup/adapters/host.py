@@ -28,28 +28,29 @@ from splitup.adapters.ckks import (
 from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter, get_total_bits
 from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable
+from splitup.core.places import Places
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.adapters import ANSWER_HEAD, AdapterInfo, AdapterList, AdapterSession
 from splitup.messages.base import Message
-from splitup.net.http import add_routes, make_app, read_body
+from splitup.net.http import add_routes, get_admission, make_app, read_body
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
 
 _PROCESS: Final = "splitup.adapters.host_process"
 _START_TIMEOUT_S: Final = 30.0  # to import SEAL and encode the weights: 1 s on an idle machine
 _APPLY_TIMEOUT_S: Final = 10.0  # 15 ms on an idle machine
+_MOST_QUERIES: Final = 4  # of a session at once; its client waits for each answer
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """How many sessions a host keeps, in all and per address, and for how long when idle.
+    """How many sessions a host keeps, and for how long when idle.
 
-    A session takes 75 MB. When there are too many, the one that was idle longest ends if it was
-    idle for ``spare_s``; otherwise no new one starts. Browsers let pages of ``origins`` ask.
+    A session takes 75 MB. When there are too many, those that were idle for ``spare_s`` end, or
+    else the newest of the address that has the most. Browsers let pages of ``origins`` ask.
     """
 
     sessions: int = 16
-    sessions_per_address: int = 4
     idle_s: float = 300.0
     spare_s: float = 30.0
     origins: tuple[str, ...] = ()
@@ -58,7 +59,6 @@ class HostOptions:
 @dataclass(slots=True)
 class _Session:
     info: AdapterInfo
-    address: str
     child: Child
     used_s: float
     running: int = 0  # questions
@@ -86,7 +86,8 @@ class AdapterHost:
         if identity is not None:
             self._listed = self._listed.sign(identity)
         self._sessions: dict[str, _Session] = {}
-        self._starting: list[str] = []  # addresses
+        self._places: Places[str] = Places(self._options.sessions)  # names, also of those to come
+        self._groups: dict[str, str] = {}  # by name: the address that its place is counted for
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
@@ -119,7 +120,7 @@ class AdapterHost:
 
     def close(self) -> None:
         """End all sessions."""
-        for name in list(self._sessions):
+        for name in list(self._groups):
             self._close(name)
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -129,25 +130,30 @@ class AdapterHost:
         adapter = self._adapters.get(request.match_info["adapter"])
         if adapter is None:
             raise Refused("this host holds no such adapter; ask for the list", status=404)
-        info, address = adapter.info, request.remote or ""
+        info = adapter.info
         _check_length(request, compute_key_bytes(info.parameters, get_layout(info)))
         keys = await read_body(request)
-        self._make_room(address)
-        self._starting.append(address)
+        name = secrets.token_hex(32)
+        self._take_place(get_admission(request).get_group(request), name)
         try:
             child = await _start_child(adapter, keys)
-        finally:
-            self._starting.remove(address)
-        name = secrets.token_hex(32)
-        self._sessions[name] = _Session(info, address, child, time.monotonic())
+        except BaseException:
+            self._close(name)
+            raise
+        if name not in self._groups:
+            child.close()
+            raise Unavailable("another address needed this session's place; try again in a minute")
+        self._sessions[name] = _Session(info, child, time.monotonic())
         return _reply(AdapterSession(session=name))
 
     async def _apply(self, request: web.Request) -> web.Response:
         name, session = self._find(request)
         _check_length(request, compute_input_bytes(session.info.parameters))
-        data = await read_body(request)
+        if session.running >= _MOST_QUERIES:
+            raise Refused(f"a session computes {_MOST_QUERIES} answers at once; wait", status=429)
         session.running += 1
         try:
+            data = await read_body(request)
             said, made = await session.child.ask_apart(
                 {"apply": True},
                 [data],
@@ -180,17 +186,17 @@ class AdapterHost:
             raise Refused("there is no such session, or it has ended; open another one", status=410)
         return name, session
 
-    def _make_room(self, address: str) -> None:
-        """Close sessions that are idle; raise Unavailable when there are too many others."""
+    def _take_place(self, group: str, name: str) -> None:
+        """Close sessions that are idle, or another's; raise Unavailable when there is no place."""
         self._close_idle(self._options.idle_s)
-        if len(self._sessions) + len(self._starting) >= self._options.sessions:
+        if len(self._places) >= self._options.sessions:
             self._close_idle(self._options.spare_s)
-        own = [*self._starting, *(session.address for session in self._sessions.values())]
-        if (
-            len(own) >= self._options.sessions
-            or own.count(address) >= self._options.sessions_per_address
-        ):
+        shed = self._places.take(group, name)
+        if shed == (group, name):
             raise Unavailable("this host has too many sessions; try again in a minute")
+        self._groups[name] = group
+        if shed is not None:
+            self._close(shed[1])
 
     def _close_idle(self, idle_s: float) -> None:
         now_s = time.monotonic()
@@ -199,6 +205,8 @@ class AdapterHost:
                 self._close(name)
 
     def _close(self, name: str) -> None:
+        if (group := self._groups.pop(name, None)) is not None:
+            self._places.leave(group, name)
         session = self._sessions.pop(name, None)
         if session is not None:
             session.child.close()

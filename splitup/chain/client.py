@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.clock import ChainClock
 from splitup.chain.deployment import Deployment
-from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail, decode_logs
+from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, LogRange, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
@@ -26,6 +27,7 @@ from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # USDC is not followed: it logs every transfer in the world, and ours have events of our own.
 _FOLLOWED: Final[tuple[ContractName, ...]] = ("committee", "nodes", "models", "market")
@@ -63,6 +65,10 @@ class _Forked:
     ancestor: BlockId | None
 
 
+class _BlockUnknown(ChainUnavailable):
+    """Whoever answered does not have a block that others had."""
+
+
 class Chain:
     """A connection to one deployment, as one account or, without a key, as a reader."""
 
@@ -74,6 +80,7 @@ class Chain:
         self._head: Block | None = None
         self._head_changed = asyncio.Event()
         self._rpc = rpc
+        self._log_range = LogRange()
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
         self._guard: asyncio.Task[None] | None = None
@@ -291,25 +298,13 @@ class Chain:
         """
         if last is None:
             last = (await self.fetch_head()).number
-        address = self.deployment.get_address(contract)
-        start, blocks = max(from_block, self.deployment.first_block), tuning.LOG_RANGE_BLOCKS
-        most = tuning.LOG_RANGE_MAX_BLOCKS
+        addresses = [self.deployment.get_address(contract)]
+        start = max(from_block, self.deployment.first_block)
         found: list[ChainEvent] = []
         while start <= last:
-            end = min(start + blocks - 1, last)
-            where = {"address": address, "fromBlock": hex(start), "toBlock": hex(end)}
-            try:
-                found += decode_logs(self.deployment, await self._rpc.request("eth_getLogs", where))
-            except ChainUnavailable as error:
-                if blocks > tuning.LOG_RANGE_BLOCKS:  # too many blocks, too many logs, too slow
-                    blocks = most = max(blocks // 4, tuning.LOG_RANGE_BLOCKS)
-                    continue
-                if not isinstance(error, RpcError):
-                    raise
-                raise ChainUnavailable(
-                    f"the chain at {self._rpc.place} has no logs: {error}"
-                ) from None
-            start, blocks = end + 1, min(2 * blocks, most)
+            told = await self._fetch_logs(addresses, start, last)
+            found += told.events
+            start = told.block.number + 1
         return tuple(found)
 
     async def holds(self, block: BlockId) -> bool:
@@ -352,28 +347,73 @@ class Chain:
         head_id = BlockId(int(head["number"], 16), head["hash"])
         if head_id == last or head_id.number < last.number:
             return None  # a lower head comes from an endpoint that lags behind: ignore it
-        if head["parentHash"] != last.hash and not await self.holds(last):
+        if head["parentHash"] != last.hash and not await self._is_still_there(last):
             return _Forked(await self._find_ancestor(trail))
         latest = head_id.number - confirmations
         end = min(latest, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
         if end < trail.next_block:
             return None
-        if end != head_id.number:
-            block = await self._fetch_block(hex(end))
-            head_id = BlockId(end, block["hash"])
-        where = {"fromBlock": hex(trail.next_block), "toBlock": hex(end)}
-        if end == trail.next_block:  # by hash: an endpoint without the block has to fail
-            where = {"blockHash": head_id.hash}
         addresses = [self.deployment.get_address(name) for name in _FOLLOWED]
-        logs = await self._rpc.request("eth_getLogs", {"address": addresses, **where})
-        events = decode_logs(self.deployment, logs)
-        if events and events[-1].block_number == end and events[-1].block_hash != head_id.hash:
-            return None  # reorganised between the two requests; ask again
-        return _Told(head_id, events, end == latest)
+        told = await self._fetch_logs(addresses, trail.next_block, end)
+        if told.events:
+            latest_event = told.events[-1]
+            if (
+                latest_event.block_number == told.block.number
+                and latest_event.block_hash != told.block.hash
+            ):
+                return None  # reorganised between the two requests; ask again
+        return _Told(told.block, told.events, told.block.number == latest)
+
+    async def _fetch_logs(self, addresses: Sequence[str], first: int, last: int) -> _Told:
+        """Return the events of some contracts in a range that begins with ``first``.
+
+        It ends with a block that whoever gave the logs has: an endpoint may have several backends,
+        and one that lags behind answers [] for blocks that it does not have yet. Ranges shrink to
+        what is answered. Raises ChainUnavailable.
+        """
+        while True:
+            end = min(last, first + self._log_range.blocks - 1)
+            try:
+                block, logs = await _ask_again(partial(self._ask_for_logs, addresses, first, end))
+            except ChainUnavailable as error:
+                is_large = end - first >= tuning.LOG_RANGE_BLOCKS  # it may have been too slow
+                if not isinstance(error, RpcError) and not is_large:
+                    raise
+                if self._log_range.note_refusal(end - first + 1):
+                    continue
+                block, logs = await _ask_again(partial(self._ask_by_hash, addresses, first))
+            else:
+                self._log_range.note_answer()
+            return _Told(block, decode_logs(self.deployment, logs), end == last)
+
+    async def _ask_for_logs(
+        self, addresses: Sequence[str], first: int, end: int
+    ) -> tuple[BlockId, Sequence[Mapping[str, Any]]]:
+        where = {"address": addresses, "fromBlock": hex(first), "toBlock": hex(end)}
+        found, logs = await self._rpc.request_all(
+            ("eth_getBlockByNumber", [hex(end), False]), ("eth_getLogs", [where])
+        )
+        return BlockId(end, self._check_known(found, end)["hash"]), logs
+
+    async def _ask_by_hash(
+        self, addresses: Sequence[str], number: int
+    ) -> tuple[BlockId, Sequence[Mapping[str, Any]]]:
+        """Ask for one block where batches are not answered: a backend without it has to fail."""
+        block = await self._fetch_block(hex(number))
+        where = {"address": addresses, "blockHash": block["hash"]}
+        try:
+            return BlockId(number, block["hash"]), await self._rpc.request("eth_getLogs", where)
+        except RpcError as error:
+            raise _BlockUnknown(f"the chain at {self._rpc.place} has no logs: {error}") from None
+
+    async def _is_still_there(self, block: BlockId) -> bool:
+        """Return whether the chain still has a block; a backend that lags behind does not know."""
+        found = await _ask_again(partial(self._fetch_block, hex(block.number)))
+        return bool(found["hash"] == block.hash)
 
     async def _find_ancestor(self, trail: Trail) -> BlockId | None:
         for checkpoint in trail.checkpoints:
-            if await self.holds(checkpoint):
+            if await self._is_still_there(checkpoint):
                 return checkpoint
         return None
 
@@ -389,12 +429,14 @@ class Chain:
         block: Mapping[str, Any] | None = await self._rpc.request(
             "eth_getBlockByNumber", which, False
         )
-        if block is None:
-            raise ChainUnavailable(
-                f"the chain at {self._rpc.place} does not know block {which} yet"
-            )
+        known = self._check_known(block, which)
         if which == "latest":
-            self._note_head(_make_block(block))
+            self._note_head(_make_block(known))
+        return known
+
+    def _check_known(self, block: Mapping[str, Any] | None, which: str | int) -> Mapping[str, Any]:
+        if block is None:
+            raise _BlockUnknown(f"the chain at {self._rpc.place} does not know block {which} yet")
         return block
 
     def _note_head(self, head: Block) -> None:
@@ -404,6 +446,15 @@ class Chain:
             self._head = head
             self._head_changed.set()
             self._head_changed = asyncio.Event()
+
+
+async def _ask_again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while a backend answers that does not have the block; the next may be another."""
+    for attempt in range(tuning.RPC_TRIES - 1):
+        with contextlib.suppress(_BlockUnknown):
+            return await ask()
+        await asyncio.sleep(tuning.RPC_BACKOFF_S * 2**attempt)
+    return await ask()
 
 
 def _make_block(block: Mapping[str, Any]) -> Block:

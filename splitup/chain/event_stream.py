@@ -77,6 +77,32 @@ class BlockPace:
         return min(max(self._poll_s, -left_s / 4), tuning.BLOCK_LATE_POLL_S)
 
 
+class LogRange:
+    """How many blocks to ask for the logs of at once: as many as the endpoint answers.
+
+    Providers cut off between 10 and 10,000 blocks, or by the number of logs, each with words of its
+    own; some refuse for a while only. So any refusal makes ranges smaller, down to one block, and
+    what was refused is tried again after many answers.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = tuning.LOG_RANGE_BLOCKS
+        self._most = tuning.LOG_RANGE_MAX_BLOCKS
+        self._answered = 0
+
+    def note_answer(self) -> None:
+        """Ask for more the next time."""
+        self._answered += 1
+        if self._answered % tuning.LOG_RANGE_MEMORY == 0:
+            self._most = min(2 * self._most, tuning.LOG_RANGE_MAX_BLOCKS)
+        self.blocks = min(2 * self.blocks, self._most)
+
+    def note_refusal(self, blocks: int) -> bool:
+        """Ask for fewer than ``blocks``; return whether that is possible."""
+        self.blocks = self._most = max(1, blocks // 4)
+        return blocks > 1
+
+
 class Trail:
     """The events that a subscriber was given, as far back as a reorganisation may reach.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -73,24 +73,43 @@ class Rpc:
         An idempotent method whose answer was lost is tried again, after growing, jittered pauses;
         any other one has a single try. Raises RpcError, ChainUnavailable.
         """
-        if method not in _IDEMPOTENT:
-            tries = 1
+        response = await self._ask([(method, params)], tries if method in _IDEMPOTENT else 1)
+        return self._read(method, response)
+
+    async def request_all(self, *calls: tuple[str, Sequence[Any]]) -> list[Any]:
+        """Return the results of several reading calls, which one backend answers.
+
+        An endpoint may have many backends, of which some lag behind; one batch (JSON-RPC 2.0,
+        section 6) goes to one of them. Raises RpcError also where batches are not answered.
+        """
+        answer = await self._ask(calls, tuning.RPC_TRIES)
+        if not isinstance(answer, list) or len(answer) != len(calls):
+            raise RpcError(self.place, "a batch of calls", "it answers no batches", None)
+        by_id = {entry.get("id"): entry for entry in answer if isinstance(entry, dict)}
+        return [
+            self._read(method, by_id.get(place, {"error": "no answer"}))
+            for place, (method, _) in enumerate(calls)
+        ]
+
+    async def _ask(self, calls: Sequence[tuple[str, Sequence[Any]]], tries: int) -> Any:
+        """Return the JSON of an answer; raise ChainUnavailable after so many tries."""
         for attempt in range(tries):
             try:
                 async with asyncio.timeout(tuning.RPC_TIMEOUT_S):
-                    response = await self._post(method, params)
-                break
+                    return await self._post(calls)
             except TimeoutError:
                 failure = f"nothing within {tuning.RPC_TIMEOUT_S:g} s"
             except Exception as error:  # whatever it is, there is no answer
                 failure = _describe(error)
             if attempt + 1 < tries:
                 await asyncio.sleep(tuning.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
-        else:
-            raise ChainUnavailable(
-                f"the chain at {self.place} does not answer ({failure}); "
-                "start your network with: splitup up, or correct the RPC endpoint"
-            )
+        raise ChainUnavailable(
+            f"the chain at {self.place} does not answer ({failure}); "
+            "start your network with: splitup up, or correct the RPC endpoint"
+        )
+
+    def _read(self, method: str, response: Mapping[str, Any]) -> Any:
+        """Return the result of one call; raise RpcError."""
         if "error" not in response:
             return response.get("result")
         problem: Any = response["error"]
@@ -106,14 +125,18 @@ class Rpc:
             data if isinstance(data, str) and data.startswith("0x") else None,
         )
 
-    async def _post(self, method: str, params: Sequence[Any]) -> dict[str, Any]:
+    async def _post(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> Any:
         if self._session is None:
             self._session = ClientSession(raise_for_status=True, connector=TCPConnector())
-        self.requests += 1
-        call = {"jsonrpc": "2.0", "id": self.requests, "method": method, "params": params}
-        async with self._session.post(self._url, json=call) as response:
+        self.requests += len(calls)
+        numbered = [
+            {"jsonrpc": "2.0", "id": place, "method": method, "params": params}
+            for place, (method, params) in enumerate(calls)
+        ]
+        asked = numbered if len(calls) > 1 else numbered[0]
+        async with self._session.post(self._url, json=asked) as response:
             answer = await response.json(content_type=None)
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict if len(calls) == 1 else (dict, list)):
             raise ValueError("the answer is not a JSON object")
         return answer
 

@@ -24,10 +24,6 @@ class SessionFlags:
     sessions: Annotated[
         int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at once.")
     ] = 16
-    per_address: Annotated[
-        int,
-        typer.Option("--sessions-per-address", metavar="N", min=1, help="Most of one address."),
-    ] = 4
     idle_s: Annotated[
         float,
         typer.Option(
@@ -77,9 +73,7 @@ def command(
         from splitup.core import event_loop
 
         adapters = [load_adapter(folder) for folder in folders]
-        options = HostOptions(
-            flags.sessions, flags.per_address, flags.idle_s, origins=tuple(flags.origins or ())
-        )
+        options = HostOptions(flags.sessions, flags.idle_s, origins=tuple(flags.origins or ()))
         identity = NetworkConfig.load(config).load_user() if signs else None
         if identity is not None:
             output.say(f"signing key: {identity.signing_key_hex}")

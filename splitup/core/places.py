@@ -1,8 +1,11 @@
-"""A limited number of places that groups of holders share fairly."""
+"""A limited number of places, and one place in turns, that groups of holders share fairly."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 H = TypeVar("H", bound=Hashable)
@@ -45,3 +48,44 @@ class Places(Generic[H]):
             self._taken -= 1
             if not holders:
                 del self._groups[group]
+
+
+class FairLock:
+    """A lock that goes round by group; within a group, first come is first served.
+
+    Whoever waits, waits for one holder of each other group at most, however many a group sends.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def hold(self, group: str) -> AsyncIterator[None]:
+        """Hold the lock for a block."""
+        if self._is_held:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(group, deque()).append(turn)
+            try:
+                await turn
+            except BaseException:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on()  # the turn had come
+                raise
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the lock to the first of the next group that still waits."""
+        while self._waiting:
+            group, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[group] = turns  # behind all others
+            if not turn.done():
+                turn.set_result(None)  # held on, until it runs
+                return
+        self._is_held = False

@@ -73,6 +73,7 @@ MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 MAX_IMAGE_BYTES: Final = 32 * MIB  # of a file
 MAX_IMAGE_PIXELS: Final = 50_000_000  # 150 MB as RGB; cameras make up to about so many
+MAX_IMAGE_SCANS: Final = 16  # of a JPEG of so many pixels, or more of fewer; encoders make 10
 IMAGE_READ_S: Final = 20.0  # the largest take three
 IMAGE_READER_MEMORY_BYTES: Final = 2 * 1024 * MIB  # of address space; the largest take 1 GiB
 MAX_TOWER_PIXELS: Final = 4_194_304  # that a model reads: 50 MB; models read up to 896 * 896
@@ -111,6 +112,7 @@ EDGE_BYTES: Final = 2 * 1024 * MIB  # and so much besides, for libraries, thread
 
 TOKENIZER_LOAD_S: Final = 60.0  # the largest take seconds
 TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
+LONG_TEXT_CHARS: Final = 16 * KIB  # 0.1 s for a tokenizer; longer ones go to another process
 TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
 MAX_GRAMMAR_BYTES: Final = 128 * KIB  # a schema of 5,000 properties
 GRAMMAR_CALL_S: Final = 5.0  # its own bounds end a grammar within a tenth of that
@@ -167,6 +169,7 @@ COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee
 COMMITTEE_LOOKUPS: Final = 8  # executions looked up on the chain at once; forgeries may name any
 COMMITTEE_REFRESH_S: Final = 1.0  # an invalid certificate triggers a refresh, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
+MAX_CACHED_MANIFEST_FILES: Final = 16  # of up to 4 MiB, which anybody may ask a gateway for
 MAX_REFUSED_MANIFESTS: Final = 4_096  # ids and reasons: 1 MB
 LOG_URL_S: Final = 120  # life of URLs for logs, which are used at once; two tries of 30 s fit
 AUDIT_FILE_BYTES: Final = 64 * MIB  # ≈ 200,000 grants
@@ -213,6 +216,7 @@ LOG_RANGE_BLOCKS: Final = (
     1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
 )
 LOG_RANGE_MAX_BLOCKS: Final = 65_536  # where larger ranges are answered
+LOG_RANGE_MEMORY: Final = 64  # answers after which twice the refused range is tried again
 REORG_BLOCKS: Final = (
     64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
 )

@@ -25,20 +25,22 @@ class StopFilter:
             )
         self._stop = tuple(stop)
         self._held: deque[tuple[int, str]] = deque()  # token, its text
-        self.found = False
+        self.found: str | None = None
+        self.taken = 0  # tokens, also those whose text is never released
 
     def push(self, token: int, text: str) -> list[tuple[int, str]]:
         """Take the next token; return the tokens whose text is now certain, each with its text.
 
         Where a stop string begins inside a token's text, the token comes with the part before it
-        and is the last; ``found`` is then true.
+        and is the last; ``found`` is then that string.
         """
+        self.taken += 1
         self._held.append((token, text))
         held = "".join(piece for _, piece in self._held)
-        places = [place for stop in self._stop if (place := held.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stop if (place := held.find(stop)) >= 0]
         if places:
-            self.found = True
-            return self._release(min(places), is_end=True)
+            place, self.found = min(places)
+            return self._release(place, is_end=True)
         return self._release(len(held) - self._count_doubtful(held), is_end=False)
 
     def flush(self) -> list[tuple[int, str]]:

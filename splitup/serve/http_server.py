@@ -22,6 +22,7 @@ from splitup.net.http import make_app
 from splitup.net.metrics import Reading
 from splitup.serve.access import Access
 from splitup.serve.api_keys import ApiKey, get_principal
+from splitup.serve.apis import message_answers, ollama
 from splitup.serve.apis.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
 from splitup.serve.apis.encoding import (
     EmbeddingRequest,
@@ -31,13 +32,14 @@ from splitup.serve.apis.encoding import (
     make_answer,
     prepare_texts,
 )
+from splitup.serve.apis.message_answers import MessagesForm
+from splitup.serve.apis.messages import CountRequest, MessagesRequest
 from splitup.serve.apis.ollama import (
     VERSION,
     GenerateRequest,
     OllamaChatRequest,
     OllamaForm,
     ShowRequest,
-    describe_error,
     describe_model,
     show_model,
 )
@@ -51,7 +53,7 @@ from splitup.serve.generation import Report, Speculate
 from splitup.serve.image_towers import TOWER_STEPS, ImageTower, RequestImages
 from splitup.serve.leases import LeaseOptions, LeasePool
 from splitup.serve.metrics import list_readings
-from splitup.serve.preparing import Prepared, prepare
+from splitup.serve.preparing import Prepared, count_prompt, prepare
 from splitup.serve.quotes import Quotes
 from splitup.serve.split.server import SplitServer
 from splitup.serve.split.sessions import SessionOptions
@@ -60,6 +62,7 @@ from splitup.serve.timelines import Timelines
 _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
+MESSAGES: Final = "/v1/messages"
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -197,6 +200,8 @@ class ApiServer:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._respond)
+        app.router.add_post(MESSAGES, self._write_message)
+        app.router.add_post(f"{MESSAGES}/count_tokens", self._count_tokens)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/v1/rerank", self._rerank)
         app.router.add_post("/v1/quote", self._quote)
@@ -217,8 +222,10 @@ class ApiServer:
         return web.json_response({"status": "ok"})
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        data = [self._describe(name) for name in await self._list(request)]
-        return web.json_response({"object": "list", "data": data})
+        names = await self._list(request)
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+        data = [self._describe(name) for name in names]
+        return web.json_response({"object": "list", "data": data, "has_more": False, **ends})
 
     async def _list(self, request: web.Request) -> list[str]:
         """Return the models that a request may use."""
@@ -238,9 +245,8 @@ class ApiServer:
         model = served.model
         return {
             "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "splitup",
+            **{"object": "model", "created": 0, "owned_by": "splitup"},  # as OpenAI has it
+            **{"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"},
             "kind": model.manifest.kind,
             "context_length": model.info.context,
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
@@ -278,6 +284,22 @@ class ApiServer:
         form = _make_form(served.get_text_model(), asked)
         return await self._answer(request, served, asked, form, key)
 
+    async def _write_message(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        wanted = parse_request(MessagesRequest, await self._read_json(request, key))
+        asked = wanted.convert()
+        served = await self._find(asked.model, key)
+        form = MessagesForm(served.get_text_model(), wanted)
+        return await self._answer(request, served, asked, form, key)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        key = await self._authorise(request)
+        asked = parse_request(CountRequest, await self._read_json(request, key)).convert()
+        model = (await self._find(asked.model, key)).get_text_model()
+        return web.json_response(
+            {"input_tokens": await count_prompt(model, asked, get_principal(key))}
+        )
+
     # ---- embeddings and ranks ------------------------------------------------------------------
 
     async def _embed(self, request: web.Request) -> web.Response:
@@ -291,7 +313,7 @@ class ApiServer:
         asked = parse_request(kind, await self._read_json(request, key))
         served = await self._find(asked.model, key)
         model = served.get_encoder()
-        prepared = await prepare_texts(model, asked)
+        prepared = await prepare_texts(model, asked, get_principal(key))
         report = prepared.make_report()
         most = model.manifest.price_micro_usdc(prepared.steps)
         limit = self._quotes.check(request.headers, model.name, most)
@@ -354,7 +376,7 @@ class ApiServer:
             which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
             wanted = parse_request(which, body)
             encoder = (await self._find(wanted.model, key)).get_encoder()
-            inputs = await prepare_texts(encoder, wanted)
+            inputs = await prepare_texts(encoder, wanted, get_principal(key))
             tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
             most = encoder.manifest.price_micro_usdc(steps)
         else:
@@ -362,7 +384,7 @@ class ApiServer:
             asked = parse_request(ResponseRequest if "input" in fields else kind, body)
             served = await self._find(asked.model, key)
             model = served.get_text_model()
-            prepared = await prepare(model, asked)
+            prepared = await prepare(model, asked, get_principal(key))
             tokens = sum(map(len, {text.prompt for text in prepared.texts}))
             most_tokens = sum(text.max_tokens for text in prepared.texts)
             steps, most = prepared.count_steps(model), served.compute_price(prepared)
@@ -408,7 +430,7 @@ class ApiServer:
         key: ApiKey | None,
     ) -> web.StreamResponse:
         model = served.get_text_model()
-        prepared = await prepare(model, asked)
+        prepared = await prepare(model, asked, get_principal(key))
         choices = [
             Choice(
                 index,
@@ -474,6 +496,10 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 def _reply_error(request: web.Request, error: ApiError) -> web.Response:
-    is_ollama = request.path.startswith("/api/")
-    body = describe_error(error) if is_ollama else error.describe()
+    if request.path.startswith("/api/"):
+        body = ollama.describe_error(error)
+    elif request.path.startswith(MESSAGES):
+        body = message_answers.describe_error(error)
+    else:
+        body = error.describe()
     return web.json_response(body, status=error.status, headers=error.headers)

@@ -42,7 +42,11 @@ class ImageTower:
         for number, file in files.items():
             name = f"image {number + 1}"
             try:
-                pixels.append(await self.reader.read(file, height, width, name=name))
+                pixels.append(
+                    await self.reader.read(
+                        file, height, width, name=name, principal=charge.principal
+                    )
+                )
             except InvalidInput as error:
                 raise ApiError(str(error), param="image_url") from None
         for attempt in range(1, ATTEMPTS + 1):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from splitup.client.images.image_prompts import expand_prompt, find_images, mark_images
 from splitup.client.text.generation import TextModel, encode_prompt
@@ -34,6 +34,15 @@ _MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused bef
 
 
 @dataclass(frozen=True, slots=True)
+class _Conversation:
+    """A conversation as the model reads it."""
+
+    tokens: tuple[int, ...]
+    images: tuple[bytes, ...]
+    toolbox: Toolbox | None
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """The texts that a request asks for, one for each choice."""
 
@@ -50,38 +59,27 @@ class Prepared:
         return sum(count_steps(model, text) for text in self.texts)
 
 
-async def prepare(model: TextModel, asked: Sampling) -> Prepared:
-    """Return what a request asks for; raise ApiError that names the field at fault."""
-    match asked:
-        case CompletionRequest():
-            return await _prepare_completion(model, asked)
-        case ChatRequest():
-            messages, images = [each.to_template() for each in asked.messages], asked.list_images()
-            field, limit = "response_format", asked.limit
-        case ResponseRequest():
-            messages, images = asked.list_messages(), asked.list_images()
-            field, limit = "text.format", asked.max_output_tokens
-        case _:
-            raise TypeError(f"a {type(asked).__name__} asks for no text")
-    chat = model.info.chat
-    if chat is None:
-        raise ApiError(
-            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
-        )
-    if images and model.info.images is None:
-        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
-    toolbox = asked.make_toolbox(chat.template)
-    grammar = asked.grammar
+async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Prepared:
+    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
+    if isinstance(asked, CompletionRequest):
+        return await _prepare_completion(model, asked, principal)
+    assert isinstance(asked, ChatRequest | ResponseRequest), "nothing else asks for a text"
+    is_chat = isinstance(asked, ChatRequest)
+    field, grammar = "response_format" if is_chat else "text.format", asked.grammar
+    read = await _read_conversation(model, asked, principal)
+    tokens, images, toolbox = read.tokens, read.images, read.toolbox
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
     await _check_grammar(model, grammar, field)
-    tokens = await _encode_chat(model, chat, messages, toolbox, len(images))
     try:
         places = find_images(tokens, model.info.images, len(images))
     except InvalidInput as error:
         raise ApiError(str(error), param="messages") from None
     marked = mark_images(tokens, places, images) if images else ()
-    count = _check_room(model, tokens, limit, DEFAULT_CHAT_TOKENS)
+    if isinstance(asked, ChatRequest) and asked.caps_limit:
+        count = _check_room(model, tokens, None, asked.limit or DEFAULT_CHAT_TOKENS)
+    else:
+        count = _check_room(model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
     adjustments = asked.make_adjustments(asked.recorded_logprobs)
     _check_order(model, adjustments)
     stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
@@ -92,7 +90,30 @@ async def prepare(model: TextModel, asked: Sampling) -> Prepared:
     return Prepared(texts, toolbox)
 
 
-async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Prepared:
+async def count_prompt(model: TextModel, asked: ChatRequest, principal: str = "") -> int:
+    """Return how many tokens a conversation has, also when they are too many."""
+    return len((await _read_conversation(model, asked, principal)).tokens)
+
+
+async def _read_conversation(
+    model: TextModel, asked: ChatRequest | ResponseRequest, principal: str
+) -> _Conversation:
+    images = asked.list_images()
+    chat = model.info.chat
+    if chat is None:
+        raise ApiError(
+            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
+        )
+    if images and model.info.images is None:
+        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
+    toolbox = asked.make_toolbox(chat.template)
+    tokens = await _encode_chat(model, chat, asked, toolbox, len(images), principal)
+    return _Conversation(tokens, images, toolbox)
+
+
+async def _prepare_completion(
+    model: TextModel, asked: CompletionRequest, principal: str
+) -> Prepared:
     if len(asked.prompts) * asked.choices > MAX_CHOICES:
         raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
     grammar = asked.grammar
@@ -101,7 +122,7 @@ async def _prepare_completion(model: TextModel, asked: CompletionRequest) -> Pre
     _check_order(model, adjustments)
     texts = []
     for prompt in asked.prompts:
-        tokens = await _encode(model, prompt)
+        tokens = await _encode(model, prompt, principal)
         count = _check_room(model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
         for sampler in asked.make_samplers():
             texts.append(
@@ -135,10 +156,12 @@ def _check_order(model: TextModel, adjustments: Adjustments) -> None:
         )
 
 
-async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
+async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> tuple[int, ...]:
     if isinstance(prompt, str):
         _check_chars(model, prompt)
-    tokens = tuple(await model.tokenizer.run(partial(encode_prompt, model.tokenizer, prompt)))
+    length = len(prompt) if isinstance(prompt, str) else 0
+    encode = partial(encode_prompt, prompt=prompt)
+    tokens = tuple(await model.tokenizer.read(length, encode, principal))
     if not tokens:
         raise ApiError("the prompt has no token; give at least one", param="prompt")
     if not all(0 <= token < model.info.vocab for token in tokens):
@@ -151,13 +174,18 @@ async def _encode(model: TextModel, prompt: str | list[int]) -> tuple[int, ...]:
 async def _encode_chat(
     model: TextModel,
     chat: ChatInfo,
-    messages: Sequence[Mapping[str, Any]],
+    asked: ChatRequest | ResponseRequest,
     toolbox: Toolbox | None,
     images: int,
+    principal: str,
 ) -> tuple[int, ...]:
+    messages, variables = asked.list_messages(), asked.make_variables()
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
-    text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, tools))
+    length = len(str(messages)) + len(str(tools)) + len(str(variables))
+    text = await tokenizer.read(
+        length, lambda reader: reader.render_chat(chat, messages, tools, variables), principal
+    )
     _check_chars(model, text)
     if images and (info := model.info.images) is not None:
         try:
@@ -166,7 +194,9 @@ async def _encode_chat(
             raise
         except InvalidInput as error:
             raise ApiError(str(error), param="messages") from None
-    found = await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False))
+    found = await tokenizer.read(
+        len(text), lambda reader: reader.encode(text, add_special_tokens=False), principal
+    )
     if not found:
         raise ApiError("the messages have no token; say something", param="messages")
     return tuple(found)

@@ -16,17 +16,28 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from splitup.adapters import client as client_module
+from splitup.adapters import host as host_module
 from splitup.adapters.ckks import ClientKeys, compute_input_bytes, compute_key_bytes
 from splitup.adapters.client import AdapterOptions, EncryptedAdapter, choose_expert
 from splitup.adapters.host import AdapterHost, HostOptions
 from splitup.adapters.layout import get_layout
 from splitup.adapters.weights import Adapter
-from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Refused, Unavailable
+from splitup.core.errors import (
+    BadSignature,
+    InvalidInput,
+    PeerFault,
+    Refused,
+    Throttled,
+    Unavailable,
+)
 from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.adapters import ANSWER_HEAD, AdapterList
+from splitup.net.admission import Admission
 from splitup.net.http import Server, SignedClient, serve_app
+from splitup.sandbox.child import Child
 from tests.adapters.weights import make_random
+from tests.builders import HANG_S
 
 WIDTH = 64
 ADAPTER = make_random(WIDTH, 4, name="poems")
@@ -241,7 +252,7 @@ async def test_a_crash_ends_one_session_and_the_client_makes_other_keys() -> Non
 
 
 async def test_sessions_are_bounded_and_end_when_idle() -> None:
-    options = HostOptions(sessions=3, sessions_per_address=2, idle_s=1e6)
+    options = HostOptions(sessions=2, idle_s=1e6)
     async with run_host(options=options) as (host, server), SignedClient() as http:
         given = AdapterOptions(server.url, "poems")
         opened = [await EncryptedAdapter.open(http, given, WIDTH) for _ in range(2)]
@@ -252,6 +263,65 @@ async def test_sessions_are_bounded_and_end_when_idle() -> None:
             session.used_s -= 2e6
         await check_answer(opened[1])  # its session had ended: 410, so it made another one
         assert len(host._sessions) == 1
+
+
+async def test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = "2001:db8::/64"
+    monkeypatch.setattr(Admission, "get_group", lambda *_: group)
+    options = HostOptions(sessions=3, idle_s=1e6)
+    async with run_host(options=options) as (host, server), SignedClient() as http:
+        given = AdapterOptions(server.url, "poems")
+        for _ in range(3):
+            await EncryptedAdapter.open(http, given, WIDTH)
+        first, second, newest = host._sessions
+        group = "192.0.2.1"
+        adapter = await EncryptedAdapter.open(http, given, WIDTH)
+        assert list(host._sessions)[:2] == [first, second] and newest not in host._sessions
+        await check_answer(adapter)
+        group = "2001:db8::/64"
+        with pytest.raises(Unavailable, match="too many sessions"):
+            await EncryptedAdapter.open(http, given, WIDTH)
+        assert len(host._places) == len(host._groups) == 3
+
+
+async def test_s31_a_session_that_starts_may_lose_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    start_child = host_module._start_child
+
+    async def start_late(adapter: Adapter, keys: bytes) -> Child:
+        begun.set()
+        await go_on.wait()
+        return await start_child(adapter, keys)
+
+    monkeypatch.setattr(host_module, "_start_child", start_late)
+    async with run_host(options=HostOptions(sessions=2)) as (host, server), SignedClient() as http:
+        host._take_place("127.0.0.1", "older")
+        opening = asyncio.create_task(
+            EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
+        )
+        async with asyncio.timeout(HANG_S):
+            await begun.wait()
+            host._take_place("192.0.2.1", "another")
+            go_on.set()
+            with pytest.raises(Unavailable, match="another address needed this session's place"):
+                await opening
+        assert not host._sessions and set(host._groups) == {"older", "another"}
+
+
+async def test_s31_a_session_computes_few_answers_at_once() -> None:
+    async with run_host() as (host, server), SignedClient() as http:
+        adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
+        [(name, session)] = host._sessions.items()
+        session.running = 4
+        with pytest.raises(Throttled, match="computes 4 answers at once"):
+            await post(http, api.ADAPTER_QUERY.url(server.url, session=name), b"x")
+        session.running = 0
+        await check_answer(adapter)
+        assert session.running == 0
 
 
 async def test_hostile_requests_get_a_sentence_and_leave_the_host_running() -> None:

@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail
-from splitup.chain.rpc import RpcError
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
 from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
+from tests.chain.lagging import LaggingRpc
 from tests.chain.proxy import Proxy
 from tests.local_chain import mine
 
@@ -223,28 +224,68 @@ async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
     await proxy.close()
 
 
-async def test_events_are_asked_for_from_the_first_block_in_as_large_ranges_as_are_answered(
-    network: Network, monkeypatch: pytest.MonkeyPatch
+@pytest_asyncio.fixture
+async def lagging(network: Network) -> AsyncIterator[LaggingRpc]:
+    endpoint = LaggingRpc(network.url)
+    await endpoint.open()
+    yield endpoint
+    await endpoint.close()
+
+
+WORDS = (  # of Alchemy, Infura, QuickNode, Ankr and Chainstack
+    "You can make eth_getLogs requests with up to a 10 block range",
+    "query returned more than 10000 results. Try with this block range [0x1, 0x2]",
+    "eth_getLogs is limited to a 5 range",
+    "block range is too wide",
+    "Block range limit exceeded. See more details in our docs",
+)
+
+
+@pytest.mark.parametrize(("most", "words"), list(zip((1, 5, 10, 60, 125), WORDS, strict=True)))
+async def test_ranges_shrink_to_what_an_endpoint_answers(
+    network: Network, lagging: LaggingRpc, most: int, words: str
 ) -> None:
-    monkeypatch.setattr(tuning, "LOG_RANGE_BLOCKS", 25)
-    chain = network.client
-    assert chain.deployment.first_block <= (await chain.fetch_head()).number
     await network.request()
-    await mine(network.rpc, 500)
+    await mine(network.rpc, 200)
     await network.request(nonce=2)
-    head, wanted = await chain.fetch_head(), await chain.fetch_events("market")
-    request = chain._rpc.request
-    ranges: list[tuple[int, int]] = []
+    head, wanted = await network.client.fetch_head(), await network.client.fetch_events("market")
+    assert len([event for event in wanted if event.name == "RequestNodeSelections"]) >= 2
+    lagging.most_blocks, lagging.words = most, words
+    async with await Chain.connect(lagging.url, network.deployment) as chain:
+        assert await chain.fetch_events("market", last=head.number) == wanted
+        start = wanted[-1].block_number
+        async with contextlib.aclosing(chain.events(from_block=start)) as events:
+            await take(events, "RequestNodeSelections")
+    assert sum(blocks > most for blocks in lagging.ranges) <= 12  # refusals are few
 
-    async def limited(method: str, where: dict[str, str]) -> Any:
-        first, last = int(where["fromBlock"], 16), int(where["toBlock"], 16)
-        ranges.append((first, last))
-        if last - first >= 125:
-            raise RpcError(chain._rpc.place, method, "more than 125 blocks", None)
-        return await request(method, where)
 
-    monkeypatch.setattr(chain._rpc, "request", limited)
-    assert await chain.fetch_events("market", last=head.number) == wanted
-    assert len([event for event in wanted if event.name == "RequestNodeSelections"]) == 2
-    assert ranges[0][0] == chain.deployment.first_block and ranges[-1][1] == head.number
-    assert 6 <= len(ranges) < 20
+async def test_events_come_from_an_endpoint_that_answers_no_batches(
+    network: Network, lagging: LaggingRpc
+) -> None:
+    await network.request()
+    await mine(network.rpc, 20)
+    wanted = await network.client.fetch_events("market")
+    lagging.answers_batches = False
+    async with await Chain.connect(lagging.url, network.deployment) as chain:
+        assert await chain.fetch_events("market") == wanted
+
+
+async def test_f13_no_event_is_missed_where_backends_lag_behind(
+    network: Network, lagging: LaggingRpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend without the last blocks says that they have no logs, and not that it lags."""
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.0)
+    start = (await network.owner.fetch_head()).number + 1
+    lagging.chances = random.Random(1)
+    async with await Chain.connect(lagging.url, network.deployment) as chain:
+        async with contextlib.aclosing(chain.events(from_block=start)) as events:
+            seen = []
+            for amount in range(1, 13):
+                lagging.at_block = (await network.owner.fetch_head()).number
+                await network.client.send("market", "withdraw", amount)
+                await mine(network.rpc, 3)
+                waiting = asyncio.ensure_future(take(events, "Withdrawn"))
+                await asyncio.wait([waiting], timeout=0.2)
+                lagging.at_block = None  # it has caught up
+                seen += await waiting
+    assert [event.args["amount"] for event in seen if event.name == "Withdrawn"] == [*range(1, 13)]

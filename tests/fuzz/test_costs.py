@@ -5,6 +5,7 @@ import pytest
 from splitup.core.codec import parse_json
 from splitup.core.records import LaxRecord
 from tests.fuzz import costs
+from tests.fuzz.binary_doors import find_binary_doors
 
 SIZE = 64 * 1024
 _MESSAGES = ("JSON of any route", "split inference", "split inference, binary")
@@ -34,3 +35,13 @@ def test_s20_no_text_costs_far_more_than_an_ordinary_one(door: str) -> None:
         most = 20 if door in _MESSAGES else 50  # others encode again, or hold more pairs
         assert memory <= most, f"{name}: {memory:.1f} bytes for one"
         assert us <= 12 * unit, f"{name}: {us / unit:.1f} times as long as zeros"
+
+
+@pytest.mark.parametrize("door", find_binary_doors(SIZE))
+def test_s20_no_bytes_cost_far_more_than_ordinary_ones(door: str) -> None:
+    zeros = "[" + "0," * (SIZE // 2) + "0]"
+    unit = costs.measure(lambda: parse_json(zeros, max_values=SIZE), SIZE)[0]
+    for name, (us, memory) in costs.measure_inputs(*find_binary_doors(SIZE)[door]).items():
+        assert us <= 12 * unit, f"{name}: {us / unit:.1f} times as long as zeros"
+        # a tensor of zeros counts as its length, not as the 182 bytes that tell of it
+        assert memory <= 60 or name == "a tensor of zeros", f"{name}: {memory:.1f} bytes for one"

@@ -99,7 +99,9 @@ def _compile(options: RegisterOptions, output: Output) -> CompiledModel:
     from splitup.core.errors import InvalidInput
     from splitup_deploy.showing.progress import show_status
 
-    compiled = compile_model(output, options.model, options.target_vram, options.cut)
+    compiled = compile_model(
+        output, options.model, options.target_vram, options.cut, refuses_waste=True
+    )
     if not compiled.is_complete:
         if options.dry_run:
             return compiled

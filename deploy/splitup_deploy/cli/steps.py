@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from splitup.cli.console import Output, run_command
+from splitup.core.errors import InvalidModel
 from splitup_deploy.cli.options import CutOptions
 
 if TYPE_CHECKING:
@@ -21,8 +23,19 @@ _T = TypeVar("_T")
 run_quietly: Final = partial(run_command, interrupted="interrupted")
 
 
-def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions) -> CompiledModel:
-    """Compile a model, with progress and notes on stderr. Raises InvalidInput, InvalidModel."""
+def compile_model(
+    output: Output,
+    model: str,
+    target_vram: str,
+    cut: CutOptions,
+    *,
+    refuses_waste: bool = False,
+) -> CompiledModel:
+    """Compile a model, with progress and notes on stderr. Raises InvalidInput, InvalidModel.
+
+    A cut that is not worth computing gets a note, or is refused with ``refuses_waste``.
+    """
+    from splitup_deploy.cutting.advice import describe_waste, is_wasteful
     from splitup_deploy.cutting.build import build, parse_dims, parse_sizes
     from splitup_deploy.frontends import Sizes
     from splitup_deploy.frontends.weight_sources import watch_hashing
@@ -38,16 +51,22 @@ def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions)
         cut.images,
         cut.without,
     )
+    cutting = partial(
+        build, model, balance=cut.balance, max_tasks=cut.max_tasks, private=cut.private
+    )
     with HashBar(output.log, model) as progress, watch_hashing(progress):
-        compiled = build(
-            model,
-            targets,
-            sizes=sizes,
-            balance=cut.balance,
-            max_tasks=cut.max_tasks,
-            private=cut.private,
-        )
+        compiled = cutting(targets, sizes=sizes)
     text, notes = compiled.manifest.text, compiled.notes
+    if is_wasteful(compiled.manifest):
+        output.update("looking for a better cut")
+        problem = describe_waste(
+            compiled.manifest,
+            targets,
+            lambda larger, context: cutting(larger, sizes=replace(sizes, context=context)).manifest,
+        )
+        if refuses_waste:
+            raise InvalidModel(problem)
+        notes += (problem,)
     if compiled.manifest.kind == "text-generation" and text is not None and text.chat is None:
         notes += ("it has no chat template: it completes texts, and refuses chats",)
     for note in notes:

@@ -13,6 +13,7 @@ from rich.text import Text
 from splitup.client.inputs import format_usdc
 from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
+from splitup_deploy.cutting.advice import count_crossing_bytes
 from splitup_deploy.showing.profile import Profile
 
 if TYPE_CHECKING:  # a dry run needs no chain
@@ -230,18 +231,12 @@ def _list_inputs(task: Task) -> str:
 
 def _render_totals(profile: Profile) -> Text:
     manifest, tasks = profile.manifest, profile.manifest.tasks
-    crossing = {
-        (port.source.task, port.source.port): port.nbytes
-        for task in tasks
-        for port in task.inputs
-        if isinstance(port.source, TaskSource)
-    }
     outputs = ", ".join(f"{port.name} {port.dtype} {list(port.shape)}" for port in manifest.outputs)
     return Text(
         f"output   {outputs}\n"
         f"in all   {format_bytes(sum(task.weights_bytes for task in tasks))} of weights, "
         f"{_format_scaled(sum(task.flops for task in tasks), _FLOP_UNITS)}FLOP and "
-        f"{format_bytes(sum(crossing.values()))} between tasks per step\n"
+        f"{format_bytes(count_crossing_bytes(manifest))} between tasks per step\n"
         f"largest  {format_bytes(max(task.vram_bytes for task in tasks))} of VRAM\n"
         f"time     {format_time(profile.latency_ps)} per step along the critical path (●) of "
         f"{_count_tasks(len(profile.critical))}\n"

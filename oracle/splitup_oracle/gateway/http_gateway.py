@@ -160,9 +160,8 @@ class Gateway:
         model_id = request.match_info["model_id"]
         if not _MODEL_ID.match(model_id):
             raise Refused("a model id is '0x' and 64 lower-case hexadecimal digits", status=404)
-        manifest = await self._objects.fetch_manifest(model_id)
         return web.Response(
-            body=manifest.to_bytes(),
+            body=await self._objects.fetch_manifest_file(model_id),
             content_type="application/json",
             headers={"Cache-Control": "public, max-age=31536000, immutable"},
         )

@@ -153,9 +153,23 @@ class ObjectView:
     def __init__(self, presigner: Presigner, http: SignedClient) -> None:
         self._presigner = presigner
         self._http = http
+        self._files: OrderedDict[str, bytes] = OrderedDict()  # of manifests
+        self._loading = asyncio.Semaphore(_PROBES)  # files, each in memory until it is sent
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
         self._parsing = asyncio.Semaphore(1)  # more would only hold up the event loop more often
         self._probes = asyncio.Semaphore(_PROBES)
+
+    async def fetch_manifest_file(self, model_id: str) -> bytes:
+        """Return the bytes of a manifest; raise Refused (404) when nobody has uploaded it.
+
+        They have the model's digest, and whoever asks for them checks their rules.
+        """
+        data = self._files.get(model_id)
+        if data is None:
+            async with self._loading:
+                data = self._files.get(model_id) or await self._load_file(model_id)
+        _keep(self._files, model_id, data, tuning.MAX_CACHED_MANIFEST_FILES)
+        return data
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
         """Return a checked manifest; raise Refused (404) when nobody has uploaded it.
@@ -165,12 +179,12 @@ class ObjectView:
         check_refused(model_id)
         manifest = self._manifests.get(model_id)
         if manifest is None:
-            manifest = await self._load_manifest(model_id)
-            self._manifests[model_id] = manifest
-            while len(self._manifests) > tuning.MAX_CACHED_MANIFESTS:
-                self._manifests.popitem(last=False)
-        else:
-            self._manifests.move_to_end(model_id)
+            data = await self.fetch_manifest_file(model_id)
+            async with self._parsing:
+                manifest = self._manifests.get(model_id)
+                if manifest is None:
+                    manifest = await asyncio.to_thread(load_manifest, data)
+        _keep(self._manifests, model_id, manifest, tuning.MAX_CACHED_MANIFESTS)
         return manifest
 
     async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
@@ -182,19 +196,16 @@ class ObjectView:
             if length == right.length_bytes
         )
 
-    async def _load_manifest(self, model_id: str) -> Manifest:
+    async def _load_file(self, model_id: str) -> bytes:
         key = get_manifest_key(model_id)
         if await self._probe_length(key) is None:
             raise Refused(f"no model {model_id} is stored here; check its id", status=404)
-        data = await get_object(
+        return await get_object(
             self._http.session,
             self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S),
             max_bytes=limits.MAX_MANIFEST_BYTES,
             expected_digest=model_id[2:],
         )
-        async with self._parsing:
-            known = self._manifests.get(model_id)
-            return await asyncio.to_thread(load_manifest, data) if known is None else known
 
     async def _probe_length(self, key: str) -> int | None:
         """Return the size of an object, None when there is none, by asking for its first byte."""
@@ -217,3 +228,11 @@ class ObjectView:
         if status != 206 or not total.isdecimal():
             raise StorageUnavailable(f"the object store answered {status} to a probe of {key}")
         return int(total)
+
+
+def _keep(known: OrderedDict[str, _V], name: str, value: _V, most: int) -> None:
+    """Remember a value as the latest of at most so many."""
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > most:
+        known.popitem(last=False)

@@ -3,7 +3,8 @@
 ``LOWERINGS`` has one entry per operation of ``splitup.graph.operations.table``; a test compares
 their keys. It works on tinygrad 0.14's graph before scheduling. Every CONTIGUOUS becomes a buffer
 of its own with one kernel that fills it, whether or not the value leaves the task: so cutting a
-graph there changes no kernel.
+graph there changes no kernel, and each value in memory is scheduled apart from the others
+(``splitup.backend.compiler.parts``), equal ones once.
 
 A symbol is a tinygrad variable. Where it is the leading dimension of a value in memory, rows are a
 little further apart than they are long (``splitup.graph.memory.get_stride``).
@@ -12,7 +13,7 @@ little further apart than they are long (``splitup.graph.memory.get_stride``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -31,6 +32,7 @@ from splitup.backend.compiler.integers import (
     reinterpret,
     shift_left,
 )
+from splitup.backend.compiler.parts import Part, find_parts
 from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
@@ -48,6 +50,18 @@ _CONVERTED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class LoweredPart:
+    """Operations that are scheduled together, or the earlier part that they are equal to.
+
+    ``buffers`` are those that they mention; those of equal parts correspond to each other.
+    """
+
+    roots: tuple[UOp, ...]  # () of a part that is equal to an earlier one
+    buffers: tuple[UOp, ...]
+    pattern: int  # the first part that is equal
+
+
+@dataclass(frozen=True, slots=True)
 class Lowered:
     """A graph's tinygrad operations. Every buffer is a BUFFER operation of one axis.
 
@@ -60,7 +74,7 @@ class Lowered:
     outputs: tuple[UOp, ...]  # the buffer that holds each output after the step
     updates: tuple[UOp, ...]  # the buffer that holds each state's new value
     values: tuple[UOp, ...]  # all buffers that the step writes, in the graph's order
-    roots: tuple[UOp, ...]  # what is to be scheduled
+    parts: tuple[LoweredPart, ...]  # what is to be scheduled, in this order
 
 
 def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
@@ -69,20 +83,22 @@ def lower_graph(graph: CheckedGraph, device: str) -> Lowered:
     Raises InvalidModel when it has a dtype that the device lacks and tinygrad does not convert.
     """
     _check_dtypes(graph, device)
-    scope = _Scope(graph, device)
-    for position, node in enumerate(graph.nodes):
-        operands = [scope.uops[src] for src in node.srcs]
-        scope.uops.append(LOWERINGS[node.op](scope, position, operands))
-    roots = [scope.uops[output.node] for output in graph.outputs]
-    roots += [scope.uops[update.node] for update in graph.updates]
+    parts = find_parts(graph)
+    scope = _Scope(graph, device, is_whole=len(parts) == 1)
+    lowered_parts: list[LoweredPart] = []
+    scope.allocate_values(parts)
+    for place, part in enumerate(parts):
+        roots = scope.lower(part) if part.pattern == place else ()
+        buffers = tuple(map(scope.get_buffer, part.buffers))
+        lowered_parts.append(LoweredPart(roots, buffers, part.pattern))
     return Lowered(
         inputs=tuple(buffer for buffer, _ in scope.inputs),
         weights=tuple(buffer for buffer, _ in scope.weights),
         states=tuple(buffer for buffer, _ in scope.states),
-        outputs=tuple(scope.stored[output.node] for output in graph.outputs),
-        updates=tuple(scope.stored[update.node] for update in graph.updates),
-        values=tuple(scope.stored.values()),
-        roots=tuple(dict.fromkeys(roots)),
+        outputs=tuple(scope.stored[output.node][0] for output in graph.outputs),
+        updates=tuple(scope.stored[update.node][0] for update in graph.updates),
+        values=tuple(buffer for buffer, _ in scope.stored.values()),
+        parts=tuple(lowered_parts),
     )
 
 
@@ -105,12 +121,14 @@ class _Scope:
 
     graph: CheckedGraph
     device: str
+    is_whole: bool  # all values are scheduled together
     variables: dict[str, UOp] = field(init=False)
     inputs: list[tuple[UOp, UOp]] = field(init=False)
     weights: list[tuple[UOp, UOp]] = field(init=False)
     states: list[tuple[UOp, UOp]] = field(init=False)
-    uops: list[UOp] = field(default_factory=list)  # of each node
-    stored: dict[int, UOp] = field(default_factory=dict)  # the buffers of CONTIGUOUS nodes
+    uops: dict[int, UOp] = field(default_factory=dict)  # of each node that was lowered
+    stored: dict[int, tuple[UOp, UOp]] = field(default_factory=dict)  # of CONTIGUOUS nodes
+    temporaries: dict[int, tuple[UOp, UOp]] = field(default_factory=dict)  # of several values
 
     def __post_init__(self) -> None:
         self.variables = {symbol.name: make_variable(symbol) for symbol in self.graph.symbols}
@@ -124,6 +142,45 @@ class _Scope:
         count, dtype = _count_elements(spec.shape, dims), get_tinygrad_dtype(spec.dtype)
         buffer = UOp.new_buffer(self.device, count, dtype)
         return buffer, _view(buffer, spec.shape, dims, self.variables)
+
+    def allocate_values(self, parts: Sequence[Part]) -> None:
+        """Give every value in memory its buffer, and every temporary that is a part."""
+        for position, node in enumerate(self.graph.nodes):
+            if node.op == "CONTIGUOUS":
+                self.stored[position] = self.allocate(self.graph.values[position])
+        for root in (root for part in parts if part.is_temporary for root in part.roots):
+            self.temporaries[root] = self.allocate(self.graph.values[root])
+
+    def find_held(self, position: int) -> tuple[UOp, UOp] | None:
+        """Return where a value in memory or a shared temporary is; None for any other node."""
+        return self.stored.get(position) or self.temporaries.get(position)
+
+    def get_buffer(self, position: int) -> UOp:
+        """Return the buffer of a port, a value in memory or a shared temporary."""
+        if (held := self.find_held(position)) is not None:
+            return held[0]
+        node = self.graph.nodes[position]
+        ports = {"INPUT": self.inputs, "WEIGHT": self.weights, "STATE": self.states}[node.op]
+        return ports[_get_integer(node)][0]
+
+    def lower(self, part: Part) -> tuple[UOp, ...]:
+        """Return the operations that compute a part's roots; other values are read from memory."""
+        for position in part.nodes:
+            node = self.graph.nodes[position]
+            held = None if self.is_whole else self.find_held(position)
+            if held is not None and position not in part.roots:
+                self.uops[position] = held[1]
+            elif position not in self.uops:
+                operands = [self.uops[src] for src in node.srcs]
+                self.uops[position] = LOWERINGS[node.op](self, position, operands)
+        if part.is_temporary:
+            views = ((root, self.temporaries[root][1]) for root in part.roots)
+            return tuple(view.after(view.store(self.uops.pop(root))) for root, view in views)
+        roots = tuple(dict.fromkeys(self.uops[root] for root in part.roots))
+        if not self.is_whole:
+            for root in part.roots:
+                del self.uops[root]
+        return roots
 
     def bind(self, size: Dim) -> Any:
         """Return the variable of a symbol; a number is returned as it is."""
@@ -279,7 +336,7 @@ def _lower_reduce(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
 
 
 def _lower_contiguous(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    scope.stored[position], view = scope.allocate(scope.graph.values[position])
+    view = scope.stored[position][1]
     return view.after(view.store(operands[0]))
 
 

@@ -130,22 +130,51 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
     with Context(**_SETTINGS):
-        call, _ = transform_to_call(UOp.sink(*lowered.roots))
-        linear, variables = create_linear_with_vars(call)
+        linear = _schedule_parts(lowered)
         plan = plan_memory(linear, lowered)
         updates = {} if native is None else _find_updates(graph, lowered, native)
         kinds = find_kinds(graph, lowered)
         kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
         rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
         compiled = iter(lower_and_compile(linear.replace(src=rest)).src)
-    if variables:
-        raise InvalidModel("the graph bound variables while it was scheduled")
     writer = _Writer(lowered, plan.views)
     for kernel in kernels:
         writer.add(kernel, next(compiled) if kernel.native is None else kernel.call)
     mentioned = [kernel.buffers for kernel in kernels]
     spans = find_spans(mentioned, [kernel.is_shared for kernel in kernels], kinds, lowered)
     return writer.finish(plan.outputs, spans)
+
+
+def _schedule_parts(lowered: Lowered) -> UOp:
+    """Return the calls of all parts in order; of equal parts one is scheduled."""
+    scheduled: list[tuple[UOp, ...]] = []
+    linear = UOp(Ops.LINEAR)
+    for part in lowered.parts:
+        if part.roots:
+            call, _ = transform_to_call(UOp.sink(*part.roots))
+            linear, variables = create_linear_with_vars(call)
+            if variables:
+                raise InvalidModel("the graph bound variables while it was scheduled")
+            scheduled.append(linear.src)
+            continue
+        # temporaries are not among a part's buffers: every part has its own
+        buffers = dict(zip(lowered.parts[part.pattern].buffers, part.buffers, strict=True))
+        for call in scheduled[part.pattern]:
+            for operand in call.src[1:]:
+                if operand.op is Ops.BUFFER and operand not in buffers:
+                    buffers[operand] = _copy_buffer(operand)
+        scheduled.append(
+            tuple(
+                call.replace(src=(call.src[0], *(buffers.get(src, src) for src in call.src[1:])))
+                for call in scheduled[part.pattern]
+            )
+        )
+    return linear.replace(src=tuple(call for calls in scheduled for call in calls))
+
+
+def _copy_buffer(buffer: UOp) -> UOp:
+    count = int(buffer.nbytes()) // buffer.dtype.itemsize
+    return UOp.new_buffer(buffer.device, count, buffer.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ data says, RGB, resized with a bilinear filter, from -1 to 1.
 
 from __future__ import annotations
 
-import asyncio
+import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from splitup.client.outcome import Array
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
+from splitup.core.places import FairLock
 from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
 
@@ -29,6 +30,8 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP")
 _PIXEL_BYTES: Final = 3 * 4
 # of a byte: scaled to 0 … 1, then with mean and deviation 0.5, each rounded to float32
 _LEVELS: Final = ((np.arange(256) / 255).astype(np.float32) - np.float32(0.5)) / np.float32(0.5)
+# Where a scan of a JPEG begins, with its length and the number of its components, which must agree
+_SCAN: Final = re.compile(rb"\xff\xda\0(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
 class ImageReader:
@@ -36,19 +39,22 @@ class ImageReader:
 
     def __init__(self) -> None:
         self._child: Child | None = None
-        self._turn = asyncio.Lock()  # a file that ends the process fails alone
+        self._turn = FairLock()  # a file that ends the process fails alone
 
-    async def read(self, data: bytes, height: int, width: int, *, name: str) -> Array:
+    async def read(
+        self, data: bytes, height: int, width: int, *, name: str, principal: str = ""
+    ) -> Array:
         """Return the image of a file as float32 [3, height, width].
 
         Raises InvalidInput for a file that is too large, has too many pixels, or is no image;
-        ``name`` says in errors which.
+        ``name`` says in errors which. The process reads one file after the other, and its turns go
+        round by ``principal``.
         """
         if len(data) > tuning.MAX_IMAGE_BYTES:
             most = tuning.MAX_IMAGE_BYTES >> 20
             raise InvalidInput(f"{name} has more than {most} MiB; give a smaller one")
         size = _PIXEL_BYTES * height * width
-        async with self._turn:
+        async with self._turn.hold(principal):
             if self._child is None or not self._child.is_running:
                 self._child = Child(_MODULE, [str(tuning.IMAGE_READER_MEMORY_BYTES)])
             try:
@@ -82,6 +88,12 @@ def read_pixels(data: bytes | memoryview, height: int, width: int, *, name: str)
             if (pixels := opened.width * opened.height) > tuning.MAX_IMAGE_PIXELS:
                 raise InvalidInput(
                     f"{name} has {pixels} pixels; give one of at most {tuning.MAX_IMAGE_PIXELS}"
+                )
+            scans = sum(1 for _ in _SCAN.finditer(data))
+            if scans * pixels > (most := tuning.MAX_IMAGE_SCANS * tuning.MAX_IMAGE_PIXELS):
+                raise InvalidInput(
+                    f"{name} draws its {pixels} pixels in {scans} scans; give one of at most "
+                    f"{most // pixels}"
                 )
             plain = ImageOps.exif_transpose(opened).convert("RGB")
     except InvalidInput:

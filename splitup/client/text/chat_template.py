@@ -22,6 +22,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import ChatInfo
 
+# what a template is given in any case; nothing else may have these names
+OWN_VARIABLES: Final = frozenset(
+    {
+        *("messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt"),
+        *("raise_exception", "strftime_now"),
+    }
+)
 _DEPTH: Final = 1_000  # Python's own default, plenty for templates in the wild
 
 
@@ -37,13 +44,15 @@ def render_chat(
     chat: ChatInfo,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text that the assistant's answer continues.
 
     ``messages`` have "role" and "content", and "tool_calls" or "tool_call_id" where tools were
     called; ``tools`` are those on offer. All have the form of OpenAI's API, but that arguments of
-    calls are objects. Raises InvalidInput with the template's own words when
-    it refuses them, for example two messages of one role in a row.
+    calls are objects. ``variables`` are whatever else the template knows, such as
+    ``enable_thinking``, without the ``OWN_VARIABLES``. Raises InvalidInput with the template's own
+    words when it refuses them, for example two messages of one role in a row.
     """
     check_template(chat.template)
     try:
@@ -54,6 +63,7 @@ def render_chat(
             add_generation_prompt=True,
             tools=tools,
             documents=None,
+            **(variables or {}),
         )
     except _Refusal as error:
         raise InvalidInput(f"the model's chat template refuses the messages: {error}") from None

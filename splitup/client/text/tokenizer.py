@@ -16,6 +16,7 @@ Tokens are uint32, little-endian.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import sys
@@ -28,6 +29,7 @@ import numpy as np
 from splitup.client.text.chat_template import check_template, render_chat
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.places import FairLock
 from splitup.decode.texts import EncodedText
 from splitup.graph.manifest import ChatInfo
 from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
@@ -54,6 +56,8 @@ class ModelTokenizer:
         self.data = data
         self._name = name
         self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
+        self._other: ModelTokenizer | None = None  # for long texts
+        self._turn = FairLock()  # at the other one
         try:
             self._ask({"load": True}, [data], timeout_s=tuning.TOKENIZER_LOAD_S)
         except (InvalidInput, ChildDied):
@@ -100,9 +104,11 @@ class ModelTokenizer:
         chat: ChatInfo,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text that a conversation becomes. Raises InvalidInput."""
-        said = json.dumps({"messages": list(messages), "tools": tools}).encode()
+        asked = {"messages": list(messages), "tools": tools, "variables": variables}
+        said = json.dumps(asked).encode()
         _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
         return str(found[0], "utf-8", "replace") if found else ""
 
@@ -117,9 +123,26 @@ class ModelTokenizer:
         except ChildDied:
             return call()  # it blocks no longer, and says why
 
+    async def read(
+        self, length: int, call: Callable[[ModelTokenizer], R], principal: str = ""
+    ) -> R:
+        """Make a call about a text of so many characters.
+
+        All streams wait for this process, so a long text goes to another one, which is started for
+        the first of them, and whose turns go round by ``principal``.
+        """
+        if length <= tuning.LONG_TEXT_CHARS:
+            return await self.run(partial(call, self))
+        async with self._turn.hold(principal):
+            if self._other is None or not self._other.is_running:
+                self._other = await asyncio.to_thread(ModelTokenizer, self.data, self._name)
+            return await self._other.run(partial(call, self._other))
+
     def close(self) -> None:
-        """End the process."""
+        """End the process, and the one for long texts."""
         self._child.close()
+        if self._other is not None:
+            self._other.close()
 
     def _ask(
         self,

@@ -10,7 +10,7 @@ import base64
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -18,11 +18,12 @@ from pydantic import Field
 
 from splitup.client.outcome import Array
 from splitup.client.text.encoding import EncoderModel, TextTooLong, run_texts
+from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
 from splitup.serve.access import Charge
 from splitup.serve.apis.answers import make_cost
-from splitup.serve.apis.formats import Fields
+from splitup.serve.apis.formats import Fields, TokenId
 from splitup.serve.errors import ApiError
 from splitup.serve.generation import ATTEMPTS, Report, add_to_totals
 from splitup.serve.leases import LeasePool
@@ -34,7 +35,7 @@ class EmbeddingRequest(Fields):
     """POST /v1/embeddings."""
 
     model: str
-    input: str | list[int] | list[str | list[int]]
+    input: str | list[TokenId] | list[str | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
@@ -96,14 +97,17 @@ def _check_count(field: str, count: int) -> None:
         raise ApiError(f"'{field}' has {count} texts; give 1 to {MAX_INPUTS}", param=field)
 
 
-async def prepare_texts(model: EncoderModel, asked: EncodingRequest) -> PreparedTexts:
-    """Return a request's texts in tokens; raise ApiError that names the field at fault."""
+async def prepare_texts(
+    model: EncoderModel, asked: EncodingRequest, principal: str = ""
+) -> PreparedTexts:
+    """Return the texts of a request of ``principal`` in tokens; raise ApiError for a bad field."""
     if isinstance(asked, RerankRequest) != model.is_ranker:
         right = "/v1/rerank" if model.is_ranker else "/v1/embeddings"
         raise ApiError(f"the model '{model.name}' is asked by POST {right} only", param="model")
+    pairs: list[tuple[str | list[int], str | None]]
     if isinstance(asked, RerankRequest):
         field = "documents"
-        calls = [partial(model.encode, asked.query, text) for text in asked.texts]
+        pairs = [(asked.query, text) for text in asked.texts]
     else:
         field = "input"
         if asked.dimensions not in (None, model.width):
@@ -112,11 +116,13 @@ async def prepare_texts(model: EncoderModel, asked: EncodingRequest) -> Prepared
                 "shortened",
                 param="dimensions",
             )
-        calls = [partial(model.encode, text) for text in asked.inputs]
+        pairs = [(text, None) for text in asked.inputs]
     texts = []
-    for place, call in enumerate(calls):
+    for place, (text, other) in enumerate(pairs):
+        length = (len(text) if isinstance(text, str) else 0) + len(other or "")
+        encode = partial(_encode, model, text, other)
         try:
-            texts.append(await model.tokenizer.run(call))
+            texts.append(await model.tokenizer.read(length, encode, principal))
         except TextTooLong as error:
             code, param = "context_length_exceeded", f"{field}.{place}"
             raise ApiError(f"'{param}': {error}", param=param, code=code) from None
@@ -124,6 +130,12 @@ async def prepare_texts(model: EncoderModel, asked: EncodingRequest) -> Prepared
             param = "query" if isinstance(asked, RerankRequest) else f"{field}.{place}"
             raise ApiError(f"'{param}': {error}", param=param) from None
     return PreparedTexts(tuple(texts), len(model.pack(texts)))
+
+
+def _encode(
+    model: EncoderModel, text: str | list[int], pair: str | None, tokenizer: ModelTokenizer
+) -> EncodedText:
+    return replace(model, tokenizer=tokenizer).encode(text, pair)
 
 
 async def encode(

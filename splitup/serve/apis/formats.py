@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from splitup.client.text.grammar import Grammar
 from splitup.core.records import LaxRecord
@@ -18,8 +18,23 @@ from splitup.core.records import LaxRecord
 _WHITESPACE: Final = r" |\n {0,32}"
 
 
+TokenId = Annotated[int, Field(strict=True)]  # True is none
+
+
 class Fields(LaxRecord):
-    """A part of a request: a field that is not listed is an error."""
+    """A part of a request: a field that is not listed is an error.
+
+    ``harmless`` are names of fields that would change nothing here: they are left out unread.
+    """
+
+    harmless: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_harmless(cls, value: Any) -> Any:
+        if type(value) is not dict or cls.harmless.isdisjoint(value):
+            return value
+        return {name: each for name, each in value.items() if name not in cls.harmless}
 
 
 class TextFormat(Fields):

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
+from splitup.client.text.chat_template import OWN_VARIABLES
 from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
-from splitup.serve.apis.formats import AnswerFormat, Fields
+from splitup.serve.apis.formats import AnswerFormat, Fields, TokenId
 from splitup.serve.apis.image_parts import ImagePart, TextPart, join_content, list_images
-from splitup.serve.apis.tools import MAX_TOOLS, Tool, Toolbox, ToolChoice, make_toolbox
+from splitup.serve.apis.tools import (
+    MAX_TOOLS,
+    AllowedChoice,
+    Tool,
+    Toolbox,
+    ToolChoice,
+    make_toolbox,
+)
 from splitup.serve.errors import ApiError
 
 MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of prompts
 MAX_PROMPTS: Final = 16
 MAX_MESSAGES: Final = 2_048
 DEFAULT_COMPLETION_TOKENS: Final = 16
-# fields that do not change the answer here
-IGNORED: Final = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        "prompt_cache_retention",
-    }
-)
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class CalledFunction(Fields):
@@ -43,6 +45,8 @@ class CalledFunction(Fields):
 
 class MessageCall(Fields):
     """A call in an earlier answer."""
+
+    harmless = Fields.harmless | {"index"}
 
     id: str
     type: Literal["function"] = "function"
@@ -57,7 +61,10 @@ class Message(Fields):
     name: str | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None  # what the model thought before it answered
+    # what the model thought before it answered; some servers call it "reasoning"
+    reasoning_content: Annotated[
+        str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    ] = None
     # of answers that are sent back; the model is not told them
     refusal: None = None
     annotations: list[Any] | None = None
@@ -120,8 +127,22 @@ class StreamOptions(Fields):
     include_obfuscation: bool = False
 
 
+class Reasoning(Fields):
+    """How much a model is to think; other servers can also summarise what it thought."""
+
+    harmless = Fields.harmless | {"summary", "generate_summary", "exclude", "max_tokens"}
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+
+
 class Sampling(Fields):
     """The fields that every request for a text has."""
+
+    harmless = Fields.harmless | {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "verbosity"),
+    }
 
     model: str
     stream: bool | None = None
@@ -199,8 +220,42 @@ class _Generation(Sampling):
 R = TypeVar("R", bound=Fields)
 
 
-class ChatRequest(_Generation):
+class Conversing(Sampling):
+    """The fields that chats and responses share."""
+
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think, None without a wish."""
+        return None if self.reasoning is None else self.reasoning.effort
+
+    def make_variables(self) -> dict[str, Any]:
+        """Return what the chat template is given besides the conversation.
+
+        Thinking is switched as most templates call it. Raises ApiError for a name that is taken.
+        """
+        made: dict[str, Any] = {}
+        if self.reasoning is not None and self.reasoning.enabled is not None:
+            made["enable_thinking"] = self.reasoning.enabled
+        if self.effort is not None:
+            made = {"enable_thinking": self.effort != "none", "reasoning_effort": self.effort}
+        for name, value in (self.chat_template_kwargs or {}).items():
+            if name in OWN_VARIABLES:
+                raise ApiError(
+                    f"the server itself gives the chat template '{name}'; leave it out",
+                    param=f"chat_template_kwargs.{name}",
+                )
+            made[name] = value
+        return made
+
+
+class ChatRequest(_Generation, Conversing):
     """POST /v1/chat/completions."""
+
+    caps_limit: ClassVar[bool] = False  # a limit beyond the context means: as far as it goes
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -208,18 +263,27 @@ class ChatRequest(_Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think, None without a wish."""
+        return self.reasoning_effort or super().effort
 
     def make_toolbox(self, template: str) -> Toolbox | None:
         """Return the tools, None without any; raise ApiError when the model cannot have them."""
-        choice = self.tool_choice
         return make_toolbox(
             [tool.function for tool in self.tools or ()],
-            f"={choice.function.name}" if isinstance(choice, ToolChoice) else choice,
+            self.tool_choice,
             is_parallel=self.parallel_tool_calls is not False,
             template=template,
         )
+
+    def list_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates expect it; raise ApiError."""
+        return [message.to_template() for message in self.messages]
 
     def list_images(self) -> tuple[bytes, ...]:
         """Return the files of its images in their order; raise ApiError for no data URL."""
@@ -239,7 +303,7 @@ class ChatRequest(_Generation):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str | list[int]]
+    prompt: str | list[TokenId] | list[str | list[TokenId]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
@@ -264,15 +328,14 @@ def parse_request(kind: type[R], body: Any) -> R:
     """Return a request; raise ApiError that names a field at fault."""
     if not isinstance(body, dict):
         raise ApiError("the request's body is no JSON object")
-    known = {name: value for name, value in body.items() if name not in IGNORED}
     try:
-        return kind.model_validate(known, strict=False)
+        return kind.model_validate(body, strict=False)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         first = max(
             found, key=lambda one: len(one["loc"])
         )  # of alternatives the one that was meant
-        param = _find_param(first["loc"], known, is_missing=first["type"] == "missing")
+        param = ".".join(_find_path(first["loc"], body, first["type"] == "missing"))
         if first["type"] == "extra_forbidden":
             raise ApiError(
                 f"this server does not support the field '{param:.100}'", param=param
@@ -280,14 +343,19 @@ def parse_request(kind: type[R], body: Any) -> R:
         raise ApiError(f"field '{param:.100}': {first['msg']}", param=param) from None
 
 
-def _find_param(place: Sequence[str | int], value: Any, *, is_missing: bool) -> str:
-    """Return the path of a field in a request, without pydantic's names of alternatives."""
-    kept = []
-    for number, part in enumerate(place, 1):
-        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if is_index or (isinstance(value, dict) and part in value):
-            value = value[part]
-            kept.append(str(part))
-        elif is_missing and number == len(place):
-            kept.append(str(part))
-    return ".".join(kept)
+def _find_path(place: Sequence[str | int], value: Any, is_missing: bool) -> list[str]:
+    """Return the path of a field in a request, without pydantic's names of alternatives.
+
+    A name of an alternative may be that of a field, too: then the path that leads further is right.
+    """
+    if not place:
+        return []
+    part, *rest = place
+    if is_missing and not rest:
+        return [str(part)]
+    found = _find_path(rest, value, is_missing)
+    is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+    if is_index or (isinstance(value, dict) and part in value):
+        taken = [str(part), *_find_path(rest, value[part], is_missing)]
+        return taken if len(taken) > len(found) or found[-1:] != [str(place[-1])] else found
+    return found

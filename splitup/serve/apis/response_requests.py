@@ -10,9 +10,15 @@ from splitup.client.text.grammar import Grammar
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS
 from splitup.serve.apis.formats import Fields, FlatAnswerFormat, TextFormat
 from splitup.serve.apis.image_parts import ResponseImage, join_content, list_images
-from splitup.serve.apis.requests import MAX_MESSAGES, Sampling, StreamOptions, make_template_call
+from splitup.serve.apis.requests import (
+    MAX_MESSAGES,
+    Conversing,
+    StreamOptions,
+    make_template_call,
+)
 from splitup.serve.apis.tools import (
     MAX_TOOLS,
+    FlatAllowedChoice,
     FlatTool,
     FlatToolChoice,
     Toolbox,
@@ -23,8 +29,9 @@ from splitup.serve.apis.tools import (
 class ResponseText(Fields):
     """How the text of a response is to be."""
 
+    harmless = Fields.harmless | {"verbosity"}
+
     format: FlatAnswerFormat | None = None
-    verbosity: str | None = None
 
 
 class ResponsePart(Fields):
@@ -74,6 +81,21 @@ class CallOutputItem(Fields):
     status: str | None = None
 
 
+class ReasoningItem(Fields):
+    """What a model thought before an earlier answer, in words that anybody can read."""
+
+    class Text(Fields):
+        """A part of it."""
+
+        type: Literal["reasoning_text"]
+        text: str
+
+    harmless = Fields.harmless | {"summary", "encrypted_content", "status", "id"}
+
+    type: Literal["reasoning"]
+    content: list[Text] | None = None
+
+
 def _find_type(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
     return str(kind)
@@ -82,12 +104,13 @@ def _find_type(item: Any) -> str:
 ResponseItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")],
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_find_type),
 ]
 
 
-class ResponseRequest(Sampling):
+class ResponseRequest(Conversing):
     """POST /v1/responses. Nothing is stored, so that ``previous_response_id`` is not supported."""
 
     input: str | Annotated[list[ResponseItem], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -95,19 +118,28 @@ class ResponseRequest(Sampling):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     text: ResponseText | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None  # what does not fit is refused either way
     background: Literal[False] | None = None
     n: Literal[1] | None = None
     stream_options: StreamOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | FlatAllowedChoice | None = (
+        None
+    )
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of the answer, None without a wish."""
+        return self.max_output_tokens
 
     @property
     def recorded_logprobs(self) -> int | None:
         """How many of the likeliest tokens are reported with each token; None: no report."""
-        return (self.top_logprobs or 0) if self.include else self.top_logprobs
+        is_asked = "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_asked else self.top_logprobs
 
     @property
     def format(self) -> FlatAnswerFormat:
@@ -122,10 +154,9 @@ class ResponseRequest(Sampling):
 
     def make_toolbox(self, template: str) -> Toolbox | None:
         """Return the tools, None without any; raise ApiError when the model cannot have them."""
-        choice = self.tool_choice
         return make_toolbox(
             self.tools or (),
-            f"={choice.name}" if isinstance(choice, FlatToolChoice) else choice,
+            self.tool_choice,
             is_parallel=self.parallel_tool_calls is not False,
             template=template,
         )
@@ -138,18 +169,25 @@ class ResponseRequest(Sampling):
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
+        thought: dict[str, Any] = {}  # before what the assistant says or calls next
         for item in items:
-            if isinstance(item, CallItem):
+            if isinstance(item, ReasoningItem):
+                if item.content:
+                    thought = {"reasoning_content": "".join(part.text for part in item.content)}
+            elif isinstance(item, CallItem):
                 call = make_template_call(item.call_id, item.name, item.arguments)
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": ""})
+                if thought or not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": "", **thought})
+                    thought = {}
                 messages[-1].setdefault("tool_calls", []).append(call)
             elif isinstance(item, CallOutputItem):
                 output = join_content(item.output)
                 messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
             else:
                 role = "system" if item.role == "developer" else item.role
-                messages.append({"role": role, "content": join_content(item.content)})
+                said = {"role": role, "content": join_content(item.content)}
+                messages.append({**said, **thought} if role == "assistant" else said)
+                thought = {}
         return messages
 
     def list_images(self) -> tuple[bytes, ...]:

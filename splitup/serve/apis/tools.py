@@ -28,7 +28,7 @@ MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 32  # of one answer under a grammar
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class Function(Fields):
@@ -84,6 +84,32 @@ class FlatToolChoice(FunctionChoice):
     type: Literal["function"]
 
 
+class AllowedTools(Fields):
+    """The tools that the model may, or must, call; the others are shown to it all the same.
+
+    ``tools`` has the form of the choice of one tool.
+    """
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice | FlatToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Fields):
+    """Some of the tools, as chats name them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+class FlatAllowedChoice(AllowedTools):
+    """Some of the tools, as responses name them."""
+
+    type: Literal["allowed_tools"]
+
+
+AnyChoice = str | ToolChoice | FlatToolChoice | AllowedChoice | FlatAllowedChoice | None
+
+
 @dataclass(frozen=True, slots=True)
 class Syntax:
     """How a model writes a call: ``begin``, an object with "name" and ``arguments``, ``end``."""
@@ -120,7 +146,8 @@ class Toolbox:
 
     functions: tuple[Function, ...]
     syntax: Syntax
-    must_call: tuple[Function, ...]  # one of these; none: as the model likes
+    allowed: tuple[Function, ...]  # those that may be called
+    must_call: bool
     is_parallel: bool
 
     def list_for_template(self) -> list[dict[str, Any]]:
@@ -154,7 +181,7 @@ class Toolbox:
                 )
             rules = f"call | answer\nanswer: %json {answer.text}"
             return self._make_grammar(rules)
-        if self.is_parallel and not any(function.strict for function in self.functions):
+        if self.is_parallel and not any(function.strict for function in self.allowed):
             return None
         if self.syntax is LLAMA:
             return self._make_grammar("call | OTHER?\nOTHER: /[^{ \\t\\r\\n](.|\\n)*/")
@@ -163,12 +190,11 @@ class Toolbox:
         return self._make_grammar(f"{calls}\n{lead}")
 
     def _make_grammar(self, start: str) -> Grammar:
-        allowed = self.must_call or self.functions
         begin, end = self.syntax.begin, self.syntax.end
         line = "\n" if begin else ""
         rules = [f"start: {start}", f"call: {json.dumps(begin)} body" if begin else "call: body"]
-        rules.append("body: " + " | ".join(f"body_{at}" for at in range(len(allowed))))
-        for at, function in enumerate(allowed):
+        rules.append("body: " + " | ".join(f"body_{at}" for at in range(len(self.allowed))))
+        for at, function in enumerate(self.allowed):
             head = f'{line}{{"name": "{function.name}", "{self.syntax.arguments}": '
             tail = f"}}{line}{end}"
             schema = write_schema(function.schema_, strict=bool(function.strict))
@@ -179,31 +205,27 @@ class Toolbox:
 
 def make_toolbox(
     functions: Sequence[Function],
-    choice: str | None,
+    choice: AnyChoice,
     *,
     is_parallel: bool,
     template: str,
 ) -> Toolbox | None:
-    """Return the tools of a request, None when it has or wants none.
-
-    ``choice`` is "none", "auto", "required" or "=" and a name. Raises ApiError.
-    """
+    """Return the tools of a request, None when it has or wants none. Raises ApiError."""
+    mode, names = _read_choice(choice)
     if not functions:
-        if choice not in (None, "none", "auto"):
+        if mode == "required" or names:
             raise ApiError("there are no tools to choose from", param="tool_choice")
         return None
-    names = [function.name for function in functions]
-    if len(set(names)) != len(names):
+    known = {function.name: function for function in functions}
+    if len(known) != len(functions):
         raise ApiError("two tools have the same name", param="tools")
-    if choice == "none":
+    if mode == "none":
         return None
-    must_call: tuple[Function, ...] = ()
-    if choice == "required":
-        must_call = tuple(functions)
-    elif choice is not None and choice.startswith("="):
-        must_call = tuple(one for one in functions if one.name == choice[1:])
-        if not must_call:
-            raise ApiError(f"there is no tool '{choice[1:]}'", param="tool_choice")
+    for name in names:
+        if name not in known:
+            raise ApiError(f"there is no tool '{name}'", param="tool_choice")
+    allowed = tuple(known[name] for name in dict.fromkeys(names)) or tuple(functions)
+    if isinstance(choice, ToolChoice | FlatToolChoice):
         is_parallel = False
     syntax = find_syntax(template)
     if syntax is None:
@@ -211,7 +233,24 @@ def make_toolbox(
         if re.search(r"\btools\b", template):
             reason = "has another syntax of calls than those of Hermes, Qwen and Llama 3"
         raise ApiError(f"this model cannot call tools: its chat template {reason}", param="tools")
-    return Toolbox(tuple(functions), syntax, must_call, is_parallel)
+    return Toolbox(tuple(functions), syntax, allowed, mode == "required", is_parallel)
+
+
+def _read_choice(choice: AnyChoice) -> tuple[str, list[str]]:
+    """Return "none", "auto" or "required", and the names of what may be called, if not all."""
+    match choice:
+        case None:
+            return "auto", []
+        case str():
+            return choice, []
+        case ToolChoice() | FlatToolChoice():
+            return "required", [_get_name(choice)]
+        case AllowedChoice(allowed_tools=some) | (FlatAllowedChoice() as some):
+            return some.mode, [_get_name(each) for each in some.tools]
+
+
+def _get_name(choice: ToolChoice | FlatToolChoice) -> str:
+    return choice.function.name if isinstance(choice, ToolChoice) else choice.name
 
 
 def find_syntax(template: str) -> Syntax | None:
@@ -224,7 +263,8 @@ class CallParser:
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._syntax = toolbox.syntax
-        self._names = {function.name for function in toolbox.functions}
+        self._names = {function.name for function in toolbox.allowed}
+        self._must_call = toolbox.must_call
         self._held = ""
         self._has_called = False
         self._is_text = False  # of a syntax without marks: the answer has begun as another text
@@ -235,10 +275,13 @@ class CallParser:
         return self._find_marked() if self._syntax.begin else self._find_bare()
 
     def finish(self) -> list[Part]:
-        """Return the rest, when no piece follows."""
+        """Return the rest, when no piece follows.
+
+        Where a call must be, the rest is one that was cut off, and nobody's text.
+        """
         parts = self.push("")
         rest, self._held = self._held, ""
-        return parts + self._make_text(rest)
+        return parts if self._must_call else parts + self._make_text(rest)
 
     def _find_marked(self) -> list[Part]:
         begin, end = self._syntax.begin, self._syntax.end

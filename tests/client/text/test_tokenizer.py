@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ from splitup.core.errors import InvalidModel
 from splitup.decode.stop import StopFilter
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
+from tests.builders import HANG_S
 
 FILE = (find_example() / "tokenizer.json").read_bytes()
 TEXT = "Network monitoring – ünïcode 漢字 🙂, tools"
@@ -138,6 +141,30 @@ def test_s13_a_tokenizer_s_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     with closing(ModelTokenizer(json.dumps(content).encode(), "model evil")) as tokenizer:
         with pytest.raises(InvalidModel, match="ended its process"):
             tokenizer.encode("a")
+
+
+async def test_s33_a_long_text_holds_up_no_stream(tokenizer: ModelTokenizer) -> None:
+    text = TEXT * (tuning.LONG_TEXT_CHARS // len(TEXT) + 1)
+    tokens = tokenizer.encode(text)
+    async with asyncio.timeout(HANG_S):
+        assert await tokenizer.read(len(text), lambda one: one.encode(text), "a") == tokens
+        assert tokenizer._other is not None
+        os.kill(tokenizer._other._child.pid, signal.SIGSTOP)
+        long = asyncio.create_task(tokenizer.read(len(text), lambda one: one.encode(text), "a"))
+        try:
+            stream = tokenizer.open_stream(tokens[:3])
+            found = await tokenizer.run(lambda: stream.extend(tokens[3:5]))
+            assert [token for token, _ in found] == tokens[3:5]
+            short = await tokenizer.read(len(TEXT), lambda one: one.encode(TEXT), "b")
+            assert short == tokenizer.encode(TEXT) and not long.done()
+        finally:
+            os.kill(tokenizer._other._child.pid, signal.SIGCONT)
+        assert await long == tokens
+        os.kill(tokenizer._other._child.pid, signal.SIGKILL)  # the next one starts another
+        with contextlib.suppress(InvalidModel):
+            await tokenizer.read(len(text), lambda one: one.encode(text), "a")
+        assert await tokenizer.read(len(text), lambda one: one.encode(text), "a") == tokens
+        assert tokenizer.is_running
 
 
 def test_a_process_that_is_killed_is_named(tokenizer: ModelTokenizer) -> None:

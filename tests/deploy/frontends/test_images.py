@@ -296,6 +296,22 @@ async def test_images_are_read_in_a_process_that_a_file_may_end(
         assert found.tobytes() == read_pixels(webp, 56, 56, name="b").tobytes()
 
 
+def test_s30_scans_of_a_jpeg_are_counted_before_they_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scan takes a dozen bytes of a file, and its decoder looks at every pixel for each."""
+    photo = BytesIO()
+    Image.new("RGB", (64, 64)).save(photo, "JPEG", progressive=True)
+    whole = photo.getvalue()
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    more = whole[:-2] + 90 * last + whole[-2:]
+    assert read_pixels(more, 8, 8, name="a").shape == (3, 8, 8)  # few pixels are drawn soon
+    monkeypatch.setattr(tuning, "MAX_IMAGE_PIXELS", 64 * 64)
+    assert read_pixels(whole, 8, 8, name="b").shape == (3, 8, 8)
+    with pytest.raises(InvalidInput, match=r"c draws its 4096 pixels in 100 scans; .* at most 16$"):
+        read_pixels(more, 8, 8, name="c")
+
+
 def test_other_images_are_other_beginnings_of_a_prompt() -> None:
     """A cache knows a prompt by its tokens, which are equal whatever an image shows."""
     prompt, places = [5, 9, 9, 6, 9, 9, 7], [range(1, 3), range(4, 6)]

@@ -345,3 +345,26 @@ async def test_a25_chunks_beyond_the_bound_take_no_memory(monkeypatch: pytest.Mo
     for chunk in cut(execution, 1):
         chunks.add(chunk)
     assert chunks.take(execution.id, (0, 0), 1, DIGEST) == DATA
+
+
+async def test_s32_the_execution_with_the_most_chunks_gives_way_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "TENSOR_CHUNKS_BYTES", 3 * len(DATA))
+    (execution, _), chunks = make_reader(), TensorChunks()
+
+    def send(name: str, step: int) -> None:
+        for chunk in cut(execution, step):
+            chunks.add(replace(chunk, execution_id=name))
+
+    for step in range(4):  # never finished; there is no room for the last
+        chunks.add(replace(cut(execution, step)[0], execution_id="flood"))
+    send("other", 0)
+    send("third", 0)
+    send("other", 1)  # all have as much
+    send("flood", 0)  # the rest of its oldest, which stayed
+    assert chunks.take("other", (0, 0), 1, DIGEST) is None
+    assert chunks.take("flood", (0, 0), 1, DIGEST) is None
+    for name in ("flood", "other", "third"):
+        assert chunks.take(name, (0, 0), 0, DIGEST) == DATA
+    assert not chunks._incoming and not chunks._bytes

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from botocore.credentials import Credentials
+from splitup_oracle.gateway import sources
 from splitup_oracle.gateway.audit_log import AuditLog
 from splitup_oracle.gateway.http_gateway import Gateway, Policy
 from splitup_oracle.gateway.presigning import Presigner
@@ -23,6 +24,7 @@ from splitup.net.http import SignedClient, serve_app
 from tests.builders import make_chain_manifest
 
 AUDIENCE = "http://gateway"
+PRESIGNER = Presigner("http://store", "bucket", Credentials("id", "secret"))
 MANIFEST = make_chain_manifest(2)
 REQUEST = ModelRequest(model_id=MANIFEST.model_id, proof="")
 
@@ -48,21 +50,56 @@ async def ask(url: str, who: Identity, token: str = "") -> str:
         return token
 
 
+def make_gateway(facts: Facts, objects: ObjectView, folder: Path) -> Gateway:
+    return Gateway(
+        chain=cast(ChainView, facts),
+        objects=objects,
+        presigner=PRESIGNER,
+        audit=AuditLog(folder / "audit.jsonl"),
+        policy=Policy(),
+        audience=AUDIENCE,
+        now_s=time.time,
+    )
+
+
+async def test_s34_who_asks_for_a_manifest_checks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask, and any object may be stored: it is passed on, and nothing is parsed."""
+    loaded = []
+
+    async def load(model_id: str) -> bytes:
+        loaded.append(model_id)
+        return b"no manifest " + model_id.encode()
+
+    def parse(data: bytes) -> Manifest:
+        raise AssertionError(f"{data!r} was parsed")
+
+    monkeypatch.setattr(tuning, "MAX_CACHED_MANIFEST_FILES", 2)
+    monkeypatch.setattr(sources, "load_manifest", parse)
+    async with SignedClient() as http:
+        objects = ObjectView(PRESIGNER, http)
+        monkeypatch.setattr(objects, "_load_file", load)
+        server = await serve_app(make_gateway(Facts([]), objects, tmp_path).make_app(), "::1", 0)
+        try:
+            ids = [f"0x{number:064x}" for number in range(3)]
+            for model_id in (*ids, ids[2], ids[1], ids[0], ids[1]):
+                url = api.MANIFEST.url(server.url, model_id=model_id)
+                assert (
+                    await http.get_bytes(url, max_bytes=99) == b"no manifest " + model_id.encode()
+                )
+        finally:
+            await server.close()
+    assert loaded == [*ids, ids[0]]  # the latest two are kept
+
+
 async def test_s11_strangers_do_not_fill_the_memory_of_used_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "MAX_REPLAY_ENTRIES", 20)
     nodes = [generate_identity() for _ in range(2)]
     facts = Facts(nodes)
-    gateway = Gateway(
-        chain=cast(ChainView, facts),
-        objects=cast(ObjectView, facts),
-        presigner=Presigner("http://store", "bucket", Credentials("id", "secret")),
-        audit=AuditLog(tmp_path / "audit.jsonl"),
-        policy=Policy(),
-        audience=AUDIENCE,
-        now_s=time.time,
-    )
+    gateway = make_gateway(facts, cast(ObjectView, facts), tmp_path)
     server = await serve_app(gateway.make_app(), "127.0.0.1", 0)
     try:
         for _ in range(30):

@@ -130,7 +130,7 @@ def test_fields_that_change_nothing_are_taken() -> None:
         (CompletionRequest, {"model": 5}, "model"),
         (CompletionRequest, {"prompt": {}}, "prompt"),
         (ResponseRequest, {"input": [{"role": "user"}]}, "input.0.content"),
-        (ResponseRequest, {"input": [{"type": "reasoning"}]}, "input.0"),
+        (ResponseRequest, {"input": [{"type": "computer_call"}]}, "input.0"),
         (ResponseRequest, {"input": [{"type": ["x"]}]}, "input.0"),
         (ChatRequest, {"messages": [{"role": "tool", "content": ""}]}, "messages.0"),
         (ChatRequest, {"messages": [{"role": "user"}]}, "messages.0"),

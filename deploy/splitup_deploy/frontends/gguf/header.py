@@ -164,9 +164,10 @@ class _Reader:
         """Return a name that is safe to print in messages."""
         length = self.number("<Q")
         self.expect(length <= limits.MAX_NAME_CHARS, f"has a name of {length} bytes")
-        data = self.take(length)
-        self.expect(all(32 < byte < 127 for byte in data), "has a name that is no plain text")
-        return data.decode()
+        text = self.take(length).decode(errors="replace")
+        is_plain = text.isascii() and text.isprintable() and " " not in text
+        self.expect(is_plain, "has a name that is no plain text")
+        return text
 
     def value(self) -> Scalar | list[Scalar]:
         kind = self.number("<I")
@@ -220,8 +221,7 @@ class _Reader:
         name = self.name()
         rank = self.number("<I")
         self.expect(1 <= rank <= 4, f"has a tensor '{name:.80}' of {rank} axes")
-        sizes = [self.number("<Q") for _ in range(rank)]
-        kind, offset = self.number("<I"), self.number("<Q")
+        *sizes, kind, offset = struct.unpack(f"<{rank}QIQ", self.take(8 * rank + 12))
         if kind not in FORMATS:
             raise InvalidModel(
                 f"tensor '{name:.80}' of '{self.path}' is stored as "
