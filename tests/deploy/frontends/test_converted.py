@@ -88,6 +88,12 @@ def test_granite_4_without_recurrent_layers_is_a_granite(tmp_path: Path) -> None
     ("name", "metadata", "problem"),
     [
         ("granite", {"rope.scaling.finetuned": False}, "no positions"),
+        ("granite-hybrid", {"attention.head_count_kv": 2}, "a list of 0 and one other number"),
+        ("granite-hybrid", {"attention.head_count_kv": [0, 2, 4]}, "a list of 0 and one other"),
+        ("granite-hybrid", {"attention.head_count_kv": [2, 0]}, r"blk\.0\.attn_q|blk\.1\.ssm"),
+        ("granite-hybrid", {"ssm.inner_size": 63}, "4 heads of 63 in all, for rows of 32"),
+        ("granite-hybrid", {"ssm.time_step_rank": 0}, "0 heads of 64"),
+        ("granite-hybrid", {"ssm.group_count": 2}, "mamba_n_groups"),
         ("olmo2", {"attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern"),
         ("gpt-oss", {"attention.sliding_window_pattern": 3}, "sliding_window_pattern"),
         ("gpt-oss", {"expert_used_count": 7}, "7 active experts of 6"),
