@@ -32,6 +32,7 @@ FAMILIES = {
     "granite-moe-shared": "granitemoe",
     "granite-4-dense": "granite",
     "granite-hybrid": "granitehybrid",
+    "cohere2": "cohere2",
     "gpt-oss": "gpt-oss",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
@@ -134,6 +135,14 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
             "ssm.inner_size": c["mamba_n_heads"] * c["mamba_d_head"],
             "ssm.state_size": c["mamba_d_state"],
             "ssm.time_step_rank": c["mamba_n_heads"],
+        }
+    if family == "cohere2":
+        del values["attention.layer_norm_rms_epsilon"]
+        values |= {
+            "attention.layer_norm_epsilon": c["layer_norm_eps"],
+            "attention.sliding_window": c["sliding_window"],
+            "logit_scale": c["logit_scale"],
+            "rope.scaling.type": "none",
         }
     if family == "gpt-oss":
         scaling = c["rope_scaling"]

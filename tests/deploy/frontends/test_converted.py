@@ -19,7 +19,7 @@ from tests.deploy.steps import feed
 
 BOUND = 1e-5
 SIZES = Sizes(chunk=1)
-UNSAID = ("smollm3", "granite-4-dense", "gpt-oss")  # whose cases have what no file says
+UNSAID = ("smollm3", "granite-4-dense", "cohere2", "gpt-oss")  # whose cases have what no file says
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,12 @@ def test_every_fourth_layer_of_smollm3_has_no_rope(tmp_path: Path) -> None:
     layers = {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5}
     case = change_case("smollm3", no_rope_layer_interval=None, **layers)
     check_like_directory(tmp_path, "smollm3", case)
+
+
+def test_one_layer_in_four_of_cohere2_has_no_window(tmp_path: Path) -> None:
+    """Files do not say which, and rows of layer norms are no root mean squares."""
+    case = change_case("cohere2", sliding_window_pattern=None)
+    check_like_directory(tmp_path, "cohere2", case)
 
 
 def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:

@@ -199,6 +199,15 @@ FAMILIES: Final = {
         checked=_GRANITE_UNUSED,
         interleaved=True,
     ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        {
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "logit_scale": "logit_scale",
+        },
+        {"tie_word_embeddings": True},
+    ),
     "granitehybrid": Family(
         "GraniteMoeHybridForCausalLM",
         {
