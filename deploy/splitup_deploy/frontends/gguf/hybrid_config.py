@@ -93,8 +93,12 @@ def read_granite_hybrid(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
             f"'{file.path}' has attention.head_count_kv = {counts!r:.40}; a list of 0 and one "
             "other number is wanted, one per block"
         )
-    sizes = (inner, heads, hidden)
-    if any(type(size) is not int or size < 1 for size in sizes) or inner % heads or inner % hidden:
+    if (
+        not (type(inner) is int and type(heads) is int and type(hidden) is int)
+        or min(inner, heads, hidden) < 1
+        or inner % heads
+        or inner % hidden
+    ):
         raise InvalidModel(
             f"'{file.path}' has {heads!r:.40} heads of {inner!r:.40} in all, for rows of "
             f"{hidden!r:.40}, which do not divide"
