@@ -31,10 +31,12 @@ FAMILIES = {
     "granite-moe": "granitemoe",
     "granite-moe-shared": "granitemoe",
     "granite-4-dense": "granite",
+    "granite-hybrid": "granitehybrid",
+    "cohere2": "cohere2",
     "gpt-oss": "gpt-oss",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
-_INTERLEAVED = ("smollm3", "granite", "granitemoe")
+_INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
 _NAMES = {
     **MIXTURE_NAMES,
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -42,6 +44,8 @@ _NAMES = {
     "mlp.experts.down_proj": "ffn_down_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",
     "shared_mlp.output_linear": "ffn_down_shexp",
+    **{f"mamba.{part}_proj": f"ssm_{part}" for part in ("in", "out")},
+    **{f"mamba.{part}": f"ssm_{part}" for part in ("conv1d", "norm")},
 }
 _OTHERS = {
     "olmo2": _GEMMA_NAMES,
@@ -66,6 +70,13 @@ def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.
             yield f"ffn_up_exps.{kind}", values[:, 1::2]
         else:
             yield f"ffn_down_exps.{kind}", values
+    elif rest in ("mamba.A_log", "mamba.D"):  # as columns
+        values = -np.exp(array) if rest == "mamba.A_log" else array
+        yield f"ssm_{rest.removeprefix('mamba.')[0].lower()}", values[:, None]
+    elif rest == "mamba.dt_bias":
+        yield "ssm_dt.bias", array
+    elif rest == "mamba.conv1d.weight":
+        yield "ssm_conv1d.weight", array[:, 0]
     elif rest == "self_attn.sinks":
         yield "attn_sinks.weight", array
     else:
@@ -115,13 +126,23 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
         }
     if "mamba_d_state" in c:
         values |= {
-            "attention.head_count_kv": [c["num_key_value_heads"]] * c["num_hidden_layers"],
-            "rope.scaling.finetuned": True,
+            "attention.head_count_kv": [
+                c["num_key_value_heads"] * (kind == "attention") for kind in c["layer_types"]
+            ],
+            "rope.scaling.finetuned": c["position_embedding_type"] == "rope",
             "ssm.conv_kernel": c["mamba_d_conv"],
             "ssm.group_count": c["mamba_n_groups"],
             "ssm.inner_size": c["mamba_n_heads"] * c["mamba_d_head"],
             "ssm.state_size": c["mamba_d_state"],
             "ssm.time_step_rank": c["mamba_n_heads"],
+        }
+    if family == "cohere2":
+        del values["attention.layer_norm_rms_epsilon"]
+        values |= {
+            "attention.layer_norm_epsilon": c["layer_norm_eps"],
+            "attention.sliding_window": c["sliding_window"],
+            "logit_scale": c["logit_scale"],
+            "rope.scaling.type": "none",
         }
     if family == "gpt-oss":
         scaling = c["rope_scaling"]

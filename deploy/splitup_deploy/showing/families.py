@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.text import Text
 
@@ -13,9 +13,31 @@ from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
 from splitup_deploy.frontends.gguf.config import list_gguf_names
 
+# Published models that ran, by architecture: the demo's, and the one of docs/compiler.md.
+PUBLISHED: Final = {
+    "LlamaForCausalLM": "SmolLM2-135M-Instruct",
+    "BertModel": "all-MiniLM-L6-v2",
+}
+# Others have random weights among the tests; these have the weights of such a one, renamed.
+RENAMED: Final = {
+    "Fast_dLLM_QwenForCausalLM": "Qwen2ForCausalLM",
+    "BertForMaskedLM": "BertModel",
+    "RobertaForMaskedLM": "RobertaModel",
+    "RobertaForSequenceClassification": "XLMRobertaForSequenceClassification",
+    "XLMRobertaModel": "RobertaModel",
+    "XLMRobertaForMaskedLM": "RobertaModel",
+    "DistilBertModel": "DistilBertForMaskedLM",
+    "MPNetModel": "MPNetForMaskedLM",
+    "MPNetForSequenceClassification": "MPNetForMaskedLM",
+    "ModernBertForMaskedLM": "ModernBertModel",
+}
+
 
 def list_families() -> list[dict[str, Any]]:
     """Return every architecture of a directory: its use, GGUF names, and if text is a part.
+
+    ``tested_with`` is the published model that ran, or else "random weights", compared with the
+    library's own model, or else the architecture whose random weights were.
 
     ``images``: its tower for images can be compiled, too. ``decoder`` is the only one that the
     family's models are used with, if there is such a one.
@@ -31,6 +53,7 @@ def list_families() -> list[dict[str, Any]]:
             "gguf": list(names.get(name, ())),
             "text_tower": tower_of.get(name),
             "images": name == vision_towers.ARCHITECTURE,
+            "tested_with": PUBLISHED.get(name) or RENAMED.get(name) or "random weights",
             "decoder": "diffusion" if name in block_diffusion.ARCHITECTURES else None,
         }
         for name, use in uses.items()
@@ -40,7 +63,8 @@ def list_families() -> list[dict[str, Any]]:
 def render_families(rows: Sequence[dict[str, Any]]) -> Text:
     """Return the lines of ``splitup-deploy families``."""
     width = max(len(row["architecture"]) for row in rows)
-    text = Text()
+    text = Text(f"{'architecture':{width}}  tested with\n", "dim")
+    tested = {name: f"the weights of {other}" for name, other in RENAMED.items()}
     for row in rows:
         tower, gguf = row["text_tower"], ", ".join(row["gguf"])
         also = f"text only, as {tower}" if tower else f"GGUF: {gguf}" if gguf else ""
@@ -51,7 +75,8 @@ def render_families(rows: Sequence[dict[str, Any]]) -> Text:
         if row["use"] != "text-generation":
             also = "embeddings" if row["use"] == "text-embedding" else "reranking, with one label"
         name = row["architecture"]
+        shown = "; ".join(part for part in (tested.get(name, row["tested_with"]), also) if part)
         text.append(name, "bold")
-        text.append(f"{'':{width - len(name)}}  {also}".rstrip() + "\n")
+        text.append(f"{'':{width - len(name)}}  {shown}\n")
     text.rstrip()
     return text

@@ -19,7 +19,7 @@ from tests.deploy.steps import feed
 
 BOUND = 1e-5
 SIZES = Sizes(chunk=1)
-UNSAID = ("smollm3", "granite-4-dense", "gpt-oss")  # whose cases have what no file says
+UNSAID = ("smollm3", "granite-4-dense", "cohere2", "gpt-oss")  # whose cases have what no file says
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,12 @@ def test_every_fourth_layer_of_smollm3_has_no_rope(tmp_path: Path) -> None:
     check_like_directory(tmp_path, "smollm3", case)
 
 
+def test_one_layer_in_four_of_cohere2_has_no_window(tmp_path: Path) -> None:
+    """Files do not say which, and rows of layer norms are no root mean squares."""
+    case = change_case("cohere2", sliding_window_pattern=None)
+    check_like_directory(tmp_path, "cohere2", case)
+
+
 def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
     """Files do not say where. YaRN's ends are not rounded, as in the original."""
     check_like_directory(tmp_path, "gpt-oss", change_case("gpt-oss", swiglu_limit=None))
@@ -88,6 +94,12 @@ def test_granite_4_without_recurrent_layers_is_a_granite(tmp_path: Path) -> None
     ("name", "metadata", "problem"),
     [
         ("granite", {"rope.scaling.finetuned": False}, "no positions"),
+        ("granite-hybrid", {"attention.head_count_kv": 2}, "a list of 0 and one other number"),
+        ("granite-hybrid", {"attention.head_count_kv": [0, 2, 4]}, "a list of 0 and one other"),
+        ("granite-hybrid", {"attention.head_count_kv": [2, 0]}, r"blk\.0\.attn_q|blk\.1\.ssm"),
+        ("granite-hybrid", {"ssm.inner_size": 63}, "4 heads of 63 in all, for rows of 32"),
+        ("granite-hybrid", {"ssm.time_step_rank": 0}, "0 heads of 64"),
+        ("granite-hybrid", {"ssm.group_count": 2}, "mamba_n_groups"),
         ("olmo2", {"attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern"),
         ("gpt-oss", {"attention.sliding_window_pattern": 3}, "sliding_window_pattern"),
         ("gpt-oss", {"expert_used_count": 7}, "7 active experts of 6"),

@@ -22,11 +22,13 @@ from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
+    GRANITE_FIELDS,
     KIMI_CHECKED,
     QWEN_CHECKED,
     QWEN_FIELDS,
     complete_recurrent,
     find_attention,
+    read_granite_hybrid,
     read_kimi,
     read_qwen,
 )
@@ -197,6 +199,26 @@ FAMILIES: Final = {
         checked=_GRANITE_UNUSED,
         interleaved=True,
     ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        {
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "attention.sliding_window": "sliding_window",
+            "logit_scale": "logit_scale",
+        },
+        {"tie_word_embeddings": True},
+    ),
+    "granitehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE_FIELDS,
+            **GRANITE_FIELDS,
+            "expert_used_count": "num_experts_per_tok",
+            _SHARED: "shared_intermediate_size",
+        },
+        checked=("ssm.inner_size",),
+        interleaved=True,
+    ),
     "gpt-oss": Family(
         "GptOssForCausalLM",
         {
@@ -243,6 +265,7 @@ _GRANITE_SHARED: Final = replace(  # with a shared MLP beside the experts
     fields={**FAMILIES["granitemoe"].fields, _SHARED: "shared_intermediate_size"},
     names={f"ffn_{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 )
+_GRANITE_HYBRID_EXPERTS: Final = replace(FAMILIES["granitehybrid"], names=_GRANITE_SHARED.names)
 MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
@@ -279,6 +302,8 @@ def choose_family(file: GgufFile, name: str) -> Family:
         return _DEEPSEEK_V2
     if name == "granitemoe" and keys.get(_SHARED, 0) != 0:
         return _GRANITE_SHARED
+    if name == "granitehybrid" and keys.get("expert_count", 0) != 0:
+        return _GRANITE_HYBRID_EXPERTS
     return FAMILIES[name]
 
 
@@ -353,6 +378,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     table["rope_scaling"] = _read_scaling(file, keys)
     if kind.architecture == "GptOssForCausalLM" and table["rope_scaling"] is not None:
         table["rope_scaling"]["truncate"] = False  # llama.cpp rounds, the original does not
+    if kind.architecture == "GraniteMoeHybridForCausalLM":
+        table |= read_granite_hybrid(file, keys)
     if kind.architecture == "KimiLinearForCausalLM":
         table |= read_kimi(file, keys)
         keys = {**keys, "attention.head_count_kv": 1}
@@ -376,7 +403,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         cached = table["num_key_value_heads"]
         if isinstance(cached, list) and cached and cached == cached[:1] * len(cached):
             table["num_key_value_heads"] = cached[0]  # of Granite 4, by layer
-        if keys.get("rope.scaling.finetuned", True) is not True:
+        is_hybrid = kind.architecture == "GraniteMoeHybridForCausalLM"
+        if keys.get("rope.scaling.finetuned", True) is not True and not is_hybrid:
             raise InvalidModel(f"'{file.path}' has no positions, which is not supported for it")
     if (largest := _LARGEST_GEMMAS.get(kind.architecture)) is not None:
         table["query_pre_attn_scalar"] = size

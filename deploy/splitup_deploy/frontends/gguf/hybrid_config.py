@@ -1,8 +1,8 @@
-"""The recurrent layers of GGUF files: Qwen3.5 and Kimi Linear.
+"""The recurrent layers of GGUF files: Qwen3.5, Kimi Linear and Granite 4.
 
-Source: llama.cpp's convert_hf_to_gguf.py. It reorders value heads so that value head h uses key
-head h mod key_heads, stores -exp(A_log) in place of A_log, and adds the 1 to the weights of Qwen's
-norms.
+Source: llama.cpp's converters. They store -exp(A_log) in place of A_log. For Qwen3.5 value heads
+are reordered so that value head h uses key head h mod key_heads, and the 1 is added to the weights
+of norms.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ QWEN_FIELDS: Final = {
 }
 QWEN_CHECKED: Final = ("ssm.inner_size", "rope.dimension_sections")
 KIMI_CHECKED: Final = ("ssm.conv_kernel", "kda.head_dim")
+GRANITE_FIELDS: Final = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
 _SIGMOID: Final = 2  # llama.cpp's number
 
 
@@ -70,6 +76,43 @@ def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
             "full_attn_layers": layers[1],
             "kda_layers": layers[0],
         },
+    }
+
+
+def read_granite_hybrid(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return Granite 4's own fields; a layer without key and value heads is recurrent."""
+    inner, heads, hidden, counts = (
+        keys.get(key)
+        for key in (
+            *("ssm.inner_size", "ssm.time_step_rank", "embedding_length"),
+            "attention.head_count_kv",
+        )
+    )
+    if not isinstance(counts, list) or len({*counts, 0}) != 2:
+        raise InvalidModel(
+            f"'{file.path}' has attention.head_count_kv = {counts!r:.40}; a list of 0 and one "
+            "other number is wanted, one per block"
+        )
+    if (
+        not (type(inner) is int and type(heads) is int and type(hidden) is int)
+        or min(inner, heads, hidden) < 1
+        or inner % heads
+        or inner % hidden
+    ):
+        raise InvalidModel(
+            f"'{file.path}' has {heads!r:.40} heads of {inner!r:.40} in all, for rows of "
+            f"{hidden!r:.40}, which do not divide"
+        )
+    first = f"blk.{counts.index(0)}." if 0 in counts else ""
+    return {
+        "num_key_value_heads": max(counts),
+        "layer_types": ["attention" if count else "mamba" for count in counts],
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": f"{first}ssm_conv1d.bias" in file.tensors,
+        "mamba_proj_bias": f"{first}ssm_in.bias" in file.tensors,
+        "num_local_experts": keys.get("expert_count", 0),
+        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else "nope",
     }
 
 

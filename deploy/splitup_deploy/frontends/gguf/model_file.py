@@ -95,6 +95,10 @@ _LAYER_TENSORS: Final = {
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
     "self_attn.q_conv1d": "ssm_conv1d_q",
     "self_attn.k_conv1d": "ssm_conv1d_k",
     "self_attn.v_conv1d": "ssm_conv1d_v",
@@ -110,9 +114,10 @@ _PARAMETERS: Final = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
+    "mamba.D": "ssm_d",
     **{f"mlp.experts.{part}_proj_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
-    **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn")},
-    **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn")},
+    **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn", "mamba")},
+    **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn", "mamba")},
 }
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

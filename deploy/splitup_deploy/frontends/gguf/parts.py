@@ -29,7 +29,7 @@ def read_gguf_parts(path: Path) -> GgufFile:
     if count in (0, 1):
         return first
     match = _NAME.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
+    if match is None or type(count) is not int or int(match[3]) != count:
         raise InvalidModel(
             f"'{path}' is one of {count!r:.40} parts: it must be called as llama-gguf-split calls "
             "them, NAME-00001-of-… with their number"
