@@ -26,7 +26,7 @@ def read_gguf_parts(path: Path) -> GgufFile:
     """
     first = read_gguf(path)
     count = first.metadata.get(_COUNT, 1)
-    if count in (0, 1):
+    if type(count) is not int or count in (0, 1):
         return first
     match = _NAME.fullmatch(path.name)
     if match is None or type(count) is not int or int(match[3]) != count:
