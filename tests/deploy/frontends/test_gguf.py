@@ -88,7 +88,7 @@ def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path)
 
 
 def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
-    """Return the quantised matrices of products, and those of them that products' own code reads."""
+    """Return the quantised matrices of products, and those that products' own code reads."""
     blocks = {
         place: weight.name
         for place, weight in enumerate(graph.weights)
