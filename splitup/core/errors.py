@@ -10,6 +10,7 @@
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
     │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
+    │   ├── Implausible         a node's output cannot be right, such as NaN for a logit
     │   ├── TooSlow             this machine did not finish within the time it spends on such work
     │   └── Throttled           a server limits our request rate; do not try another server
     ├── ChainRejected           a transaction reverted; names the contract's error
@@ -65,6 +66,10 @@ class Refused(SplitUpError):
 
 class Unavailable(SplitUpError):
     """The environment failed; the same call may succeed later."""
+
+
+class Implausible(Unavailable):
+    """A node's output cannot be right; other nodes may give another one."""
 
 
 class TooSlow(Unavailable):

@@ -243,6 +243,9 @@ QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in
 
 MAX_SIGNED: Final = 262_144  # slots that a member signed for, ≈ 250 B each; then it signs no more
 SIGNED_MARGIN_S: Final = 1_800  # a closed slot is kept this long: REORG_BLOCKS of Ethereum, doubled
+# A lease that does not open for so long is asked for again, and who waits for the first of a model
+# is told to come back: OpenAI's and Anthropic's clients repeat a 503 by themselves.
+LEASE_WAIT_S: Final = 30.0
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.core import tuning
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import Implausible, InvalidInput
 
 _MAX_SEED = 2**64 - 1
 _MAX_TEMPERATURE = 100.0  # above it tokens are practically uniform
@@ -88,11 +88,12 @@ class Sampler:
         """Return the token that follows ``position``.
 
         ``logits`` is float32 [vocab]. The first of equal maxima wins. Every ``iteration`` at a
-        position has noise of its own. Raises InvalidInput when the logits hold a NaN.
+        position has noise of its own. Raises Implausible when the logits hold a NaN.
         """
         if np.isnan(logits).any():
-            raise InvalidInput(
-                f"the logits at position {position} contain NaN; the model is broken"
+            raise Implausible(
+                f"the logits at position {position} contain NaN: a node computes wrongly, or the "
+                "model is broken; try again, with other nodes"
             )
         if self.temperature == 0:
             return int(np.argmax(logits))

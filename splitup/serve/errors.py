@@ -54,4 +54,5 @@ def translate(error: SplitUpError) -> ApiError:
         case ExecutionFailed():
             return ApiError(str(error), status=502, kind="upstream_error")
         case _:
-            return ApiError(str(error), status=503, kind="service_unavailable")
+            wait = {"Retry-After": "5"}
+            return ApiError(str(error), status=503, kind="service_unavailable", headers=wait)

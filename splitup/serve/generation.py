@@ -16,7 +16,7 @@ from splitup.client.images.image_prompts import PromptImages
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
 from splitup.client.text.grammar import Grammar
-from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.sampler import Sampler
 from splitup.decode.stop import StopFilter
@@ -149,8 +149,9 @@ async def generate_text(
 
     With ``speculate`` they are the same tokens in fewer steps; ``images`` are those of its request,
     which are read one token at a time. A lease that fails before the first token is replaced once,
-    if ``charge`` covers the steps that were run for nothing. Raises InvalidInput, Throttled,
-    ExecutionFailed and what opening a lease raises.
+    if ``charge`` covers the steps that were run for nothing; so is one whose outputs cannot be
+    right, which serves nobody any more. Raises InvalidInput, Throttled, ExecutionFailed,
+    Implausible and what opening a lease raises.
     """
     began, is_begun = time.monotonic(), False
     try:
@@ -169,7 +170,9 @@ async def generate_text(
                             is_begun = True
                             yield piece
                     return
-                except ExecutionFailed:
+                except (ExecutionFailed, Implausible) as error:
+                    if isinstance(error, Implausible):
+                        lease.spoil(error)
                     is_last = is_begun or attempt == ATTEMPTS
                     lost = report.cost_micro_usdc - cost
                     if is_last or not await charge.cover(lost):

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
 from splitup.client.text.generation import make_cache_contents
-from splitup.core import limits
-from splitup.core.errors import InvalidInput, SplitUpError, Throttled
+from splitup.core import limits, tuning
+from splitup.core.errors import InvalidInput, SplitUpError, Throttled, Unavailable
 from splitup.decode.cache_contents import CacheContents
 
 _log = logging.getLogger("splitup.serve")
@@ -84,11 +84,23 @@ class Lease:
     use_until: float
     used_at: float
     principal: str | None = None
+    is_spoiled: bool = False  # its nodes' caches hold what cannot be right
 
     @property
     def steps_left(self) -> int:
         """Return how many steps it may still run."""
         return self.session.plan.request.steps - self.session.steps
+
+    def spoil(self, error: Exception) -> None:
+        """Use it for no other request: what its nodes keep is wrong, or one of them is."""
+        self.is_spoiled = True
+        plan = self.session.plan
+        _log.error(
+            "execution %s: %s; its nodes are %s",
+            self.session.execution_id,
+            error,
+            ", ".join(dict.fromkeys(plan.executors())),
+        )
 
     def can_serve(self, steps: int, now: float) -> bool:
         """Return whether a request of so many steps may begin now."""
@@ -96,7 +108,8 @@ class Lease:
 
     def can_go_on(self, steps: int, now: float) -> bool:
         """Return whether a request that has the lease may run so many more steps."""
-        return self.session.failure is None and now < self.use_until and self.steps_left >= steps
+        is_sound = self.session.failure is None and not self.is_spoiled
+        return is_sound and now < self.use_until and self.steps_left >= steps
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +117,17 @@ class _Waiter:
     principal: str
     prompt: Sequence[int]
     steps: int
+    since: float
     lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A lease that is being opened; ``is_stalled`` once it takes much longer than it should."""
+
+    since: float
+    task: asyncio.Task[None] | None = None
+    is_stalled: bool = False
 
 
 @dataclass(slots=True)
@@ -136,7 +159,7 @@ class LeasePool:
         self._options = options
         self._idle: list[Lease] = []
         self._lent: set[Lease] = set()
-        self._opening = 0
+        self._openings: set[_Opening] = set()
         self._waiting: deque[_Waiter] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -195,6 +218,9 @@ class LeasePool:
     ) -> AsyncIterator[Lease]:
         """Lend a lease with at least so many steps left, for one request of ``principal``.
 
+        When no lease serves anybody and none could be opened for ``tuning.LEASE_WAIT_S``, it raises
+        Unavailable: clients that are told come back.
+
         Requests are served in the order of their arrival; one that waits for a lease to be opened
         may be overtaken by those whose leases are there. Raises Throttled when too many wait
         already, and what ``Network.session`` raises when no lease can be opened.
@@ -213,7 +239,7 @@ class LeasePool:
                 f"{len(self._waiting)} requests wait for model {self._model} already; try again "
                 "in a few seconds"
             )
-        waiter = _Waiter(principal, prompt, steps)
+        waiter = _Waiter(principal, prompt, steps, _now())
         self._waiting.append(waiter)
         self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
         self._adjust()
@@ -243,12 +269,48 @@ class LeasePool:
             self._retire(ended)
         self._serve_waiting(now)
         self._retire_unused(now)
+        self._give_up(now)
         if self._is_open and now >= self._retry_at:
             for _ in range(self._count_missing(now)):
-                self._opening += 1
+                opening = _Opening(now)
+                self._openings.add(opening)
                 steps = max([self._options.steps, *(one.steps for one in self._waiting)])
-                self._start(self._open(steps), f"a new lease of model {self._model}")
+                name = f"a new lease of model {self._model}"
+                opening.task = self._start(self._open(steps, opening), name)
         self._set_timer(now)
+
+    @property
+    def _opening(self) -> int:
+        """How many leases are expected to open soon."""
+        return sum(not one.is_stalled for one in self._openings)
+
+    def _give_up(self, now: float) -> None:
+        """Wait no longer for openings that hang, nor let requests wait when nothing can serve."""
+        for opening in self._openings:
+            if now >= opening.since + tuning.LEASE_WAIT_S and not opening.is_stalled:
+                opening.is_stalled = True
+                _log.warning("a lease of model %s does not open; asking again", self._model)
+        stalled = sorted(
+            (one for one in self._openings if one.is_stalled), key=lambda one: one.since
+        )
+        for opening in stalled[: -self._options.most]:  # the latest may still be planned
+            self._abandon(opening)
+        if self._lent:
+            return
+        for waiter in tuple(self._waiting):
+            if now >= waiter.since + tuning.LEASE_WAIT_S:
+                self._waiting.remove(waiter)
+                waiter.lease.set_exception(
+                    Unavailable(
+                        f"no nodes could be found for model {self._model} within "
+                        f"{tuning.LEASE_WAIT_S:g} s; try again in a few seconds"
+                    )
+                )
+
+    def _abandon(self, opening: _Opening) -> None:
+        self._openings.discard(opening)
+        if opening.task is not None:
+            opening.task.cancel()
 
     def _serve_waiting(self, now: float) -> None:
         """Lend idle leases in the order of arrival.
@@ -322,7 +384,9 @@ class LeasePool:
         """
         live = self._count_live()
         asked = min(len(self._waiting) - self._opening, self._options.most - live)
-        warm = min(self._options.warm - self._count_fresh(now), 2 * self._options.most - live)
+        stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
+        fresh = self._count_fresh(now) + stalled
+        warm = min(self._options.warm - fresh, 2 * self._options.most - live)
         return max(asked, warm, 0)
 
     def _set_timer(self, now: float) -> None:
@@ -331,6 +395,9 @@ class LeasePool:
             self._timer.cancel()
             self._timer = None
         times = [self._retry_at]
+        since = [one.since for one in self._waiting]
+        since += [one.since for one in self._openings if not one.is_stalled]
+        times += [at + tuning.LEASE_WAIT_S for at in since]
         for lease in self._idle:
             worn_at = lease.lend_until - self._options.seconds / 8
             times += [worn_at, lease.lend_until, lease.used_at + self._options.idle_s]
@@ -340,7 +407,7 @@ class LeasePool:
 
     # ---- opening and ending --------------------------------------------------------------------
 
-    async def _open(self, steps: int) -> None:
+    async def _open(self, steps: int, opening: _Opening) -> None:
         stack = AsyncExitStack()
         try:
             session = await stack.enter_async_context(
@@ -352,7 +419,7 @@ class LeasePool:
                 )
             )
         except SplitUpError as error:
-            self._opening -= 1
+            self._openings.discard(opening)
             self._retry_at = _now() + RETRY_S
             if self._waiting:
                 self._waiting.popleft().lease.set_exception(error)
@@ -361,9 +428,11 @@ class LeasePool:
             self._adjust()
             return
         except BaseException:
-            self._opening -= 1
+            self._openings.discard(opening)
             raise
-        self._opening -= 1
+        self._openings.discard(opening)
+        for stalled in [one for one in self._openings if one.is_stalled]:
+            self._abandon(stalled)  # this one was asked for in its place
         now = _now()
         contents = make_cache_contents(session.manifest)
         lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
@@ -384,10 +453,11 @@ class LeasePool:
             if self._on_end is not None:
                 await self._on_end(lease)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _now() -> float:

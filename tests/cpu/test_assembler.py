@@ -22,12 +22,6 @@ from splitup.cpu.assembler import (
     Mem,
 )
 
-
-def load_next_address(a: Assembler) -> None:
-    a.load_address(R15, "here")
-    a.label("here")
-
-
 # what GNU objdump 2.40 (-M intel) makes of the bytes is on the left
 VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
     "mov [rax+0x8], r14": (lambda a: a.store(Mem(RAX, 8), R14), "4c89b008000000"),
@@ -62,7 +56,6 @@ VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
     "vmovups [r14-0x20], ymm3": (lambda a: a.store_vector(3, Mem(R14, -32)), "c4c17c119ee0ffffff"),
     "vmovss [r8], xmm12": (lambda a: a.store_scalar(12, Mem(R8)), "c4417a11a000000000"),
     "vbroadcastss ymm13, [r13+4]": (lambda a: a.broadcast(13, Mem(R13, 4)), "c4427d18ad04000000"),
-    "lea r15, [rip]": (load_next_address, "4c8d3d00000000"),
     "vpbroadcastb xmm14, [rcx+0x2]": (
         lambda a: a.broadcast_8(14, Mem(RCX, 2)),
         "c4627978b102000000",
@@ -127,3 +120,11 @@ def test_jumps_reach_their_labels_forwards_and_backwards() -> None:
     asm.jump("jmp", "top")
     asm.label("end")
     assert asm.finish().hex() == "0f8c05000000" + "e9f5ffffff"
+
+
+def test_the_address_of_a_label_is_relative() -> None:
+    asm = Assembler()
+    asm.load_address(R15, "here")  # lea r15, [rip+0x1]
+    asm.ret()
+    asm.label("here")
+    assert asm.finish().hex() == "4c8d3d01000000" + "c3"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from splitup.client.text.generation import DecoderName
 from splitup.client.text.generation import make_decoder as choose
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import Implausible, InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.block_diffusion import CONFIDENCES, BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.cache_contents import CacheContents
@@ -278,7 +278,7 @@ def test_the_mask_is_never_chosen_and_broken_logits_are_refused() -> None:
     assert decoder.receive_logits(0, logits) == [0]
     decoder = make_decoder(make_request([1, 2, 3], 1))
     decoder.next_step()
-    with pytest.raises(InvalidInput, match="contain NaN"):
+    with pytest.raises(Implausible, match="contain NaN"):
         decoder.receive_logits(0, logits * np.float32(np.nan))
     decoder = make_decoder(make_request([1, 2], 2))
     decoder.next_step()

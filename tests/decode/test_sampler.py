@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import Implausible, InvalidInput
 from splitup.decode.sampler import Sampler, _get_gumbel, compute_gumbel
 
 
@@ -137,7 +137,7 @@ def test_impossible_seed_is_refused() -> None:
 
 
 def test_nan_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="NaN"):
+    with pytest.raises(Implausible, match="NaN"):
         Sampler(1.0).choose(np.array([0.0, np.nan], dtype=np.float32), 3)
 
 

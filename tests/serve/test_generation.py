@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splitup.client.text.generation import Token
-from splitup.core.errors import ExecutionFailed
+from splitup.core.errors import ExecutionFailed, Implausible
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.decode.sampler import Sampler
 from splitup.serve import generation
@@ -88,6 +88,25 @@ async def test_all_attempts_are_charged_and_shown(
             assert len(cost["executions"]) == 2
     assert keys.list()[0].spent_micro_usdc == spent
     keys.close()
+
+
+async def test_logits_that_cannot_be_right_are_asked_for_on_another_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[Lease] = []
+
+    async def write(lease: Lease, *_: object) -> AsyncGenerator[Piece, None]:
+        used.append(lease)
+        lease.session.plan.executors = lambda: ("0xa",)  # type: ignore[misc]
+        if len(used) == 1:
+            raise Implausible("the logits at position 3 contain NaN")
+        yield Piece(Token(id=1, text="x"), None)
+
+    monkeypatch.setattr(generation, "_generate", write)
+    async with make_pool(warm=0) as (pool, _), Access(None).charge(None, 6 * PRICE, None) as charge:
+        found = [p async for p in generate_text(pool, MODEL, OPTIONS, Report((1,)), charge)]
+        assert len(found) == 1 and used[0] is not used[1]
+        assert used[0].is_spoiled and not used[1].is_spoiled
 
 
 async def test_s21_times_are_shown_to_whose_texts_they_are_of(

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.core.errors import ExecutionFailed, InvalidInput, Throttled, Unavailable
+from splitup.core import tuning
+from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
 from splitup.serve.leases import Lease, LeaseOptions, LeasePool
 from tests.builders import HANG_S
@@ -318,3 +319,42 @@ async def test_a_server_that_stops_does_not_wait_for_a_refund(
     await settle(lambda: pool.idle == 1)
     await pool.close()
     assert "not waiting for the end of execution 0x000" in caplog.text
+
+
+async def test_no_request_waits_behind_an_opening_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "LEASE_WAIT_S", 0.02)
+    async with make_pool(most=2, warm=1) as (pool, sessions):
+        sessions.gate.clear()  # as when all nodes have stopped: no plan, and no refusal
+        with pytest.raises(Unavailable, match="no nodes could be found for model model"):
+            await use(pool)
+        assert all(one.is_stalled for one in pool._openings) and pool._openings
+        hanging, sessions.gate = sessions.gate, asyncio.Event()
+        sessions.gate.set()  # nodes are back; what was asked for before is never planned
+        await use(pool)
+        assert pool.idle >= 1 and not any(one.is_stalled for one in pool._openings)
+        hanging.set()
+
+
+async def test_an_opening_that_hung_serves_when_it_comes_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "LEASE_WAIT_S", 0.02)
+    async with make_pool(most=1, warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        with pytest.raises(Unavailable):
+            await use(pool)
+        sessions.gate.set()
+        await settle(lambda: pool.idle == 1)
+        await use(pool)
+        assert len(sessions.opened) == 1
+
+
+async def test_a_spoiled_lease_serves_nobody_any_more() -> None:
+    async with make_pool(most=2, warm=0) as (pool, sessions):
+        async with pool.borrow(ANN, [1, 2], 1) as lease:
+            lease.session.plan.executors = lambda: ("0xa", "0xb", "0xa")
+            lease.spoil(Implausible("NaN"))
+        assert await use(pool, prompt=[1, 2]) is not lease
+        await settle(lambda: sessions.ended == [lease.session])

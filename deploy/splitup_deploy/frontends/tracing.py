@@ -21,6 +21,7 @@ from splitup.backend.compiler.trace_reading import Placeholder, Repetition, read
 from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype, make_variable
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
+from splitup_deploy.frontends.decoder.quantised import describe_slow
 from splitup_deploy.frontends.weight_sources import (
     WeightSource,
     describe_not_finite,
@@ -248,6 +249,7 @@ class Tracer:
             for source in sources
         ]
         notes = describe_not_finite([name for _, names in examined for name in names])
+        notes += describe_slow(source.encoding for source in sources)
         graph, labels = read_tensors(
             inputs=self._inputs,
             weights=[weight for weight, _ in examined],

@@ -11,7 +11,7 @@ block structures of ggml-common.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,8 +19,19 @@ from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
 # Formats whose matmuls are left to tinygrad's scalar kernels on a CPU, because a number's value
-# depends on a comparison (``splitup.cpu.decoder_match``). About twenty times slower than Q8_0.
+# depends on a comparison, which ``splitup.cpu.decoder_match`` does not read.
 SLOW_ON_CPU: Final = frozenset({"MXFP4", "F8_F16", "F8_BF16", "F8_F32"})
+
+
+def describe_slow(encodings: Iterable[str]) -> tuple[str, ...]:
+    """Return what a developer should know of the speed of these formats (docs/kernels.md)."""
+    if not (slow := sorted(SLOW_ON_CPU & set(encodings))):
+        return ()
+    return (
+        f"weights of {', '.join(slow)} are computed by slow kernels on a CPU: their matmuls take "
+        "about 100 times as long as those of Q8_0 (GPUs are not concerned); publish the model in "
+        "another format if nodes without a GPU should run it",
+    )
 
 
 def list_encodings() -> list[str]:
