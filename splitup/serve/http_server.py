@@ -1,4 +1,4 @@
-"""The HTTP server: routes of the OpenAI API, errors in its form, texts as streams."""
+"""The HTTP server: routes of all APIs, errors in the form of each, texts as streams."""
 
 from __future__ import annotations
 
