@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from decimal import Context as DecimalContext
 from typing import Any, Final
@@ -36,7 +36,7 @@ class Rope:
 
     frequencies: tuple[Decimal, ...]
     scale: float = 1.0
-    note: str = ""
+    note: str = field(default="", compare=False)
 
     @property
     def pairs(self) -> int:
