@@ -50,7 +50,8 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
 
     Required settings: rpc_url, deployment (file with the contracts' addresses), keystore,
     passphrase_file, data_dir, listen_port, gateway_urls. Optional settings with their defaults:
-    listen_host (127.0.0.1), allow_loopback (false), metrics (where Prometheus reads; none).
+    listen_host (127.0.0.1), kernel_cache (data_dir/kernels), allow_loopback (false),
+    metrics (where Prometheus reads; none).
     """
     from splitup_oracle.config import OracleConfig
     from splitup_oracle.member.service import run_member

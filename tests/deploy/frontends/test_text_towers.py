@@ -181,17 +181,19 @@ def test_the_command_lists_every_family() -> None:
     rows = {row.pop("architecture"): row for row in json.loads(result.stdout)["families"]}
     assert list(rows) == [*ARCHITECTURES, *TOWERS, *ENCODERS]
     use = {"use": "text-generation", "text_tower": None, "images": False, "decoder": None}
+    use["tested_with"] = "random weights"
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
     assert files == FAMILIES.keys()
-    text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
+    head, *text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
+    assert head.split() == ["architecture", "tested", "with"]
     assert [line.split()[0] for line in text] == list(rows)
-    assert any(line.endswith("  text only, as Qwen3_5MoeForCausalLM") for line in text)
+    assert any(line.endswith("; text only, as Qwen3_5MoeForCausalLM") for line in text)
     (gemma,) = (line for line in text if line.startswith("Gemma3ForConditionalGeneration"))
-    assert gemma.endswith("  text as Gemma3ForCausalLM; images with --vision and --images")
+    assert gemma.endswith("; text as Gemma3ForCausalLM; images with --vision and --images")
     assert rows["Gemma3ForConditionalGeneration"]["images"]
-    assert text[-1].split(maxsplit=1)[1] == "reranking, with one label"
+    assert text[-1].split(maxsplit=1)[1] == "random weights; reranking, with one label"
 
 
 def test_a_tower_for_images_has_one_graph_in_both_spellings(tmp_path: Path) -> None:
