@@ -12,7 +12,8 @@ operation, which follows from a seed that nobody knew when the inputs were chose
 changes the outputs, a difference says nothing about who computed them. This is Monte Carlo
 arithmetic (D. S. Parker, UCLA CSD-970002, 1997), with two values in place of a continuous range.
 
-The keys are an input of the noisy task, so that it is compiled once for all seeds.
+The keys are a weight of the noisy task, so that it is compiled once for all seeds. They are no
+input: a task may have as many inputs as the rules allow.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from splitup.core.tensors import TensorSpec
+from splitup.core.tensors import ITEM_BYTES
 from splitup.graph.compare import MANTISSA_BITS
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.ir import Arg, Dims, Graph, Node, Output, Update, encode_float
+from splitup.graph.ir import Arg, Dims, Graph, Node, Output, Update, Weight, encode_float
 from splitup.graph.rules import CheckedGraph, check_graph
 
 _ROUNDING: Final = frozenset(
@@ -36,20 +37,22 @@ _MULTIPLIERS: Final = (-1640531535, 739982445, 695872825)  # odd: they mix bits 
 _SHIFT: Final = 15
 
 
-def add_noise(graph: CheckedGraph) -> CheckedGraph:
+def add_noise(graph: CheckedGraph, seed: str) -> tuple[CheckedGraph, dict[str, bytes]]:
     """Return the graph with noise in every float that an operation rounds.
 
-    Its last input are the keys, int32 [operations that round], unless nothing rounds.
-    Zeros, infinities and NaN stay what they are. Raises InvalidModel when that breaks a rule,
-    because the graph becomes too large.
+    And the bytes of the weight that it has besides, by name: the keys that follow from ``seed``
+    (SHAKE256, FIPS 202), int32 [operations that round], none if nothing rounds. Compiled code does
+    not depend on the seed. Zeros, infinities and NaN stay what they are. Raises InvalidModel when
+    that breaks a rule, because the graph becomes too large.
     """
-    noisy = _NoisyCopy(len(graph.inputs))
+    noisy = _NoisyCopy(len(graph.weights))
     for place, node in enumerate(graph.nodes):
         noisy.copy(place, node, graph.values[place].dims)
-    return check_graph(
+    keys = noisy.make_keys(seed, {weight.name for weight in graph.weights})
+    made = check_graph(
         Graph(
-            (*graph.inputs, *noisy.describe_keys({spec.name for spec in graph.inputs})),
-            graph.weights,
+            graph.inputs,
+            (*graph.weights, *(weight for weight, _ in keys)),
             graph.states,
             tuple(noisy.nodes),
             tuple(Output(output.name, noisy.moved[output.node]) for output in graph.outputs),
@@ -57,31 +60,30 @@ def add_noise(graph: CheckedGraph) -> CheckedGraph:
             graph.symbols,
         )
     )
-
-
-def make_keys(seed: str, nbytes: int) -> bytes:
-    """Return the bytes of the input that holds the keys, from a seed (SHAKE256, FIPS 202)."""
-    return hashlib.shake_256(seed.encode()).digest(nbytes)
+    return made, {weight.name: data for weight, data in keys}
 
 
 class _NoisyCopy:
     """Builds the graph node by node; ``moved`` says where each old node's value is now."""
 
-    def __init__(self, inputs: int) -> None:
-        self._inputs = inputs
+    def __init__(self, weights: int) -> None:
+        self._weights = weights
         self._keys = 0  # so many are in use
         self._constants: dict[tuple[str, str], int] = {}
         self._hashes: dict[int, int] = {}  # by number of elements
         self.nodes: list[Node] = []
         self.moved: dict[int, int] = {}
-        self._input: int | None = None
+        self._source: int | None = None  # the node of all keys
 
-    def describe_keys(self, names: Collection[str]) -> list[TensorSpec]:
-        """Return the input that holds the keys, under a name that is not among ``names``."""
+    def make_keys(self, seed: str, names: Collection[str]) -> list[tuple[Weight, bytes]]:
+        """Return the weight that holds the keys, under a name that is not among ``names``."""
+        if not self._keys:
+            return []
         name = next(
             name for count in range(len(names) + 1) if (name := f"noise{count}") not in names
         )
-        return [TensorSpec(name, "int32", (self._keys,))] if self._keys else []
+        data = hashlib.shake_256(seed.encode()).digest(ITEM_BYTES["int32"] * self._keys)
+        return [(Weight(name, "int32", (self._keys,), hashlib.sha256(data).hexdigest()), data)]
 
     def copy(self, place: int, node: Node, dims: Dims) -> None:
         self.nodes.append(replace(node, srcs=tuple(self.moved[src] for src in node.srcs)))
@@ -107,9 +109,9 @@ class _NoisyCopy:
 
     def _add_key(self) -> int:
         """Add the next key, a scalar."""
-        if self._input is None:
-            self._input = self._add("INPUT", "int32", arg=self._inputs)
-        one = self._add("SHRINK", "int32", self._input, arg=((self._keys, 1),))
+        if self._source is None:
+            self._source = self._add("WEIGHT", "int32", arg=self._weights)
+        one = self._add("SHRINK", "int32", self._source, arg=((self._keys, 1),))
         self._keys += 1
         return self._add("RESHAPE", "int32", one, arg=())
 

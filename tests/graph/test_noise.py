@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from splitup.core import limits
 from splitup.graph.arrays import Array
 from splitup.graph.ir import Graph, encode_float
-from splitup.graph.noise import add_noise, make_keys
+from splitup.graph.noise import add_noise
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder, compute_graph
 
 SIZE = 64
 
 
-def compute(graph: Graph, *inputs: Array, seed: str = "seed") -> Array:
-    given = [*inputs]
-    if len(graph.inputs) > len(inputs):
-        keys = make_keys(seed, graph.inputs[-1].nbytes)
-        given.append(np.frombuffer(keys, "<i4"))
-    params = {("INPUT", place): value for place, value in enumerate(given)}
+def compute(graph: Graph, *inputs: Array, keys: dict[str, bytes] | None = None) -> Array:
+    params = {("INPUT", place): value for place, value in enumerate(inputs)}
+    for place, data in enumerate((keys or {}).values()):
+        params["WEIGHT", place] = np.frombuffer(data, "<i4")
     return compute_graph(graph, params)[graph.outputs[0].node].astype(np.float64)
 
 
 def measure(graph: Graph, *inputs: Array, seed: str = "seed") -> float:
     """Return the relative L2 distance between the result with and without noise."""
     exact = compute(graph, *inputs)
-    noisy = compute(add_noise(check_graph(graph)), *inputs, seed=seed)
+    made, keys = add_noise(check_graph(graph), seed)
+    noisy = compute(made, *inputs, keys=keys)
     return float(np.linalg.norm(noisy - exact) / np.linalg.norm(exact))
 
 
@@ -83,7 +83,8 @@ def test_what_does_not_round_gets_no_noise() -> None:
     row = b.add("LOOKUP", "float16", table, index)
     largest = b.add("MAX", "float16", row, b.add("NEG", "float16", row))
     graph = b.graph({"y": b.store("float32", b.add("CAST", "float32", largest))})
-    assert add_noise(check_graph(graph)).nodes == graph.nodes
+    made, keys = add_noise(check_graph(graph), "seed")
+    assert made.nodes == graph.nodes and not keys and made.weights == graph.weights
 
 
 def test_the_seed_decides_and_zero_stays_zero() -> None:
@@ -91,8 +92,26 @@ def test_the_seed_decides_and_zero_stays_zero() -> None:
     w, x = rng.random((SIZE, SIZE), np.float32), rng.random(SIZE, np.float32)
     graph = make_dot_products()
     assert measure(graph, w, x) == measure(graph, w, x) != measure(graph, w, x, seed="other")
-    noisy = add_noise(check_graph(graph))
-    assert not compute(noisy, w, np.zeros_like(x)).any()
+    noisy, keys = add_noise(check_graph(graph), "seed")
+    assert not compute(noisy, w, np.zeros_like(x), keys=keys).any()
+
+
+def test_code_does_not_depend_on_the_seed() -> None:
+    first, other = (add_noise(check_graph(make_dot_products()), seed)[0] for seed in ("a", "b"))
+    assert first.nodes == other.nodes and first.weights != other.weights
+
+
+def test_a_task_of_as_many_inputs_as_may_be_gets_noise() -> None:
+    """Nor does it help to have a weight of the keys' name."""
+    b = Builder()
+    value = b.weight("noise0", np.ones((8, SIZE), np.float32))
+    inputs = [b.input(f"x{place}", "float32", SIZE) for place in range(limits.MAX_PORTS)]
+    for start in range(0, len(inputs), 8):
+        rows = b.add("STACK", "float32", *inputs[start : start + 8])
+        value = b.store("float32", b.add("ADD", "float32", value, rows))
+    graph = check_graph(b.graph({"y": value}))
+    noisy, keys = add_noise(graph, "seed")
+    assert [*keys] == ["noise1"] and len(noisy.weights) == 2 and noisy.inputs == graph.inputs
 
 
 def test_rows_of_a_symbol_are_taken_as_they_come() -> None:

@@ -46,7 +46,7 @@ from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph import gates
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
-from splitup.graph.noise import add_noise, make_keys
+from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
 from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
@@ -103,17 +103,18 @@ def is_defined(job: Mapping[str, Any], kernels: bytes, noisy_kernels: bytes) -> 
     from splitup.backend.weights import open_weights
 
     program = _load(job, kernels)
+    graph, keys = add_noise(load_graph(_read(job["task"])), job["seed"])
+    get_bytes = open_weights(_open_weights(job))
     noisy = runtime.TaskProgram.from_graph(
-        add_noise(load_graph(_read(job["task"]))),
-        open_weights(_open_weights(job)),
+        graph,
+        lambda name: memoryview(keys[name]) if name in keys else get_bytes(name),
         kernels=noisy_kernels,
     )
     half = [_halve(Tolerance.model_validate(value)) for value in job["tolerances"]]
-    keys = [make_keys(job["seed"], spec.nbytes) for spec in noisy.inputs[len(program.inputs) :]]
     states = program.new_state(), noisy.new_state()
     for tensors in _iter_steps(job, job["noisy_steps"]):
         _, exact = _run(program, states[0], job, tensors)
-        _, noised = _run(noisy, states[1], job, [*tensors, *keys])
+        _, noised = _run(noisy, states[1], job, tensors)
         for place, port in enumerate(program.outputs):
             tolerance, is_logits = find_tolerance(half, port.dtype), place == job["logits"]
             found = compare_tensors(
