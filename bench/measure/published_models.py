@@ -20,7 +20,7 @@ from typing import Final
 from bench.report import say
 from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE
-from splitup.demo.models import SMOLLM2, DemoModel, Package, PublishedFile
+from splitup.demo.models import MODELS, DemoModel, Package, PublishedFile
 from splitup.demo.run import NODES, Generation, compare, generate, register, wait_for_holders
 from splitup.devnet.network import Devnet, DevnetOptions
 
@@ -44,16 +44,8 @@ GEMMA: Final = PublishedFile(
     ),
 )
 QUESTION: Final = "Tell me how rain is made."
-SHORT: Final = DemoModel(
-    name="smollm2",
-    prompt=QUESTION,
-    target_vram="30MB",
-    node_vram_bytes=200_000_000,
-    chunk=16,
-    max_tokens=64,
-    file=SMOLLM2,
-    context=1024,
-    is_chat=True,
+SHORT: Final = replace(
+    MODELS["smollm2"], prompt=QUESTION, node_vram_bytes=200_000_000, max_tokens=64
 )
 CASES: Final = {
     "smollm2": (SHORT, (100, 500, 900)),

@@ -355,13 +355,12 @@ class Chain:
             return None
         addresses = [self.deployment.get_address(name) for name in _FOLLOWED]
         told = await self._fetch_logs(addresses, trail.next_block, end)
-        if told.events:
-            latest_event = told.events[-1]
-            if (
-                latest_event.block_number == told.block.number
-                and latest_event.block_hash != told.block.hash
-            ):
-                return None  # reorganised between the two requests; ask again
+        if told.block.number == head_id.number:
+            is_ours = told.block.hash == head_id.hash
+        else:
+            is_ours = await self._is_still_there(last)
+        if not is_ours:
+            return None  # reorganised meanwhile: ask again, and find out where it forked
         return _Told(told.block, told.events, told.block.number == latest)
 
     async def _fetch_logs(self, addresses: Sequence[str], first: int, last: int) -> _Told:

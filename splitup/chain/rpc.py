@@ -52,7 +52,7 @@ class Rpc:
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError("the RPC endpoint does not begin with http:// or https://")
         self._url = url
-        self.place = name_endpoint(url)  # for errors and logs
+        self.place = _name_endpoint(url)  # for errors and logs
         self.requests = 0  # that were sent, repeated ones included
         self._session: ClientSession | None = None
 
@@ -83,7 +83,10 @@ class Rpc:
         section 6) goes to one of them. Raises RpcError also where batches are not answered.
         """
         answer = await self._ask(calls, tuning.RPC_TRIES)
-        if not isinstance(answer, list) or len(answer) != len(calls):
+        if not isinstance(answer, list):
+            self._read("a batch of calls", answer)  # says why, where it does
+            answer = []
+        if len(answer) != len(calls):
             raise RpcError(self.place, "a batch of calls", "it answers no batches", None)
         by_id = {entry.get("id"): entry for entry in answer if isinstance(entry, dict)}
         return [
@@ -141,9 +144,12 @@ class Rpc:
         return answer
 
 
-def name_endpoint(url: str) -> str:
+def _name_endpoint(url: str) -> str:
     """Return the scheme, host and port of an endpoint's URL, without what may be a key."""
-    found = urlsplit(url)
+    try:
+        found = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError("the URL of the RPC endpoint is not valid; correct it") from None
     return f"{found.scheme}://{found.netloc.rpartition('@')[2]}"
 
 

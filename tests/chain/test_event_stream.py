@@ -200,6 +200,31 @@ async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Netw
     assert seen[0].block_hash == told.block_hash != seen[1].block_hash
 
 
+async def test_f14_a_reorganisation_between_two_questions_is_not_overlooked(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = network.owner
+    start = (await chain.fetch_head()).number + 1
+    ask, is_due = chain._ask_for_logs, False
+
+    async def reorganise_first(*range_: Any) -> Any:
+        nonlocal is_due
+        if is_due:
+            is_due = False
+            await network.rpc.request("anvil_reorg", 3, [])
+        return await ask(*range_)
+
+    monkeypatch.setattr(chain, "_ask_for_logs", reorganise_first)
+    async with contextlib.aclosing(chain.events(from_block=start)) as events:
+        await network.request(nonce=2)
+        (told,) = await take(events, "RequestNodeSelections")
+        waiting = asyncio.ensure_future(anext(events))
+        is_due = True
+        await network.rpc.request("anvil_mine", "0x1")
+        removed = await asyncio.wait_for(waiting, HANG_S)
+    assert removed.removed and removed.block_hash == told.block_hash
+
+
 async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
     network: Network,
 ) -> None:

@@ -24,8 +24,9 @@ class Endpoint:
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        call = await request.json()
-        self.asked.append((call["method"], call["params"]))
+        asked = await request.json()
+        for call in asked if isinstance(asked, list) else [asked]:
+            self.asked.append((call["method"], call["params"]))
         answer = self.answers.pop(0)
         if answer == "401":
             raise web.HTTPUnauthorized
@@ -95,7 +96,19 @@ async def test_a_url_that_is_none_is_not_repeated_in_the_error() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Rpc("wss://example.org/v2/KEY")
     assert "KEY" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="not valid") as caught:
+        Rpc("http://[::1/v2/KEY")
+    assert "KEY" not in str(caught.value)
     async with Rpc("http://example.org:KEY/") as rpc:
         with pytest.raises(ChainUnavailable) as failed:
             await rpc.request("eth_sendTransaction", {})
     assert "valid" in str(failed.value)
+
+
+async def test_why_a_batch_is_refused_is_told(endpoint: Endpoint) -> None:
+    calls = [("eth_chainId", []), ("eth_blockNumber", [])]
+    endpoint.answers = ['{"error": {"code": 429, "message": "too many requests"}}', "{}", "[]"]
+    async with Rpc(endpoint.url) as rpc:
+        for reason in ("too many requests", "answers no batches", "answers no batches"):
+            with pytest.raises(RpcError, match=reason):
+                await rpc.request_all(*calls)
