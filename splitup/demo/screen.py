@@ -16,7 +16,7 @@ from splitup.demo.report import DemoReport, summarise
 from splitup.graph.manifest import InputSource, Manifest
 
 _GANTT_COLUMNS: Final = 64
-_LABEL_COLUMNS: Final = 18
+_LABEL_COLUMNS: Final = 20
 _MB: Final = 10**6
 
 
@@ -57,7 +57,7 @@ def _show_graph(report: DemoReport, names: dict[str, str], console: Console) -> 
         table.add_column(column, no_wrap=True)
     for index, task in enumerate(report.manifest.tasks):
         table.add_row(
-            f"{index:2} {task.label[:28]}",
+            f"{index:2} {task.label[:_LABEL_COLUMNS]}",
             _describe_sources(report.manifest, index),
             f"{task.weights_bytes / _MB:.2f}",
             f"{task.vram_bytes / _MB:.2f}",

@@ -162,6 +162,7 @@ class LeasePool:
         self._openings: set[_Opening] = set()
         self._waiting: deque[_Waiter] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refunds: set[asyncio.Task[None]] = set()  # those that wait for a deadline
         self._timer: asyncio.TimerHandle | None = None
         self._retry_at = 0.0
         self._is_open = False
@@ -205,8 +206,9 @@ class LeasePool:
         for lease in tuple(self._idle):
             self._retire(lease)
         ends = _now() + CLOSE_S
-        while self._tasks and _now() < ends:  # one that opens is ended by a task of its own
-            await asyncio.wait(self._tasks, timeout=ends - _now())
+        # one that opens is ended by a task of its own
+        while (ending := self._tasks - self._refunds) and _now() < ends:
+            await asyncio.wait(ending, timeout=ends - _now())
         for task in self._tasks:
             _log.warning("not waiting for %s; see later: splitup receipt ID", task.get_name())
             task.cancel()
@@ -445,7 +447,11 @@ class LeasePool:
 
     def _retire(self, lease: Lease) -> None:
         self._idle.remove(lease)
-        self._start(self._end(lease), f"the end of execution {lease.session.execution_id}")
+        name = f"the end of execution {lease.session.execution_id}"
+        ending = self._start(self._end(lease), name)
+        if lease.session.failure is not None:
+            self._refunds.add(ending)
+            ending.add_done_callback(self._refunds.discard)
 
     async def _end(self, lease: Lease) -> None:
         """End the execution, which pays its steps; the market gives the rest of the price back."""

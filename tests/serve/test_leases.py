@@ -358,3 +358,24 @@ async def test_a_spoiled_lease_serves_nobody_any_more() -> None:
             lease.spoil(Implausible("NaN"))
         assert await use(pool, prompt=[1, 2]) is not lease
         await settle(lambda: sessions.ended == [lease.session])
+
+
+async def test_a_server_that_stops_does_not_wait_for_refunds() -> None:
+    """What a failed execution locked comes back after its deadline, minutes later."""
+    sessions, refunded = Sessions(), asyncio.Event()
+    opened = sessions.session
+
+    @asynccontextmanager
+    async def refund_late(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        async with opened(*arguments, **options) as session:
+            yield session
+            await refunded.wait()
+
+    sessions.session = refund_late  # type: ignore[method-assign]
+    pool = LeasePool(sessions, "model", LeaseOptions(warm=0))  # type: ignore[arg-type]
+    pool.open()
+    async with pool.borrow(ANN, [1], 1) as lease:
+        lease.session.failure = SimpleNamespace()  # type: ignore[assignment]
+    async with asyncio.timeout(HANG_S / 4):
+        await pool.close()
+    assert not refunded.is_set() and sessions.ended == [lease.session]
