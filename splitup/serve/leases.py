@@ -30,6 +30,9 @@ _log = logging.getLogger("splitup.serve")
 RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
 KNOWN_EXECUTIONS: Final = 10_000  # whose receipts clients may ask for
 CLOSE_S: Final = 30.0  # that a server which stops waits for its executions
+FAILED_CLOSE_S: Final = (
+    2.0  # and for failed ones to say their end; their refund comes minutes later
+)
 
 
 class Sessions(Protocol):
@@ -209,6 +212,8 @@ class LeasePool:
         # one that opens is ended by a task of its own
         while (ending := self._tasks - self._refunds) and _now() < ends:
             await asyncio.wait(ending, timeout=ends - _now())
+        if self._refunds:
+            await asyncio.wait(self._refunds, timeout=FAILED_CLOSE_S)
         for task in self._tasks:
             _log.warning("not waiting for %s; see later: splitup receipt ID", task.get_name())
             task.cancel()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
+from splitup.serve import leases
 from splitup.serve.leases import Lease, LeaseOptions, LeasePool
 from tests.builders import HANG_S
 
@@ -360,15 +361,19 @@ async def test_a_spoiled_lease_serves_nobody_any_more() -> None:
         await settle(lambda: sessions.ended == [lease.session])
 
 
-async def test_a_server_that_stops_does_not_wait_for_refunds() -> None:
+async def test_a_server_that_stops_does_not_wait_for_refunds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a failed execution locked comes back after its deadline, minutes later."""
+    monkeypatch.setattr(leases, "FAILED_CLOSE_S", 0.1)
     sessions, refunded = Sessions(), asyncio.Event()
-    opened = sessions.session
+    opened, said = sessions.session, []
 
     @asynccontextmanager
     async def refund_late(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
         async with opened(*arguments, **options) as session:
             yield session
+            said.append(session)
             await refunded.wait()
 
     sessions.session = refund_late  # type: ignore[method-assign]
@@ -378,4 +383,4 @@ async def test_a_server_that_stops_does_not_wait_for_refunds() -> None:
         lease.session.failure = SimpleNamespace()  # type: ignore[assignment]
     async with asyncio.timeout(HANG_S / 4):
         await pool.close()
-    assert not refunded.is_set() and sessions.ended == [lease.session]
+    assert not refunded.is_set() and said == sessions.ended == [lease.session]
