@@ -16,8 +16,8 @@ BROWSER := page/node_modules/.chromium/.stamp
 PACKED_BROWSER := page/node_modules/@sparticuz/chromium/bin
 READY := $(ENVIRONMENT) $(NODE_MODULES)
 FOR_TESTS := $(READY) $(SWIFTSHADER) $(NODE_CLIENTS) $(BROWSER)
-SOURCES := splitup node oracle deploy tests bench contracts/compile.py
-PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
+SOURCES := conftest.py splitup node oracle deploy extras tests bench contracts/compile.py
+PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy extras
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 UNBROTLI := node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))'
 
@@ -45,7 +45,7 @@ run-tests: $(FOR_TESTS)
 	$(BIN)/python -m tests.passes -n auto --maxprocesses 4 --durations 25 $(MARKED)
 
 test-edge: $(EDGE)  ## the tests of exported models, in an environment of their own of 1.9 GB
-	.edge/bin/python -m pytest tests/edge tests/deploy/edge
+	.edge/bin/python -m pytest extras/edge/edge_tests
 
 faults: $(FOR_TESTS)  ## run the tests of each known fault and attack; a table of the results
 	$(BIN)/python -m tests.faults -nauto --maxprocesses=4
@@ -53,7 +53,7 @@ faults: $(FOR_TESTS)  ## run the tests of each known fault and attack; a table o
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/mypy $(PACKAGES) bench tests
+	$(BIN)/mypy conftest.py $(PACKAGES) bench tests
 
 mutants: $(FOR_TESTS)  ## take out each protection of docs/security.md in a copy; its test must fail
 	$(BIN)/python -m tests.mutants
@@ -73,7 +73,7 @@ page: $(PAGE_MODULES)  ## build the page of splitup serve into the package again
 proto:  ## generate the messages of draft and target workers again, in an environment of its own
 	test -x .grpc/bin/python || $(PYTHON) -m venv .grpc
 	.grpc/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.85.1
-	cd splitup/workers && ../../.grpc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. speculation.proto
+	cd extras/speculation/splitup_speculation && ../../../.grpc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. speculation.proto
 
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest

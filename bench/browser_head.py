@@ -12,7 +12,7 @@ import re
 import threading
 from pathlib import Path
 
-from tests.page.browser import open_page, run_in_worker
+from gateway_tests.page.browser import open_page, run_in_worker
 
 _PROGRAM = Path(__file__).with_suffix(".js")
 _MODULES = (

@@ -5,7 +5,7 @@ import asc from "assemblyscript/asc";
 import { build } from "esbuild";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
-const target = process.argv[2] ?? `${here}../splitup/serve/page`;
+const target = process.argv[2] ?? `${here}../extras/gateway/splitup_gateway/page`;
 const COPIED = ["index.html", "owner.html", "icon.svg", "private/private.html", "private/private.webmanifest"];
 
 await mkdir(target, { recursive: true });

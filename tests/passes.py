@@ -24,10 +24,11 @@ MOST: Final = 5  # tests that run a second time
 FAILED: Final = 1  # pytest's exit code when tests failed, and nothing else
 # folders whose tests start programs, chains, stores or browsers
 PROCESSES: Final = (
-    *("tests/adapters", "tests/backend", "tests/chain", "tests/cli", "tests/contracts"),
-    *("tests/deploy/cli", "tests/deploy/publishing", "tests/devnet", "tests/e2e", "tests/fuzz"),
-    *("tests/net", "tests/node", "tests/oracle", "tests/page", "tests/sandbox", "tests/serve"),
-    *("tests/storage", "tests/workers"),
+    *("tests/backend", "tests/chain", "tests/cli", "tests/contracts", "tests/deploy/cli"),
+    *("tests/deploy/publishing", "tests/devnet", "tests/e2e", "tests/fuzz", "tests/net"),
+    *("tests/node", "tests/oracle", "tests/sandbox", "tests/storage"),
+    *("extras/gateway/gateway_tests/page", "extras/gateway/gateway_tests/serve"),
+    *("extras/private/private_tests/adapters", "extras/speculation/speculation_tests"),
 )
 
 

@@ -23,7 +23,7 @@ time.sleep({HANG_S})
 # What a worker of pytest does: it loads conftest.py, and a test starts things.
 WORKER = f"""
 import asyncio, subprocess, sys, time
-import tests.conftest
+import conftest
 
 async def test():
     plain = subprocess.Popen({SLEEP!r}, start_new_session=True)

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.frontends.source_model import Sizes
+from splitup_private.adapters.ckks import ClientKeys, Evaluation
+from splitup_private.adapters.layout import get_layout
+from splitup_private.adapters.weights import Adapter, get_total_bits, load_adapter
 from tokenizers import Tokenizer
 
-from splitup.adapters.ckks import ClientKeys, Evaluation
-from splitup.adapters.layout import get_layout
-from splitup.adapters.weights import Adapter, get_total_bits, load_adapter
 from splitup.backend.runtime import TaskProgram
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step

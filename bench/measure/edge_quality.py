@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 import numpy as np
-from splitup_deploy.edge.measure import Whole, compute_error, compute_loss
-from splitup_deploy.edge.plan import Dtype, plan_export
-from splitup_deploy.edge.program_file import export_program, make_modules
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
+from splitup_edge.export.measure import Whole, compute_error, compute_loss
+from splitup_edge.export.plan import Dtype, plan_export
+from splitup_edge.export.program_file import export_program, make_modules
+from splitup_edge.program import EdgeProgram, EdgeSession
 from tokenizers import Tokenizer
 
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.edge.program import EdgeProgram, EdgeSession
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 MODEL: Final = EXAMPLES / "packages-4m"

@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.privacy.measure import open_tokenizer
-from splitup_deploy.privacy.split_model import SplitModel, Text
+from splitup_private.attacks.measure import open_tokenizer
+from splitup_private.attacks.split_model import SplitModel, Text
+from splitup_private.split.noise import Noise, RowNoise, compute_epsilon
 
-from splitup.client.private.noise import Noise, RowNoise, compute_epsilon
 from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.step import StepInput, make_causal_step
 

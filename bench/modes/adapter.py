@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Final
 
 import numpy as np
+from splitup_private.adapters.ckks import ClientKeys, Evaluation, get_library
+from splitup_private.adapters.layout import get_layout
+from splitup_private.adapters.weights import get_total_bits, load_adapter, make_adapter
 
 from bench.measure.adapter_gain import ADAPTER, SAMPLE, measure_gain
 from bench.report import Bar, Report, say
-from splitup.adapters.ckks import ClientKeys, Evaluation, get_library
-from splitup.adapters.layout import get_layout
-from splitup.adapters.weights import get_total_bits, load_adapter, make_adapter
 
 WIDTH: Final = 1536
 RANK: Final = 16

@@ -20,6 +20,13 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from splitup_gateway.access import Access
+from splitup_gateway.explorer.event_index import EventIndex
+from splitup_gateway.explorer.follower import Follower
+from splitup_gateway.explorer.views import Explorer
+from splitup_gateway.explorer_routes import ExplorerRoutes
+from splitup_gateway.page_files import MARKET_PAGE
+from splitup_gateway.timelines import Timelines
 
 from bench.report import Bar, Report, say
 from bench.testbed.emitter import Emitter
@@ -29,15 +36,8 @@ from splitup.chain.rpc import Rpc
 from splitup.core.errors import Unavailable
 from splitup.crypto.quorum import pack_words
 from splitup.devnet.anvil import derive_key
-from splitup.explorer.event_index import EventIndex
-from splitup.explorer.follower import Follower
-from splitup.explorer.views import Explorer
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.net.http import serve_app
-from splitup.serve.access import Access
-from splitup.serve.explorer_routes import ExplorerRoutes
-from splitup.serve.page_files import MARKET_PAGE
-from splitup.serve.timelines import Timelines
 from tests.builders import find_free_port
 from tests.local_chain import start_anvil
 
@@ -227,7 +227,7 @@ async def measure_pages(url: str) -> dict[str, list[float]]:
 
 
 def _compress_files() -> Iterator[int]:
-    folder = files("splitup.serve") / "page"
+    folder = files("splitup_gateway") / "page"
     for name, _ in MARKET_PAGE.values():
         yield len(gzip.compress((folder / name).read_bytes(), mtime=0))
 

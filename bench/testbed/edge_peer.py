@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from splitup_deploy.edge.plan import Dtype
-from splitup_deploy.edge.program_file import export_program, make_modules
-from splitup_deploy.edge.static_graph import build_static_step, make_shape
 from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
+from splitup_edge.export.plan import Dtype
+from splitup_edge.export.program_file import export_program, make_modules
+from splitup_edge.export.static_graph import build_static_step, make_shape
+from splitup_edge.program import EdgeInfo, EdgeProgram, EdgeSession
 
 from bench.measure.kernel_speed import ROWS, get_clock
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.edge.program import EdgeInfo, EdgeProgram, EdgeSession
 from splitup.graph.manifest import TextInfo
 
 DTYPES: Final[dict[str, Dtype]] = {"f32": "fp32", "f16": "fp16", "q8_0": "int8"}

@@ -19,14 +19,20 @@ import typer
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.cost import PATIENCE_S, wait_for_cost
-from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
+from splitup.cli.options import (
+    AdapterFlags,
+    ConfigFlag,
+    JsonFlag,
+    PaymentOptions,
+    with_options,
+)
 from splitup.client import defaults
 
 if TYPE_CHECKING:
-    from splitup.adapters.client import AdapterOptions, EncryptedAdapter
     from splitup.client.connection import SplitUp
     from splitup.client.execution.session import Session
     from splitup.client.outcome import Result
+    from splitup.client.private.final_states import StateAdapter
     from splitup.client.text.generation import Token
     from splitup.decode.block_diffusion import DiffusionOptions
     from splitup.decode.lookahead import LookaheadOptions
@@ -187,61 +193,6 @@ class DiffusionFlags:
         return DiffusionOptions(**typed) if typed else None
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFlags:
-    """An adapter that is applied to encrypted hidden states."""
-
-    adapter_host: Annotated[
-        str | None,
-        typer.Option(
-            "--adapter-host",
-            metavar="URL",
-            help="Apply an adapter under encryption; for models registered with --private 0.",
-        ),
-    ] = None
-    expert: Annotated[
-        str | None,
-        typer.Option(
-            "--expert",
-            metavar="NAME",
-            help="Its name there or its SHA-256; by default the prompt's words choose.",
-        ),
-    ] = None
-    check_host: Annotated[
-        str | None,
-        typer.Option(
-            "--check-host",
-            metavar="URL",
-            help="Another host of the adapter, which has to give the same answers.",
-        ),
-    ] = None
-
-    adapter_signer: Annotated[
-        str | None,
-        typer.Option(
-            "--adapter-signer",
-            metavar="KEY",
-            help="The signing key that has to have signed what the host offers.",
-        ),
-    ] = None
-
-    def read(self) -> AdapterOptions | None:
-        """Return the options that were typed, None without any; raise InvalidInput."""
-        from splitup.adapters.client import AdapterOptions
-        from splitup.core.errors import InvalidInput
-
-        if self.adapter_host is None:
-            if (self.expert, self.check_host, self.adapter_signer) == (None, None, None):
-                return None
-            raise InvalidInput("an adapter needs --adapter-host URL")
-        return AdapterOptions(
-            self.adapter_host,
-            self.expert or "",
-            self.check_host or "",
-            signer=self.adapter_signer or "",
-        )
-
-
 @with_options
 def command(
     model: Annotated[
@@ -361,7 +312,7 @@ async def generate(
     from splitup.client.private.privacy import describe_privacy
 
     done = Generated()
-    adapters: list[EncryptedAdapter] = []
+    adapters: list[StateAdapter] = []
     interrupted = asyncio.Event()
 
     def write(text: str) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
 from splitup.client import defaults
 from splitup.config import HOME_VARIABLE
 from splitup.core import tuning
+from splitup.core.extras import find_extras
+
+if TYPE_CHECKING:
+    from splitup.client.private.final_states import AdapterChoice
 
 DirFlag = Annotated[
     Path,
@@ -24,22 +29,6 @@ ConfigFlag = Annotated[
         "--config",
         metavar="PATH",
         help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
-    ),
-]
-KeysFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--keys",
-        metavar="URL",
-        help="Database of API keys (default: api-keys.sqlite beside the network's file).",
-    ),
-]
-IndexFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--index",
-        metavar="URL",
-        help="Database of the explorer (default: explorer.sqlite beside the network's file).",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -55,18 +44,6 @@ VerifyFlag = Annotated[
 ExecutionArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
 ]
-
-
-def find_database_url(url: str | None, config: Path | None, name: str) -> str:
-    """Return the URL of a database, in SQLAlchemy's form: by default a file of this name."""
-    from splitup.config import find_network_file
-
-    return url or f"sqlite:///{find_network_file(config).absolute().parent / name}"
-
-
-def find_keys_url(keys: str | None, config: Path | None) -> str:
-    """Return the URL of the database of API keys."""
-    return find_database_url(keys, config, "api-keys.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +70,31 @@ class PaymentOptions:
     verify: VerifyFlag = None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFlags:
+    """Flags that name an adapter of hidden states: those of an extra, none without it."""
+
+    def read(self) -> AdapterChoice | None:
+        """Return the adapter that was named, None without any; raise InvalidInput."""
+        return None
+
+
+def find_adapter_flags() -> type[AdapterFlags]:
+    """Return the flags of the installed extra that offers adapters."""
+    for extra in find_extras().values():
+        if extra.adapter_flags:
+            module, _, name = extra.adapter_flags.partition(":")
+            return cast("type[AdapterFlags]", getattr(import_module(module), name))
+    return AdapterFlags
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take frozen dataclasses: their fields become its flags."""
     hints = get_type_hints(command, include_extras=True)
     flags: list[Parameter] = []
     groups: dict[str, Any] = {}
     for name, parameter in signature(command).parameters.items():
-        kind = hints[name]
+        kind = find_adapter_flags() if hints[name] is AdapterFlags else hints[name]
         if not is_dataclass(kind):
             changes: dict[str, Any] = {"kind": Parameter.KEYWORD_ONLY, "annotation": kind}
             flags.append(parameter.replace(**changes))

@@ -28,7 +28,6 @@ from typing import Self
 
 import numpy as np
 
-from splitup.adapters.client import AdapterOptions, EncryptedAdapter, choose_expert
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
@@ -52,7 +51,7 @@ from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
-from splitup.client.private.final_states import find_final_state
+from splitup.client.private.final_states import AdapterChoice, StateAdapter, find_final_state
 from splitup.client.private.private_session import PrivateSession
 from splitup.client.private.private_tasks import ClientPrograms
 from splitup.client.text.drafting import LocalModel, Speculation, bring_home, check_vocabulary
@@ -290,7 +289,7 @@ class Network:
         verify: float | str | None = None,
         inputs_digest: str | None = None,
         nodes_only: bool = False,
-        adapter: AdapterOptions | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
@@ -345,7 +344,7 @@ class Network:
         max_price_usdc: Usdc | None = None,
         deadline_s: float | None = None,
         verify: float | str | None = None,
-        adapter: AdapterOptions | None = None,
+        adapter: AdapterChoice | None = None,
         images: Sequence[ImageFile] = (),
         on_images: Callable[[Result], None] | None = None,
         on_session: Callable[[Session], None] | None = None,
@@ -371,7 +370,7 @@ class Network:
         """
         check_decoder(decoder, lookahead, draft, diffusion)
         ends = StopFilter(stop)
-        if adapter is not None and not adapter.expert:
+        if adapter is not None:
             adapter = await self._choose_adapter(model, prompt, adapter)
         speculation = await self.speculate(model, draft) if decoder == "speculative" else None
         machine, tokenizer = await self.make_decoder(
@@ -676,7 +675,7 @@ class Network:
         verify: float | str | None,
         inputs_digest: str | None,
         nodes_only: bool,
-        adapter: AdapterOptions | None,
+        adapter: AdapterChoice | None,
     ) -> Session:
         if not 1 <= steps <= limits.MAX_STEPS:
             raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
@@ -725,21 +724,19 @@ class Network:
             self._held_until[model.model_id] = time.monotonic() + tuning.HOLDERS_AGE_S
 
     async def _open_adapter(
-        self, model: Model, options: AdapterOptions | None
-    ) -> EncryptedAdapter | None:
-        """Return an adapter whose host has the keys; raise before anything is paid."""
-        if options is None:
+        self, model: Model, choice: AdapterChoice | None
+    ) -> StateAdapter | None:
+        """Return an adapter that is ready; raise before anything is paid."""
+        if choice is None:
             return None
-        width = find_final_state(model.manifest, model.name).shape[1]
-        return await EncryptedAdapter.open(self._http, options, width)
+        return await choice.open(self._http, find_final_state(model.manifest, model.name).shape[1])
 
     async def _choose_adapter(
-        self, name: str, prompt: str | Sequence[int], options: AdapterOptions
-    ) -> AdapterOptions | None:
-        if not isinstance(prompt, str):
-            raise InvalidInput("the words of a prompt choose an adapter, and it has none; name one")
+        self, name: str, prompt: str | Sequence[int], choice: AdapterChoice
+    ) -> AdapterChoice | None:
         width = find_final_state((await self.fetch_model(name)).manifest, name).shape[1]
-        return await choose_expert(self._http, options, prompt, width)
+        question = prompt if isinstance(prompt, str) else None
+        return await choice.choose(self._http, question, width)
 
     def _make_session(
         self,
@@ -747,7 +744,7 @@ class Network:
         model: Model,
         programs: ClientPrograms | None,
         deadline: float,
-        adapter: EncryptedAdapter | None,
+        adapter: StateAdapter | None,
     ) -> Session:
         parties = self._identity, self._http, self._gateway
         if programs is None:

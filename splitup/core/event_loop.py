@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import signal
+from collections.abc import Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +26,20 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     _allow_files()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(coroutine)
+
+
+@contextlib.contextmanager
+def catch_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Set ``stopped`` when the process is asked to end."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 def _allow_files() -> None:

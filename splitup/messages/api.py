@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from splitup.core import limits, tuning
-from splitup.messages.adapters import AdapterList, AdapterSession
 from splitup.messages.base import RELAY_PATH, Message
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.network import NetworkDescription
@@ -231,19 +230,6 @@ RELAY_STREAM: Final = Route[Message]("GET", RELAY_PATH + "/streams/{ticket}", "n
 # what a relay passes on by request and reply; their order is part of the relay's protocol
 RELAYED_REQUESTS: Final[tuple[Route[Any], ...]] = (PING, PLAN_CERTIFICATE, VERIFICATION_ORDER)
 
-# ---- an adapter host's: its clients are strangers to it, and bodies are bytes in SEAL's form ----
-
-ADAPTERS: Final = Route[Message]("GET", "/v1/adapters", "client", reply=AdapterList)
-ADAPTER_KEYS: Final = Route[Message](
-    "POST",
-    "/v1/adapters/{adapter}/session",
-    "client",
-    reply=AdapterSession,
-    timeout_s=tuning.RUN_TIMEOUT_S,
-)
-ADAPTER_QUERY: Final = Route[Message]("POST", "/v1/adapter-sessions/{session}", "client")
-ADAPTER_END: Final = Route[Message]("POST", "/v1/adapter-sessions/{session}/end", "client")
-
 ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
     "member": (
         *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, HOLDERS, EVIDENCE, ATTESTATION),
@@ -254,7 +240,6 @@ ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
         *(PING, NETWORK, MANIFEST, UPLOAD_REQUEST, MODEL_REQUEST, EXECUTION_REQUEST, LOG_REQUEST),
         VERIFICATION_REQUEST,
     ),
-    "adapter host": (PING, ADAPTERS, ADAPTER_KEYS, ADAPTER_QUERY, ADAPTER_END),
     "node": (PING, PLAN_CERTIFICATE, VERIFICATION_ORDER, DATA),
     "relay": (
         *(RELAY, RELAY_STREAM),

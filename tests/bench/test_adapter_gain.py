@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from splitup_private.adapters.weights import load_adapter
+
 from bench.measure.adapter_gain import ADAPTER, SAMPLE, measure_gain
-from splitup.adapters.weights import load_adapter
 
 TOKENS = 96
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.cost import wait_for_cost
-from splitup.cli.generate import AdapterFlags, DecoderOptions, DiffusionFlags, Generated
+from splitup.cli.generate import DecoderOptions, DiffusionFlags, Generated
 from splitup.cli.receipt import describe_cost
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import describe_fault
@@ -160,17 +160,3 @@ async def test_before_the_settlement_the_cost_is_what_was_paid_and_may_come_back
 def test_a_replaced_node_is_named_with_its_fault() -> None:
     assert describe_fault("A", "it did not deliver in time") == "node A did not deliver in time"
     assert describe_fault("A", "out of memory") == "node A: out of memory"
-
-
-def test_an_adapter_needs_a_host_and_may_be_named() -> None:
-    assert AdapterFlags().read() is None
-    for name in ("expert", "check_host"):
-        with pytest.raises(InvalidInput, match="needs --adapter-host URL"):
-            AdapterFlags(**{name: "x"}).read()
-    chosen = AdapterFlags("http://host").read()
-    assert chosen is not None and chosen.expert == "", "the prompt's words choose"
-    options = AdapterFlags("http://host", "poems").read()
-    assert options is not None and (options.url, options.expert) == ("http://host", "poems")
-    for key in ("0x12", "key", "0x" + "0" * 64, "0X" + "ab" * 32):
-        with pytest.raises(InvalidInput, match=f"the adapter signer '{key}' cannot sign: "):
-            AdapterFlags("http://host", adapter_signer=key).read()

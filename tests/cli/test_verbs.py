@@ -12,16 +12,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from splitup.cli.verbs import VERBS, app, get_module
+from splitup.cli.verbs import VERBS, app
+from splitup.core.extras import find_commands
 
 RUNNER = CliRunner()
 # each takes a tenth of a second or more to import, and no help text needs it
 SLOW = {"web3", "eth_account", "aiohttp", "boto3", "botocore", "tokenizers", "tinygrad", "py_ecc"}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+ALL = {**VERBS, **find_commands("splitup")}
+
+
+@pytest.mark.parametrize("verb", ALL)
 def test_every_verb_has_a_command_with_help(verb: str) -> None:
-    assert callable(import_module(get_module(verb)).command)
+    assert callable(import_module(ALL[verb].module).command)
     done = RUNNER.invoke(app, [verb, "--help"])
     assert (done.exit_code, done.output.splitlines()[0].split()[:3]) == (
         0,
@@ -36,9 +40,9 @@ def test_every_module_of_a_verb_is_registered() -> None:
         for path in folder.glob("*.py")
         if "\ndef command(" in path.read_text()
     }
-    assert with_command == {get_module(verb) for verb in VERBS}
+    assert with_command == {verb.module for verb in VERBS.values()}
     listed = RUNNER.invoke(app, ["--help"]).output
-    assert all(f"  {verb} " in listed for verb in VERBS)
+    assert all(f"  {verb} " in listed for verb in ALL)
 
 
 def test_help_imports_nothing_slow() -> None:
@@ -46,8 +50,9 @@ def test_help_imports_nothing_slow() -> None:
         "import sys\n"
         "from importlib import import_module\n"
         "import splitup\n"
-        "from splitup.cli.verbs import VERBS, get_module\n"
-        "for verb in VERBS: import_module(get_module(verb))\n"
+        "from splitup.cli.verbs import VERBS\n"
+        "from splitup.core.extras import find_commands\n"
+        "for verb in {**VERBS, **find_commands('splitup')}.values(): import_module(verb.module)\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -23,7 +23,6 @@ ALLOWED = {
     "cpu": {"core", "graph"},
     "backend": {"core", "graph", "cpu", "sandbox"},
     "protocol": {"core", "crypto", "graph", "messages"},
-    "adapters": {"core", "crypto", "messages", "net", "sandbox"},
     "net": {"core", "crypto", "messages", "protocol"},
     "storage": {"core", "crypto", "graph", "messages", "protocol", "net"},
     "chain": {"core", "crypto", "graph", "messages", "protocol"},
@@ -40,9 +39,8 @@ OWNERS = {
     },
     "sqlite3": {"splitup/storage/journal.py"},
     "aiohttp": {
-        *("splitup/net", "splitup/storage", "splitup/serve", "splitup/chain/rpc.py"),
-        "splitup/adapters/host.py",
-        *("node", "oracle"),
+        *("splitup/net", "splitup/storage", "splitup/chain/rpc.py", "node", "oracle"),
+        *("extras/gateway", "extras/private/splitup_private/adapters/host.py"),
     },
     "tinygrad": {
         *("splitup/backend", "splitup/cpu", "deploy"),
@@ -54,13 +52,13 @@ OWNERS = {
     "opentelemetry": {"splitup/client/telemetry.py"},
     "tokenizers": {"splitup/client/text/tokenizer.py"},
     "llguidance": {"splitup/client/text/grammar.py"},
-    "grpc": {"splitup/workers"},
-    "google": {"splitup/workers"},
+    "grpc": {"extras/speculation"},
+    "google": {"extras/speculation"},
     "PIL": {"splitup/client/images/image_reader.py"},
-    "tenseal": {"splitup/adapters/ckks.py"},
-    "torch": {"examples", "deploy/splitup_deploy/edge"},
-    "torchao": {"deploy/splitup_deploy/edge"},
-    "executorch": {"deploy/splitup_deploy/edge"},
+    "tenseal": {"extras/private/splitup_private/adapters/ckks.py"},
+    "torch": {"examples", "extras/edge"},
+    "torchao": {"extras/edge"},
+    "executorch": {"extras/edge"},
 }
 # The only modules that may import these packages: each stands behind an interface.
 INTERFACES = {
@@ -75,6 +73,22 @@ PACKAGES = {
     "splitup_node": ROOT / "node/splitup_node",
     "splitup_oracle": ROOT / "oracle/splitup_oracle",
     "splitup_deploy": ROOT / "deploy/splitup_deploy",
+    "splitup_edge": ROOT / "extras/edge/splitup_edge",
+    "splitup_gateway": ROOT / "extras/gateway/splitup_gateway",
+    "splitup_private": ROOT / "extras/private/splitup_private",
+    "splitup_speculation": ROOT / "extras/speculation/splitup_speculation",
+}
+# What a package may import besides itself. The market's packages import no extra, the three
+# services not each other; an extra may use the packages of the programs that it adds commands to.
+USES = {
+    "splitup": set(),
+    "splitup_node": {"splitup"},
+    "splitup_oracle": {"splitup"},
+    "splitup_deploy": {"splitup"},
+    "splitup_edge": {"splitup", "splitup_deploy"},
+    "splitup_gateway": {"splitup", "splitup_node", "splitup_private"},
+    "splitup_private": {"splitup", "splitup_deploy"},
+    "splitup_speculation": {"splitup"},
 }
 
 
@@ -117,7 +131,7 @@ def test_imports_go_down(package: str, path: Path) -> None:
             allowed = any(relative.startswith(owner) for owner in OWNERS[head])
             assert allowed, f"{relative} imports {head}; only {sorted(OWNERS[head])} may"
         if head in PACKAGES and head != package:
-            assert head == "splitup", f"{relative} imports {head}; services never import each other"
+            assert head in USES[package], f"{relative} imports {head}, which {package} may not use"
         if package == head == "splitup" and rest and own in ALLOWED:
             allowed = rest[0] == own or rest[0] in ALLOWED[own]
             assert allowed, f"{relative} imports {module}; {own} may not import {rest[0]}"

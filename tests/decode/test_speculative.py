@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splitup_speculation.remote import _split
 
 from splitup.client.text.drafting import Speculation
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
@@ -21,7 +22,6 @@ from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRa
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.speculation.tree import Frontier, Node, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
-from splitup.workers.remote import _split
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 ROUND_TRIP_S, DRAFT_S = 0.08, 0.003

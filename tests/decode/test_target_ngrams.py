@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from splitup_speculation.remote import RemoteChoice
 
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation import target_ngrams
 from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
 from splitup.decode.speculation.tree import Node
-from splitup.workers.remote import RemoteChoice
 
 VOCAB = 32
 RATES = TargetNgramRates()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from splitup_deploy.edge import onnx_file
-from splitup_deploy.edge.onnx_file import encode_number as number
-from splitup_deploy.edge.onnx_file import encode_piece as piece
 from splitup_deploy.frontends.onnx.graph_file import DTYPES as CODES
+from splitup_edge.export import onnx_file
+from splitup_edge.export.onnx_file import encode_number as number
+from splitup_edge.export.onnx_file import encode_piece as piece
 
 DTYPES = {name: code for code, name in CODES.items()}
 Port = tuple[str, str | int, Sequence[int | str | None]]  # name, dtype, shape

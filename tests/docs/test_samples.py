@@ -41,13 +41,33 @@ PAYEES: Final = {
 }
 # One line of output each, printed by an f-string or a literal of the file.
 LINES: Final = (
-    ("docs/guides/serve.md", "serving ", "splitup/cli/serve.py"),
-    ("docs/guides/serve.md", "keep it now", "splitup/cli/keys.py"),
-    ("docs/guides/private-inference.md", "serving ", "splitup/cli/serve.py"),
-    ("docs/guides/private-inference.md", "certificate (SHA-256)", "splitup/cli/relay.py"),
-    ("docs/guides/private-inference.md", "https://192.0.2.7:9095/", "splitup/cli/relay.py"),
-    ("docs/guides/encrypted-adapters.md", "adapter packages", "splitup/cli/adapter_host.py"),
-    ("docs/guides/encrypted-adapters.md", "adapter host:", "splitup/cli/adapter_host.py"),
+    ("docs/guides/serve.md", "serving ", "extras/gateway/splitup_gateway/serve_command.py"),
+    ("docs/guides/serve.md", "keep it now", "extras/gateway/splitup_gateway/keys_command.py"),
+    (
+        "docs/guides/private-inference.md",
+        "serving ",
+        "extras/gateway/splitup_gateway/serve_command.py",
+    ),
+    (
+        "docs/guides/private-inference.md",
+        "certificate (SHA-256)",
+        "extras/gateway/splitup_gateway/relay_command.py",
+    ),
+    (
+        "docs/guides/private-inference.md",
+        "https://192.0.2.7:9095/",
+        "extras/gateway/splitup_gateway/relay_command.py",
+    ),
+    (
+        "docs/guides/encrypted-adapters.md",
+        "adapter packages",
+        "extras/private/splitup_private/adapters/command.py",
+    ),
+    (
+        "docs/guides/encrypted-adapters.md",
+        "adapter host:",
+        "extras/private/splitup_private/adapters/command.py",
+    ),
     (USE, "logits: ", "splitup/cli/run.py"),
 )
 

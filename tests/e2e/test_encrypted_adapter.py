@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
+from splitup_private.adapters.weights import load_adapter
 
-from splitup.adapters.client import AdapterOptions, EncryptedAdapter
-from splitup.adapters.weights import load_adapter
 from splitup.client.connection import SplitUp
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.devnet.processes import find_program

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
 from splitup.chain.rpc import Rpc
@@ -30,7 +31,6 @@ from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
-from splitup.explorer.earnings import fetch_days
 from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
 from splitup.messages.storage import UploadObject
 from tests.builders import HANG_S

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from splitup_private.adapters.client import AdapterOptions
+from splitup_private.split.messages import Forward, encode_binary, split_binary
 from tokenizers import Tokenizer
 
-from splitup.adapters.client import AdapterOptions
 from splitup.client.connection import SplitUp
 from splitup.config import NetworkConfig
 from splitup.devnet.processes import find_program
-from splitup.messages.split import Forward, encode_binary, split_binary
 from tests.builders import HANG_S, find_free_port
 from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, PRIVATE_0, Network
 from tests.e2e.recorder import Recorder, run_recorder

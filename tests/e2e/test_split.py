@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from splitup_private.split.client import SplitClient
+from splitup_private.split.noise import Noise
 
 from splitup.client.connection import SplitUp
-from splitup.client.private.noise import Noise
-from splitup.client.private.split_client import SplitClient
 from splitup.config import NetworkConfig
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import check_inputs

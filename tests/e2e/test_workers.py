@@ -11,12 +11,13 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
+from splitup_speculation import remote
+from splitup_speculation.rpc import Tls
+
 from splitup.client.connection import SplitUp
 from splitup.client.text.generation import encode_prompt
 from splitup.decode.sampler import Sampler
 from splitup.devnet.processes import find_program
-from splitup.workers import remote
-from splitup.workers.rpc import Tls
 from tests.builders import HANG_S
 from tests.e2e.conftest import DRAFT, EXAMPLE, MODEL, Network
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from splitup_deploy.frontends.gguf.header import read_gguf
+from splitup_speculation import rpc
+from splitup_speculation import speculation_pb2 as pb
+from splitup_speculation.trees import read_tokens, read_tree
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
@@ -26,9 +29,6 @@ from splitup.messages.frames import (
     make_bundle_message,
 )
 from splitup.net.relay import Kind, decode_control, encode_control
-from splitup.workers import rpc
-from splitup.workers import speculation_pb2 as pb
-from splitup.workers.trees import read_tokens, read_tree
 from tests.builders import make_chain_manifest
 
 _ID = "0x" + "5a" * 32

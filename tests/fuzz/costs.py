@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from pydantic import ValidationError
+from splitup_private.split.messages import decode_binary, decode_text
 
 import splitup.messages
 from splitup.core import limits
@@ -37,12 +38,11 @@ from splitup.graph import manifest
 from splitup.graph.ir import parse_graph
 from splitup.graph.manifest import load_manifest
 from splitup.graph.self_test_vectors import load_vectors
-from splitup.messages.split import decode_binary, decode_text
 from tests.fuzz.binary_doors import find_binary_doors
 
 _MODULES: Final = (
     *("splitup.net.chunked_messages", "splitup.protocol.committee.peer_messages"),
-    *("splitup.serve.http_server", "splitup.graph.self_test_vectors", "splitup.edge.program"),
+    *("splitup_gateway.http_server", "splitup.graph.self_test_vectors", "splitup_edge.program"),
 )
 _SHAPES: Final = (  # of the fillings, those that a check of types can tell apart
     *("[0, …]", "[0.5, …]", '["aa", …]', "[[], …]", "[{}, …]", '{"1000":0, …}', "hexadecimal"),

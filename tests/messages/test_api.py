@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from splitup_private.adapters.routes import ROUTES as ADAPTER_ROUTES
 
 from splitup.core import limits
 from splitup.messages import api
@@ -68,7 +69,8 @@ def read_page() -> list[dict[str, str]]:
 
 
 def test_the_protocol_page_shows_every_route_and_no_other() -> None:
-    routes = [describe(server, route) for server, rows in api.ROUTES.items() for route in rows]
+    tables = {**api.ROUTES, "adapter host": ADAPTER_ROUTES}
+    routes = [describe(server, route) for server, rows in tables.items() for route in rows]
     shown = read_page()
     assert all(row["what it does"] for row in shown)
     assert [{name: row[name] for name in routes[0]} for row in shown] == routes
@@ -127,11 +129,7 @@ def iter_literals() -> Iterator[tuple[str, int, str]]:
 
 def find_repeated() -> Iterator[str]:
     for path, line, text in iter_literals():
-        if path.startswith("splitup/serve/"):  # OpenAI's interface, not one of the network's
-            continue
         if path == "splitup/messages/api.py" or (path, text) == (RELAY_PATH_OWNER, RELAY_PATH):
-            continue
-        if path.startswith("splitup/serve/"):  # the OpenAI API's paths
             continue
         if re.search(r"(^|[^a-z])/v1/", text) or text in TYPES:
             yield f"{path}:{line}: {text!r}"

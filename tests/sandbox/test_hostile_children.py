@@ -18,11 +18,11 @@ FORKS = {  # these compile, in forks that are confined as they are
     "splitup_oracle.member.recompute_process",
 }
 CHILDREN = {
-    "splitup.adapters.host_process": "Applying.answer",
+    "splitup_private.adapters.host_process": "Applying.answer",
     "splitup.backend.compiler.compile_server": "answer",
     "splitup.client.private.private_process": "Tasks.answer",
     "splitup.client.text.tokenizer": "_Library.answer",
-    "splitup.edge.confined_program": "_Text.answer",
+    "splitup_edge.confined_program": "_Text.answer",
     "splitup_oracle.member.recompute_process": "answer",
 }
 

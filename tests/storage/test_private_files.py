@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from splitup_gateway.api_keys import ApiKeys
+from splitup_gateway.explorer.event_index import EventIndex
 
-from splitup.explorer.event_index import EventIndex
-from splitup.serve.api_keys import ApiKeys
 from splitup.storage.private_files import write_private
 from tests.chain.test_deployment import DEPLOYMENT
 

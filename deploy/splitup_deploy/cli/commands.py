@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import typer
 
+from splitup.cli.command_group import make_group
 from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
-from splitup_deploy.cli.export import ExportOptions, export
 from splitup_deploy.cli.families import FamiliesOptions, families
 from splitup_deploy.cli.inspect import InspectOptions, inspect
 from splitup_deploy.cli.list import ListOptions, list_models
 from splitup_deploy.cli.network import app as network_app
 from splitup_deploy.cli.options import make_command
-from splitup_deploy.cli.privacy import PrivacyOptions, privacy
 from splitup_deploy.cli.register import RegisterOptions, register
 from splitup_deploy.cli.retire import RetireOptions, retire
 from splitup_deploy.cli.usage import UsageOptions, usage
 
 app = typer.Typer(
+    cls=make_group("splitup-deploy"),
     name="splitup-deploy",
     help="Compile a model into tasks, register it, look at it; deploy a network's contracts.\n\n"
     + EXIT_CODES,
@@ -40,12 +40,6 @@ app.command("inspect", short_help="Show how a model is cut, and what each task n
 )
 app.command("calibrate", short_help="Measure how much results differ between machines.")(
     make_command(CalibrateOptions, calibrate)
-)
-app.command("privacy", short_help="Measure what nodes can reconstruct of a private model's text.")(
-    make_command(PrivacyOptions, privacy)
-)
-app.command("export", short_help="Write a model as one file for a small device.")(
-    make_command(ExportOptions, export)
 )
 app.command("families", short_help="List the language models that can be compiled.")(
     make_command(FamiliesOptions, families)

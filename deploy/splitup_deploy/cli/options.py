@@ -224,7 +224,7 @@ class ManifestOptions:
         if self.tolerance is not None:
             compiled = attach_tolerances(compiled, load_tolerances(self.tolerance).tasks)
         if self.privacy is not None:
-            from splitup_deploy.privacy.report import attach_privacy
+            from splitup_deploy.publishing.privacy import attach_privacy
 
             compiled = attach_privacy(compiled, self.privacy)
         wants_vectors = makes_vectors() if self.reference is None else self.reference

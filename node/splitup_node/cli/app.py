@@ -7,6 +7,7 @@ from typing import Final
 
 import typer
 
+from splitup.cli.command_group import make_group
 from splitup.cli.console import EXIT_CODES, add_version_option
 from splitup.cli.service import Service, make_service_app
 from splitup_node.cli.audit import audit_command
@@ -14,7 +15,6 @@ from splitup_node.cli.command import CONFIG_VARIABLE, DEFAULT_CONFIG
 from splitup_node.cli.earnings import earnings_command
 from splitup_node.cli.init import init_command
 from splitup_node.cli.join import join_command
-from splitup_node.cli.page import page_command
 from splitup_node.cli.run import run_node_command
 from splitup_node.cli.stake import stake_command
 from splitup_node.cli.status import status_command
@@ -25,6 +25,7 @@ from splitup_node.cli.withdraw import withdraw_command
 _HELP: Final = f"Serve models on your GPU and be paid in USDC.\n\n{EXIT_CODES}"
 
 app = typer.Typer(
+    cls=make_group("splitup-node"),
     name="splitup-node",
     help=_HELP,
     no_args_is_help=True,
@@ -39,7 +40,6 @@ app.command("withdraw", short_help="Take out USDC that is ready, or the stake.")
 app.command("status")(status_command)
 app.command("earnings", short_help="Show what the node was paid, by day.")(earnings_command)
 app.command("top")(top_command)
-app.command("page", short_help="Show status and earnings in a browser.")(page_command)
 app.command("audit", short_help="Does this machine compute correctly?")(audit_command)
 app.command("run")(run_node_command)
 

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
+from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
-from splitup.explorer.earnings import fetch_days
 from splitup_node.config import NodeConfig
 
 

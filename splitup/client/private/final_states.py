@@ -1,4 +1,4 @@
-"""The final hidden states of a private model, and what an encrypted adapter adds to them.
+"""The final hidden states of a private model, and what an adapter adds to them.
 
 They are what nodes return when all that follows on the client is the last norm and the head:
 ``splitup-deploy register --private 0``.
@@ -6,16 +6,42 @@ They are what nodes return when all that follows on the client is the last norm 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from splitup.adapters.client import EncryptedAdapter
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, array_to_bytes, bytes_to_array
 from splitup.graph.manifest import Manifest
+from splitup.net.http import SignedClient
 
 _DTYPES: Final = ("float16", "float32")
+
+
+class StateAdapter(Protocol):
+    """An adapter of one session: it changes one hidden state after another."""
+
+    async def apply(self, hidden: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return what it adds to a hidden state [width], float64; raise SplitUpError."""
+
+    async def close(self) -> None:
+        """End it."""
+
+    def describe(self) -> str:
+        """Return a line for the user: which one it is, and what it took."""
+
+
+class AdapterChoice(Protocol):
+    """Which adapter a user wants; what extras offer (``splitup.core.extras``)."""
+
+    async def choose(
+        self, http: SignedClient, question: str | None, width: int
+    ) -> AdapterChoice | None:
+        """Return the adapter that fits a question, None for none; raise SplitUpError."""
+
+    async def open(self, http: SignedClient, width: int) -> StateAdapter:
+        """Open it for hidden states of ``width`` elements; raise SplitUpError."""
 
 
 def find_final_state(manifest: Manifest, model: str) -> TensorSpec:
@@ -43,11 +69,11 @@ def find_final_state(manifest: Manifest, model: str) -> TensorSpec:
 
 
 async def adapt_states(
-    adapter: EncryptedAdapter, spec: TensorSpec, data: bytes | memoryview, rows: list[int]
+    adapter: StateAdapter, spec: TensorSpec, data: bytes | memoryview, rows: list[int]
 ) -> bytes:
     """Return final hidden states with what the adapter adds to those of ``rows``.
 
-    The others are not read any more. Raises what ``EncryptedAdapter.apply`` raises.
+    The others are not read any more. Raises what ``StateAdapter.apply`` raises.
     """
     states = bytes_to_array(spec, data)
     for row in sorted(set(rows)):

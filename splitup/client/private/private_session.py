@@ -7,10 +7,9 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from splitup.adapters.client import EncryptedAdapter
 from splitup.client.execution.session import Failure, Session
 from splitup.client.outcome import Array
-from splitup.client.private.final_states import adapt_states
+from splitup.client.private.final_states import StateAdapter, adapt_states
 from splitup.client.private.private_tasks import Begun, ClientPrograms, Tensors
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
@@ -48,7 +47,7 @@ class PrivateSession(Session):
         deadline: float,
         allow_loopback: bool,
         programs: ClientPrograms,
-        adapter: EncryptedAdapter | None = None,
+        adapter: StateAdapter | None = None,
     ) -> None:
         """Take what ``Session`` takes; ``adapter``, of this session alone, is closed with it."""
         super().__init__(

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import build
-from splitup_deploy.edge.onnx_file import encode_number as number
-from splitup_deploy.edge.onnx_file import encode_piece as piece
+from splitup_edge.export.onnx_file import encode_number as number
+from splitup_edge.export.onnx_file import encode_piece as piece
 
 from splitup.core.errors import InvalidModel
 from tests.deploy import moes

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import CompiledModel, build, parse_dims
-from splitup_deploy.edge.onnx_file import encode_number as number
-from splitup_deploy.edge.onnx_file import encode_piece as piece
 from splitup_deploy.frontends.onnx.graph_file import read_onnx
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.weight_sources import FileSlice
 from splitup_deploy.uncut_model import load_reference
+from splitup_edge.export.onnx_file import encode_number as number
+from splitup_edge.export.onnx_file import encode_piece as piece
 
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes, bytes_to_array

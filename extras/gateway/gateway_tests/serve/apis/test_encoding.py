@@ -1,0 +1,60 @@
+"""Texts of requests for embeddings: what is too long or empty is named by its place, or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from splitup_deploy.cutting.build import build
+from splitup_gateway.apis.encoding import EmbeddingRequest, prepare_texts
+from splitup_gateway.apis.requests import parse_request
+from splitup_gateway.errors import ApiError
+
+from splitup.client.text.encoding import EncoderModel, get_encoder_info
+from splitup.client.text.tokenizer import ModelTokenizer
+from tests.deploy.encoders import CASES, save_encoder
+
+LONG = "w9 " * 31
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EncoderModel]:
+    folder: Path = tmp_path_factory.mktemp("encoder")
+    manifest = build(save_encoder(folder, CASES["bert"]), 10**8).manifest
+    tokenizer = ModelTokenizer((folder / "tokenizer.json").read_bytes(), "model tiny")
+    try:
+        yield EncoderModel("tiny", manifest, get_encoder_info(manifest, "tiny"), tokenizer)
+    finally:
+        tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "place", "code"),
+    [
+        (["w4", "w5", "w6", LONG], 3, "context_length_exceeded"),
+        (["w4", "w" * 5_000], 1, "context_length_exceeded"),
+        ([[2, 4, 3], [4] * 33], 1, "context_length_exceeded"),
+        (["w4", "w5", "w6", ""], 3, None),
+        ([[4], []], 1, None),
+        ([[4], [40]], 1, None),
+    ],
+)
+async def test_a_text_that_cannot_be_is_named_by_its_place(
+    model: EncoderModel, texts: list[Any], place: int, code: str | None
+) -> None:
+    asked = parse_request(EmbeddingRequest, {"model": "tiny", "input": texts})
+    with pytest.raises(ApiError, match=rf"^'input\.{place}': ") as caught:
+        await prepare_texts(model, asked)
+    assert (caught.value.param, caught.value.code) == (f"input.{place}", code)
+
+
+async def test_what_is_too_long_is_cut_where_that_is_asked(model: EncoderModel) -> None:
+    fields = {"model": "tiny", "input": ["w4", LONG, "w" * 5_000], "truncate": True}
+    cut = await prepare_texts(model, parse_request(EmbeddingRequest, fields))
+    assert [len(text.tokens) for text in cut.texts][:2] == [3, 32]
+    assert all(text.tokens[-1] == cut.texts[0].tokens[-1] for text in cut.texts)
+    empty = {"model": "tiny", "input": ["w4", ""], "truncate": True}
+    with pytest.raises(ApiError, match=r"'input\.1': the text is empty"):
+        await prepare_texts(model, parse_request(EmbeddingRequest, empty))

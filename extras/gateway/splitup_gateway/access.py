@@ -1,0 +1,177 @@
+"""Who may ask, and how much: keys, rates and budgets of one server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from aiohttp import web
+
+from splitup.client.inputs import format_usdc
+from splitup.core import tuning
+from splitup.net.http import get_admission, read_in_time
+from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
+from splitup_gateway.errors import ApiError
+
+MOST_BODIES: Final = 32  # large ones that are read at once; further requests wait
+MOST_BODIES_OF_ONE: Final = 8  # principal
+
+
+@dataclass(slots=True)
+class Charge:
+    """Who pays for a request, what it may cost at most, and what it did cost; micro-USDC.
+
+    ``limit`` is the most that its client has agreed to, None for no limit.
+    """
+
+    principal: str = ""
+    most: int = 0
+    limit: int | None = None
+    used: int = 0
+    name: str = ""  # of the key, "" without one
+    keys: ApiKeys | None = None
+
+    async def cover(self, more: int) -> bool:
+        """Charge so much beyond ``most``, for steps that are run once more.
+
+        Returns False, without a change, beyond the client's limit or the key's budget.
+        """
+        if self.limit is not None and self.most + more > self.limit:
+            return False
+        if self.keys is not None and not await asyncio.to_thread(self.keys.charge, self.name, more):
+            return False
+        self.most += more
+        return True
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """How many requests a key may begin now; it fills up within a minute."""
+
+    left: float
+    at: float
+
+
+@dataclass(slots=True)
+class Access:
+    """Checks requests against the keys in a database, as they are when a request comes.
+
+    While there is no key everybody may ask, unless the server ``needs_keys`` in any case: whoever
+    reaches it from elsewhere. Rates are those of this server alone.
+    """
+
+    keys: ApiKeys | None  # None: there never is one
+    needs_keys: bool = False
+    clock: Callable[[], float] = monotonic
+    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+    _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
+    _bodies_of: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+
+    async def has_keys(self) -> bool:
+        """Return whether requests need a key now."""
+        if self.needs_keys or self.keys is None:
+            return self.needs_keys
+        return await asyncio.to_thread(self.keys.has_any)
+
+    async def let_in(
+        self, request: web.Request, authorization: str | None = None, *, is_counted: bool = True
+    ) -> ApiKey | None:
+        """Authorise a request, by its header unless another one is given, and its connection.
+
+        Clients of Anthropic's API have the key alone in ``x-api-key``. Raises what ``authorise``
+        raises.
+        """
+        header = authorization or request.headers.get("Authorization")
+        if header is None and (secret := request.headers.get("x-api-key")) is not None:
+            header = f"Bearer {secret}"
+        key = await self.authorise(header, is_counted=is_counted)
+        if key is not None:
+            get_admission(request).vouch(request, key.name)
+        return key
+
+    async def authorise(
+        self, authorization: str | None, *, is_counted: bool = True
+    ) -> ApiKey | None:
+        """Return the key of an Authorization header, None when none are needed.
+
+        Raises ApiError (401) without a valid key, (429) for too many requests that are counted.
+        """
+        kind, _, secret = (authorization or "").partition(" ")
+        found = None
+        if self.keys is not None and kind.lower() == "bearer" and len(secret) <= 200:
+            found = await asyncio.to_thread(self.keys.find, secret.strip())
+        if found is None:
+            if not await self.has_keys():
+                return None
+            raise ApiError(
+                "the request has no valid API key; send it as: Authorization: Bearer sk-splitup-…",
+                status=401,
+                code="invalid_api_key",
+            )
+        if is_counted:
+            self.check_rate(found)
+        return found
+
+    def check_rate(self, key: ApiKey) -> None:
+        """Count a request of a key; raise ApiError (429) for too many."""
+        if key.requests_per_minute is None:
+            return
+        now, most = self.clock(), float(key.requests_per_minute)
+        bucket = self._buckets.setdefault(key.name, _Bucket(most, now))
+        bucket.left = min(most, bucket.left + (now - bucket.at) * most / 60)
+        bucket.at = now
+        if bucket.left < 1:
+            wait_s = (1 - bucket.left) * 60 / most
+            raise ApiError(
+                f"key '{key.name}' may send {key.requests_per_minute} requests a minute",
+                status=429,
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(int(wait_s) + 1)},
+            )
+        bucket.left -= 1
+
+    async def read_body(self, request: web.Request, key: ApiKey | None) -> bytes:
+        """Return a request's body; few large ones are read at once, and fewer of one principal."""
+        length = request.content_length
+        if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
+            return await read_in_time(request)
+        theirs = self._bodies_of.setdefault(
+            get_principal(key), asyncio.Semaphore(MOST_BODIES_OF_ONE)
+        )
+        async with theirs, self._bodies:
+            return await read_in_time(request)
+
+    @asynccontextmanager
+    async def charge(
+        self, key: ApiKey | None, most_micro_usdc: int, limit: int | None = None
+    ) -> AsyncIterator[Charge]:
+        """Charge a key the most that a request may cost; afterwards give back what is left.
+
+        ``limit``: what its client has agreed to. Raises ApiError (429, insufficient_quota) beyond
+        its budget.
+        """
+        charge = Charge(get_principal(key), most_micro_usdc, limit)
+        if self.keys is None or key is None:
+            yield charge
+            return
+        charge.name, charge.keys = key.name, self.keys
+        if not await asyncio.to_thread(self.keys.charge, key.name, charge.most):
+            raise ApiError(
+                f"the request may cost {format_usdc(charge.most)}, which the budget of key "
+                f"'{key.name}' no longer covers; ask for fewer tokens, or for a larger budget",
+                status=429,
+                kind="insufficient_quota",
+                code="insufficient_quota",
+            )
+        try:
+            yield charge
+        finally:
+            left = charge.most - charge.used
+            if left > 0:  # shielded: a client that leaves must not keep it
+                giving = asyncio.to_thread(self.keys.give_back, key.name, left)
+                await asyncio.shield(asyncio.ensure_future(giving))

@@ -1,0 +1,293 @@
+"""Answers of the OpenAI API: whole objects, and the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from splitup.client.text.generation import TextModel
+from splitup_gateway.apis.tools import CallParser, Part, ToolCall
+from splitup_gateway.errors import ApiError
+from splitup_gateway.generation import Piece, Report
+
+RECEIPTS: Final = "/v1/receipts"
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One text of an answer, as it grows."""
+
+    index: int
+    report: Report
+    parser: CallParser | None = None  # None: the answer is text, whatever it looks like
+    pieces: list[Piece] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)  # no text follows a text
+    length: int = 0  # of all tokens' texts, in characters
+
+    def append(self, piece: Piece) -> list[Part]:
+        """Add the next token; return what it adds to the answer for certain."""
+        self.pieces.append(piece)
+        text = piece.token.text
+        self.length += len(text)
+        return self._take([text] if self.parser is None else self.parser.push(text))
+
+    def finish(self) -> list[Part]:
+        """Return what was held back, when no token follows."""
+        return self._take([] if self.parser is None else self.parser.finish())
+
+    def _take(self, parts: list[Part]) -> list[Part]:
+        for part in parts:
+            if isinstance(part, str) and self.parts and isinstance(self.parts[-1], str):
+                self.parts[-1] += part
+            else:
+                self.parts.append(part)
+        return parts
+
+    @property
+    def text(self) -> str:
+        """The text so far, without calls."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls so far."""
+        return [part for part in self.parts if isinstance(part, ToolCall)]
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the answer ended."""
+        is_called = self.calls and self.report.finish_reason == "stop"
+        return "tool_calls" if is_called else self.report.finish_reason
+
+
+class AnswerForm(Protocol):
+    """The form of one answer: as an object, or as the events of a stream."""
+
+    content_type: str  # of a stream
+    end_of_stream: bytes
+
+    def encode(self, event: Event) -> bytes:
+        """Return one event of a stream."""
+        ...
+
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        ...
+
+    def make_answer(self, choices: Sequence[Choice]) -> Event:
+        """Return the whole answer."""
+        ...
+
+    def begin(self, choice: Choice) -> list[Event]:
+        """Return the events that begin a choice."""
+        ...
+
+    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+        """Return the events of a choice's next token, which added these parts to it."""
+        ...
+
+    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+        """Return the events that end a choice, whose last parts these are."""
+        ...
+
+    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+        """Return the events that end the answer."""
+        ...
+
+
+class EventStream:
+    """Answers that are streamed as server-sent events."""
+
+    content_type = "text/event-stream"
+
+    def encode(self, event: Event) -> bytes:
+        """Return one event; one that has a type is named by it."""
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        return f"{name}data: {text}\n\n".encode()
+
+    def describe_error(self, error: ApiError) -> Event:
+        """Return the event of an error that ends a stream."""
+        return error.describe()
+
+
+class CompletionForm(EventStream):
+    """The answer of /v1/completions, or with ``is_chat`` of /v1/chat/completions."""
+
+    end_of_stream = b"data: [DONE]\n\n"
+
+    def __init__(self, model: TextModel, *, is_chat: bool, wants_usage: bool) -> None:
+        self._is_chat = is_chat
+        self._wants_usage = wants_usage
+        self._model = model
+        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    def _make(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
+        if self._is_chat:
+            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+        else:
+            kind = "text_completion"
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model.name,
+            "choices": choices,
+        }
+
+    def make_answer(self, choices: Sequence[Choice]) -> Event:
+        """Return the whole answer."""
+        entries = []
+        for choice in choices:
+            entry: dict[str, Any] = {
+                "index": choice.index,
+                "finish_reason": choice.finish_reason,
+                "logprobs": self._describe(choice.pieces, 0),
+            }
+            if self._is_chat:
+                entry["message"] = _make_message(choice)
+            else:
+                entry["text"] = choice.text
+            entries.append(entry)
+        answer = self._make(entries, is_chunk=False)
+        answer["usage"] = make_usage([choice.report for choice in choices])
+        return answer
+
+    def begin(self, choice: Choice) -> list[Event]:
+        """Return the events that begin a choice; completions have none."""
+        if not self._is_chat:
+            return []
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
+
+    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+        """Return the events of a choice's next token, which added these parts to it."""
+        logprobs = self._describe([piece], choice.length - len(piece.token.text))
+        events = [self._make_delta(choice, part) for part in parts]
+        if logprobs is not None:
+            events = events or [self._make_delta(choice, "")]
+            events[0]["choices"][0]["logprobs"] = logprobs
+        return events
+
+    def _make_delta(self, choice: Choice, part: Part) -> Event:
+        content: dict[str, Any] = {"text": part}
+        if isinstance(part, ToolCall):
+            place = choice.calls.index(part)
+            content = {"delta": {"tool_calls": [{"index": place, **_describe_call(part)}]}}
+        elif self._is_chat:
+            content = {"delta": {"content": part}}
+        return self._make([_chunk_choice(choice.index, **content)], is_chunk=True)
+
+    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+        """Return the events that say why a choice ended, after its last parts."""
+        content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
+        entry = _chunk_choice(choice.index, **content)
+        entry["finish_reason"] = choice.finish_reason
+        rest = [self._make_delta(choice, part) for part in parts]
+        return [*rest, self._make([entry], is_chunk=True)]
+
+    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+        """Return the events that end the answer: its usage, if that was asked for."""
+        if not self._wants_usage:
+            return []
+        chunk = self._make([], is_chunk=True)
+        chunk["usage"] = make_usage([choice.report for choice in choices])
+        return [chunk]
+
+    def _describe(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
+        if not pieces or pieces[0].choice is None:
+            return None
+        return self._describe_chat(pieces) if self._is_chat else self._describe_text(pieces, offset)
+
+    def _describe_chat(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        content = []
+        for piece in pieces:
+            assert piece.choice is not None
+            entry = describe_token(piece, piece.choice.token, piece.choice.logprob)
+            top = [describe_token(piece, token, value) for token, value in piece.choice.top]
+            content.append({**entry, "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _describe_text(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
+        tokens, values, top, offsets = [], [], [], []
+        for piece in pieces:
+            choice = piece.choice
+            assert choice is not None
+            names = [describe_token(piece, token, value) for token, value in choice.top]
+            tokens.append(describe_token(piece, choice.token, choice.logprob)["token"])
+            values.append(choice.logprob)
+            top.append({name["token"]: name["logprob"] for name in names})
+            offsets.append(offset)
+            offset += len(piece.token.text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": values,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+def _make_message(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [_describe_call(call) for call in choice.calls]
+    return message
+
+
+def _describe_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _chunk_choice(index: int, **content: Any) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": None, "finish_reason": None}
+
+
+def make_usage(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return tokens and cost of an answer; the choices of one prompt count it once."""
+    prompts = {id(report.prompt): report for report in reports}
+    prompt = sum(len(report.prompt) for report in prompts.values())
+    completion = sum(report.completion_tokens for report in reports)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(report.cached_tokens for report in prompts.values())
+        },
+        "splitup": make_cost(reports),
+    }
+
+
+def make_cost(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return what texts cost, by which executions, and where their receipts will be."""
+    executions = list_executions(reports)
+    image_steps = sum(report.image_steps for report in reports)
+    return {
+        "executions": executions,
+        "receipts": [f"{RECEIPTS}/{execution}" for execution in executions],
+        "steps": sum(report.steps for report in reports),
+        "first_step": reports[0].first_step,  # in the first of the executions
+        **({"image_steps": image_steps} if image_steps else {}),
+        "cost_micro_usdc": sum(report.total_micro_usdc for report in reports),
+    }
+
+
+def list_executions(reports: Sequence[Report]) -> list[str]:
+    """Return the executions that computed texts, each once, then those of their images."""
+    found = [each for report in reports for each in report.execution_ids]
+    found += [each for report in reports for each in report.image_execution_ids]
+    return list(dict.fromkeys(found))
+
+
+def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
+    """Return a token that a piece names, and its probability."""
+    text = piece.names[token]
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

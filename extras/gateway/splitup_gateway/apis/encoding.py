@@ -1,0 +1,241 @@
+"""Embeddings in OpenAI's form, and reranking in the form of Cohere and Jina.
+
+https://platform.openai.com/docs/api-reference/embeddings,
+https://docs.cohere.com/reference/rerank, https://jina.ai/reranker.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from splitup.client.leases import LeasePool
+from splitup.client.outcome import Array
+from splitup.client.text.encoding import EncoderModel, TextTooLong, run_texts
+from splitup.client.text.tokenizer import ModelTokenizer
+from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.decode.texts import EncodedText
+from splitup_gateway.access import Charge
+from splitup_gateway.apis.answers import make_cost
+from splitup_gateway.apis.formats import Fields, TokenId
+from splitup_gateway.errors import ApiError
+from splitup_gateway.generation import ATTEMPTS, Report, add_to_totals
+
+MAX_INPUTS: Final = 2_048  # of one request, as OpenAI has it
+
+
+class EmbeddingRequest(Fields):
+    """POST /v1/embeddings."""
+
+    harmless = Fields.harmless | {"user"}
+
+    model: str
+    input: str | list[TokenId] | list[str | list[TokenId]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate: bool | None = None  # as in Hugging Face's servers: cut what is too long
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The texts, each a string or tokens; raises ApiError for none or too many."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if tokens := [item for item in self.input if isinstance(item, int)]:
+            return [tokens]
+        found = [item for item in self.input if not isinstance(item, int)]
+        _check_count("input", len(found))
+        return found
+
+
+class Document(Fields):
+    """A document, as some clients send it."""
+
+    text: str
+
+
+class RerankRequest(Fields):
+    """POST /v1/rerank."""
+
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts; raises ApiError for none or too many."""
+        _check_count("documents", len(self.documents))
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+EncodingRequest = EmbeddingRequest | RerankRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTexts:
+    """The texts of a request in tokens, and how many steps they take."""
+
+    texts: tuple[EncodedText, ...]
+    steps: int
+
+    def count_tokens(self) -> int:
+        """Return the number of tokens of all texts."""
+        return sum(len(text.tokens) for text in self.texts)
+
+    def make_report(self) -> Report:
+        """Return the report of a run that has not begun."""
+        return Report(tuple(token for text in self.texts for token in text.tokens))
+
+
+def _check_count(field: str, count: int) -> None:
+    if not 1 <= count <= MAX_INPUTS:
+        raise ApiError(f"'{field}' has {count} texts; give 1 to {MAX_INPUTS}", param=field)
+
+
+async def prepare_texts(
+    model: EncoderModel, asked: EncodingRequest, principal: str = ""
+) -> PreparedTexts:
+    """Return the texts of a request of ``principal`` in tokens; raise ApiError for a bad field."""
+    if isinstance(asked, RerankRequest) != model.is_ranker:
+        right = "/v1/rerank" if model.is_ranker else "/v1/embeddings"
+        raise ApiError(f"the model '{model.name}' is asked by POST {right} only", param="model")
+    pairs: list[tuple[str | list[int], str | None]]
+    cuts = isinstance(asked, EmbeddingRequest) and bool(asked.truncate)
+    if isinstance(asked, RerankRequest):
+        field = "documents"
+        pairs = [(asked.query, text) for text in asked.texts]
+    else:
+        field = "input"
+        if asked.dimensions not in (None, model.width):
+            raise ApiError(
+                f"vectors of the model '{model.name}' have {model.width} dimensions and cannot be "
+                "shortened",
+                param="dimensions",
+            )
+        pairs = [(text, None) for text in asked.inputs]
+    texts = []
+    for place, (text, other) in enumerate(pairs):
+        length = (len(text) if isinstance(text, str) else 0) + len(other or "")
+        encode = partial(_encode, model, text, other, cuts)
+        try:
+            texts.append(await model.tokenizer.read(length, encode, principal))
+        except TextTooLong as error:
+            code, param = "context_length_exceeded", f"{field}.{place}"
+            raise ApiError(f"'{param}': {error}", param=param, code=code) from None
+        except InvalidInput as error:
+            param = "query" if isinstance(asked, RerankRequest) else f"{field}.{place}"
+            raise ApiError(f"'{param}': {error}", param=param) from None
+    return PreparedTexts(tuple(texts), len(model.pack(texts)))
+
+
+def _encode(
+    model: EncoderModel,
+    text: str | list[int],
+    pair: str | None,
+    cuts: bool,
+    tokenizer: ModelTokenizer,
+) -> EncodedText:
+    return replace(model, tokenizer=tokenizer).encode(text, pair, cuts=cuts)
+
+
+async def encode(
+    pool: LeasePool,
+    model: EncoderModel,
+    prepared: PreparedTexts,
+    report: Report,
+    charge: Charge,
+) -> Array:
+    """Return what the model says of each text [texts, width], and fill in ``report``.
+
+    A lease that fails is replaced once, if ``charge`` covers what it ran. Raises Throttled,
+    ExecutionFailed and what opening a lease raises.
+    """
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            async with pool.borrow(charge.principal, (), prepared.steps) as lease:
+                before, cost = lease.session.steps, report.cost_micro_usdc
+                report.begin(lease.session)
+                try:
+                    try:
+                        return await run_texts(lease.session, model, prepared.texts)
+                    finally:
+                        report.add_steps(lease.session.steps - before, model.manifest)
+                except ExecutionFailed:
+                    lost = report.cost_micro_usdc - cost
+                    if attempt == ATTEMPTS or not await charge.cover(lost):
+                        raise
+        raise AssertionError("the last attempt returns or raises")
+    finally:
+        add_to_totals(pool.totals, report)
+
+
+def make_answer(
+    model: EncoderModel, asked: EncodingRequest, rows: Array, report: Report
+) -> dict[str, Any]:
+    """Return the answer to a request; ``rows`` [texts, width] is what the model says of each."""
+    if isinstance(asked, RerankRequest):
+        return _make_rerank_answer(model, asked, rows, report)
+    return _make_embedding_answer(model, asked, rows, report)
+
+
+def _make_embedding_answer(
+    model: EncoderModel, asked: EmbeddingRequest, vectors: Array, report: Report
+) -> dict[str, Any]:
+    """Return the answer of /v1/embeddings; base64 is of float32, little-endian."""
+    is_packed = asked.encoding_format == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": (
+                base64.b64encode(vector.astype("<f4").tobytes()).decode()
+                if is_packed
+                else [float(value) for value in vector]
+            ),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    return {"object": "list", "data": data, "model": model.name, "usage": _make_usage(report)}
+
+
+def _make_rerank_answer(
+    model: EncoderModel, asked: RerankRequest, scores: Array, report: Report
+) -> dict[str, Any]:
+    """Return the answer of /v1/rerank: the best documents first, equal ones in their order.
+
+    ``relevance_score`` is the logistic function of the model's score, from 0 to 1.
+    """
+    texts: Sequence[str] = asked.texts
+    values = [float(score) for score in scores[:, 0]]
+    order = sorted(range(len(texts)), key=lambda index: -values[index])
+    results = []
+    for index in order[: asked.top_n]:
+        entry: dict[str, Any] = {"index": index, "relevance_score": _squash(values[index])}
+        if asked.return_documents:
+            entry["document"] = {"text": texts[index]}
+        results.append(entry)
+    return {
+        "id": f"rerank-{secrets.token_hex(12)}",
+        "object": "list",
+        "model": model.name,
+        "results": results,
+        "usage": _make_usage(report),
+    }
+
+
+def _squash(score: float) -> float:
+    """Return 1 / (1 + exp(-score)), without overflow."""
+    return 0.5 * (1.0 + math.tanh(0.5 * score))
+
+
+def _make_usage(report: Report) -> dict[str, Any]:
+    tokens = len(report.prompt)
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "splitup": make_cost([report])}

@@ -1,0 +1,107 @@
+"""Images in requests: parts of a message's content that carry a file as a data URL (RFC 2397).
+
+Other URLs are refused: the server would fetch what strangers name, with its own rights.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Protocol
+
+from splitup_gateway.apis.formats import Fields
+from splitup_gateway.errors import ApiError
+
+MAX_IMAGES: Final = 16  # of a request
+_SHOWN: Final = 40  # characters of a URL in an error
+
+Detail = Literal["auto", "low", "high"]  # a model reads all images in one size
+
+
+class TextPart(Fields):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageSource(Fields):
+    """Where an image is."""
+
+    url: str
+    detail: Detail | None = None
+
+
+class ImagePart(Fields):
+    """An image in a chat."""
+
+    type: Literal["image_url"]
+    image_url: ImageSource
+
+    @property
+    def url(self) -> str:
+        """The image's data URL."""
+        return self.image_url.url
+
+
+class ResponseImage(Fields):
+    """An image in a request of the Responses API."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
+
+    @property
+    def url(self) -> str:
+        """The image's data URL."""
+        return self.image_url
+
+
+class HasText(Protocol):
+    """A part that is text."""
+
+    @property
+    def text(self) -> str:
+        """The text."""
+
+
+Part = HasText | ImagePart | ResponseImage
+
+
+def list_images(contents: Sequence[str | Sequence[Part] | None]) -> tuple[bytes, ...]:
+    """Return the files of all images of a conversation; raise ApiError for what is no data URL."""
+    parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
+    urls = [part.url for part in parts if isinstance(part, ImagePart | ResponseImage)]
+    if len(urls) > MAX_IMAGES:
+        raise ApiError(f"a request has at most {MAX_IMAGES} images", param="image_url")
+    return tuple(map(_read_data_url, urls))
+
+
+def join_content(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+    """Return a message's content as chat templates expect it: a text, or parts if it has images."""
+    if isinstance(content, str):
+        return content
+    made: list[dict[str, Any]] = [
+        {"type": "image"}
+        if isinstance(part, ImagePart | ResponseImage)
+        else {"type": "text", "text": part.text}
+        for part in content
+    ]
+    if {"type": "image"} in made:
+        return made
+    return "".join(part["text"] for part in made)
+
+
+def _read_data_url(url: str) -> bytes:
+    head, comma, data = url.partition(",")
+    if not (head.startswith("data:") and head.endswith(";base64") and comma):
+        raise ApiError(
+            f"'{url:.{_SHOWN}}' is no data URL, and this server fetches nothing; send the image "
+            "itself, as data:image/png;base64,…",
+            param="image_url",
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(f"an image is not base64: {error}", param="image_url") from None

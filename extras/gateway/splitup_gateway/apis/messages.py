@@ -1,0 +1,316 @@
+"""Anthropic's Messages API on top of the same models: its requests become chats.
+
+https://docs.anthropic.com/en/api/messages. A model takes what it does in chats; tools that run on
+Anthropic's own servers, documents and the continuation of an answer that is begun are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from splitup_gateway.apis.formats import Fields
+from splitup_gateway.apis.image_parts import TextPart
+from splitup_gateway.apis.requests import MAX_MESSAGES, ChatRequest, ReasoningEffort, parse_request
+from splitup_gateway.apis.tools import MAX_TOOLS, FunctionName
+from splitup_gateway.errors import ApiError
+
+
+class TextBlock(TextPart):
+    """A text."""
+
+    harmless = Fields.harmless | {"citations", "parsed_output"}
+
+
+class Base64Source(Fields):
+    """An image itself."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/webp"]
+    data: str
+
+
+class ImageBlock(Fields):
+    """An image; this server fetches none, so it is sent with the request."""
+
+    type: Literal["image"]
+    source: Base64Source
+
+
+class ThinkingBlock(Fields):
+    """What the model thought before an earlier answer; nobody checks the signature here."""
+
+    harmless = Fields.harmless | {"signature"}
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedBlock(Fields):
+    """Thoughts that only their provider can read: they are left out."""
+
+    harmless = Fields.harmless | {"data"}
+
+    type: Literal["redacted_thinking"]
+
+
+class UseBlock(Fields):
+    """A call in an earlier answer."""
+
+    harmless = Fields.harmless | {"caller", "toolset_name"}
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ResultBlock(Fields):
+    """What a tool returned; its text says whether that is an error."""
+
+    harmless = Fields.harmless | {"is_error"}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+
+
+UserBlock = Annotated[TextBlock | ImageBlock | ResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | UseBlock, Field(discriminator="type")
+]
+
+
+class UserMessage(Fields):
+    """What the user says, and what tools returned."""
+
+    role: Literal["user"]
+    content: str | list[UserBlock]
+
+    def convert(self) -> list[dict[str, Any]]:
+        """Return it as messages of a chat: results of tools have a role of their own there."""
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
+        made: list[dict[str, Any]] = []
+        said: list[dict[str, Any]] = []
+        for block in self.content:
+            if isinstance(block, ResultBlock):
+                text = _join(block.content or "")
+                made.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            elif isinstance(block, ImageBlock):
+                url = f"data:{block.source.media_type};base64,{block.source.data}"
+                said.append({"type": "image_url", "image_url": {"url": url}})
+            else:
+                said.append({"type": "text", "text": block.text})
+        return [*made, {"role": "user", "content": said}] if said or not made else made
+
+
+class AssistantMessage(Fields):
+    """An earlier answer."""
+
+    role: Literal["assistant"]
+    content: str | list[AssistantBlock]
+
+    def convert(self) -> list[dict[str, Any]]:
+        """Return it as a message of a chat."""
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
+        texts = [block for block in self.content if isinstance(block, TextBlock)]
+        made: dict[str, Any] = {"role": "assistant", "content": _join(texts)}
+        thoughts = [one.thinking for one in self.content if isinstance(one, ThinkingBlock)]
+        if thoughts:
+            made["reasoning_content"] = "".join(thoughts)
+        calls = [
+            {"id": one.id, "function": {"name": one.name, "arguments": json.dumps(one.input)}}
+            for one in self.content
+            if isinstance(one, UseBlock)
+        ]
+        return [{**made, "tool_calls": calls}] if calls else [made]
+
+
+class SystemMessage(Fields):
+    """An instruction within the conversation."""
+
+    role: Literal["system"]
+    content: str | list[TextBlock]
+
+    def convert(self) -> list[dict[str, Any]]:
+        """Return it as a message of a chat."""
+        return [{"role": "system", "content": _join(self.content)}]
+
+
+class MessageTool(Fields):
+    """A tool of the client; ``input_schema`` is the JSON schema of its arguments."""
+
+    harmless = Fields.harmless | {
+        *("eager_input_streaming", "input_examples", "allowed_callers", "defer_loading"),
+    }
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.input_schema.get("type", "object") != "object":
+            raise ValueError('the input of a tool is an object: "type": "object"')
+        return self
+
+
+class MessageToolChoice(Fields):
+    """Whether tools are called: "any" says that one must be, "tool" which one."""
+
+    type: Literal["auto", "any", "none", "tool"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError('a choice of type "tool", and no other, has a name')
+        return self
+
+    def convert(self) -> dict[str, Any]:
+        """Return the fields of a chat."""
+        named = {"type": "function", "function": {"name": self.name}}
+        modes: dict[str, Any] = {"any": "required", "tool": named}
+        return {
+            "tool_choice": modes.get(self.type, self.type),
+            "parallel_tool_calls": not self.disable_parallel_tool_use,
+        }
+
+
+class Thinking(Fields):
+    """Whether the model is to think before it answers, where its template can switch that."""
+
+    harmless = Fields.harmless | {"budget_tokens", "display"}
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+
+
+class SchemaFormat(Fields):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Fields):
+    """How the answer is to be."""
+
+    effort: ReasoningEffort | None = None
+    format: SchemaFormat | None = None
+
+
+class CappedChat(ChatRequest):
+    """A chat whose limit may be larger than the context has room for, as clients send it."""
+
+    caps_limit = True
+
+
+def _find_role(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", "")
+    return str(role)
+
+
+AnyMessage = Annotated[
+    Annotated[UserMessage, Tag("user")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[SystemMessage, Tag("system")],
+    Discriminator(_find_role),
+]
+
+
+class CountRequest(Fields):
+    """POST /v1/messages/count_tokens."""
+
+    harmless: ClassVar[frozenset[str]] = Fields.harmless | {
+        *("metadata", "service_tier", "diagnostics", "inference_geo", "context_management"),
+        *("speed", "user_profile_id", "workspace_id"),
+    }
+
+    model: str
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def convert(self) -> ChatRequest:
+        """Return the same request of the OpenAI API. Raises ApiError."""
+        if self.messages[-1].role == "assistant":
+            raise ApiError(
+                "the last message is the assistant's, and this server continues no answer that is "
+                "begun; end with one of the user",
+                param=f"messages.{len(self.messages) - 1}",
+            )
+        return parse_request(CappedChat, self._make_fields())
+
+    def _make_fields(self) -> dict[str, Any]:
+        system = _join(self.system or "")
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [made for message in self.messages for made in message.convert()]
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        if self.thinking is not None:
+            fields["reasoning"] = {"enabled": self.thinking.type != "disabled"}
+        if self.tools:
+            fields["tools"] = [_convert_tool(tool) for tool in self.tools]
+        if self.tool_choice is not None:
+            fields |= self.tool_choice.convert()
+        if (config := self.output_config) is not None:
+            fields["reasoning_effort"] = config.effort
+            if config.format is not None:
+                schema = {"name": "answer", "schema": config.format.schema_, "strict": True}
+                fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: int | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None  # of this server
+
+    def _make_fields(self) -> dict[str, Any]:
+        return {
+            **super()._make_fields(),
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+        }
+
+
+def _convert_tool(tool: MessageTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        },
+    }
+
+
+def _join(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content)

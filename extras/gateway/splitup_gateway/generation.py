@@ -1,0 +1,289 @@
+"""One text for one request: borrows a lease, generates, and says what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Literal, Protocol, TypeAlias
+
+from splitup.client.execution.session import Session
+from splitup.client.images.image_prompts import PromptImages
+from splitup.client.leases import Lease, LeasePool, Totals
+from splitup.client.text.drafting import Speculation
+from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
+from splitup.client.text.grammar import Grammar
+from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, SplitUpError
+from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
+from splitup.decode.sampler import Sampler
+from splitup.decode.stop import StopFilter
+from splitup.graph.manifest import Manifest
+from splitup_gateway.access import Charge
+from splitup_gateway.metrics import FIRST_TOKEN
+
+_log = logging.getLogger("splitup.serve")
+
+FinishReason = Literal["stop", "length"]
+Speculate: TypeAlias = Callable[[], Awaitable[Speculation]]  # what the next text drafts with
+DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
+ATTEMPTS: Final = 2  # on different leases, while no token has been sent
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What one text is to be."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...]
+    sampler: Sampler
+    adjustments: Adjustments
+    grammar: Grammar | None = None
+    images: tuple[bytes, ...] = ()  # files
+    marked: tuple[int, ...] = ()  # the prompt as ``mark_images`` gives it, if it has images
+
+    @property
+    def cache_key(self) -> tuple[int, ...]:
+        """The prompt as a cache knows it: equal ones fill it with the same rows."""
+        return self.marked or self.prompt
+
+
+@dataclass(slots=True)
+class Report:
+    """What a text took; complete once its generation has ended."""
+
+    prompt: tuple[int, ...]
+    cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
+    completion_tokens: int = 0  # all that were sampled, also what a stop string or the end took
+    finish_reason: FinishReason = "length"
+    stop: str | None = None  # the string that ended it
+    execution_ids: list[str] = field(default_factory=list)  # of all attempts
+    first_step: int = 0  # of the first execution
+    steps: int = 0  # of all attempts, as are the next
+    cost_micro_usdc: int = 0
+    # of the tower for images, in executions of its own
+    image_execution_ids: list[str] = field(default_factory=list)
+    image_steps: int = 0
+    image_cost_micro_usdc: int = 0
+
+    @property
+    def total_micro_usdc(self) -> int:
+        """The cost of the text and of its images."""
+        return self.cost_micro_usdc + self.image_cost_micro_usdc
+
+    def begin(self, session: Session) -> None:
+        """Note the execution of an attempt."""
+        if not self.execution_ids:
+            self.first_step = session.steps
+        self.execution_ids.append(session.execution_id)
+
+    def add_steps(self, steps: int, manifest: Manifest) -> None:
+        """Add the steps of an attempt, also of one that failed: nodes computed them."""
+        self.steps += steps
+        self.cost_micro_usdc += manifest.price_micro_usdc(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A generated token; ``choice`` is None unless its probability was asked for."""
+
+    token: Token
+    choice: Choice | None
+    names: Mapping[int, str] = field(default_factory=dict)  # texts of the tokens of ``choice``
+
+
+def count_steps(model: TextModel, options: TextOptions) -> int:
+    """Return the most steps that a text may take, when nothing of its prompt is cached."""
+    request = model.make_request(
+        options.prompt,
+        max_tokens=options.max_tokens,
+        sampler=options.sampler,
+        images=len(options.images),
+    )
+    return make_decoder(None, request).max_steps
+
+
+def check_room(
+    model: TextModel, prompt: Sequence[int], max_tokens: int | None, default: int
+) -> int:
+    """Return the number of tokens to generate; raise InvalidInput when they have no room.
+
+    Without a wish it is ``default``, or what fits.
+    """
+    room = model.info.context - len(prompt)
+    if model.info.diffusion is None:
+        room += 1  # the last token takes no position
+    if room < 1 or (max_tokens or 1) > room:
+        asked = f" and {max_tokens} in the answer" if max_tokens else ""
+        raise InvalidInput(
+            f"the context of model {model.name} is {model.info.context} tokens, and the request "
+            f"has {len(prompt)} in the prompt{asked}; shorten the prompt or the answer"
+        )
+    return max_tokens if max_tokens is not None else min(default, room)
+
+
+class PlacesImages(Protocol):
+    """The images of a request."""
+
+    async def place(
+        self, options: TextOptions, places: Sequence[range], cached: int, report: Report
+    ) -> PromptImages:
+        """Return the images at their ``places``, as far as they are not ``cached``."""
+        ...
+
+
+async def generate_text(
+    pool: LeasePool,
+    model: TextModel,
+    options: TextOptions,
+    report: Report,
+    charge: Charge,
+    speculate: Speculate | None = None,
+    images: PlacesImages | None = None,
+) -> AsyncGenerator[Piece, None]:
+    """Yield the tokens of a text, and fill in ``report``; ``charge`` says for whom it is.
+
+    With ``speculate`` they are the same tokens in fewer steps; ``images`` are those of its request,
+    which are read one token at a time. A lease that fails before the first token is replaced once,
+    if ``charge`` covers the steps that were run for nothing; so is one whose outputs cannot be
+    right, which serves nobody any more. Raises InvalidInput, Throttled, ExecutionFailed,
+    Implausible and what opening a lease raises.
+    """
+    began, is_begun = time.monotonic(), False
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            async with pool.borrow(
+                charge.principal, options.cache_key, count_steps(model, options)
+            ) as lease:
+                cost = report.cost_micro_usdc
+                report.begin(lease.session)
+                found = _generate(lease, model, options, report, speculate, images)
+                try:
+                    async with contextlib.aclosing(found):
+                        async for piece in found:
+                            if not is_begun:
+                                FIRST_TOKEN.observe(time.monotonic() - began)
+                            is_begun = True
+                            yield piece
+                    return
+                except (ExecutionFailed, Implausible) as error:
+                    if isinstance(error, Implausible):
+                        lease.spoil(error)
+                    is_last = is_begun or attempt == ATTEMPTS
+                    lost = report.cost_micro_usdc - cost
+                    if is_last or not await charge.cover(lost):
+                        raise
+    finally:
+        add_to_totals(pool.totals, report)
+
+
+def add_to_totals(totals: Totals, report: Report) -> None:
+    """Count a text that has ended, or the texts of one request for embeddings."""
+    totals.texts += 1
+    totals.prompt_tokens += len(report.prompt)
+    totals.cached_tokens += report.cached_tokens
+    totals.completion_tokens += report.completion_tokens
+    totals.cost_micro_usdc += report.cost_micro_usdc
+
+
+async def _generate(
+    lease: Lease,
+    model: TextModel,
+    options: TextOptions,
+    report: Report,
+    speculate: Speculate | None,
+    images: PlacesImages | None,
+) -> AsyncGenerator[Piece, None]:
+    sampler: Sampler | AdjustedSampler = options.sampler
+    choices: list[Choice] = []
+    allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
+    if allowed is not None or not options.adjustments.is_empty:
+        adjusted = AdjustedSampler(
+            options.sampler, options.adjustments, model.info.vocab, allowed, options.prompt
+        )
+        sampler, choices = adjusted, adjusted.choices
+    cached = lease.contents.count_common(options.cache_key)
+    request = model.make_request(
+        options.prompt,
+        max_tokens=options.max_tokens,
+        sampler=sampler,
+        cached=cached,
+        images=len(options.images),
+    )
+    placed = None
+    if images is not None and options.images:
+        placed = await images.place(options, request.images, cached, report)
+    ends = StopFilter(options.stop)
+    report.cached_tokens = cached
+    before, last = lease.session.steps, options.prompt[-1]
+    decoder, drafting = make_decoder(None, request), None
+    if speculate is not None and allowed is None and placed is None:  # these go token by token
+        try:
+            speculation = await speculate()
+        except SplitUpError as error:
+            _log.warning("a text is decoded without drafts: %s", error)
+        else:
+            decoder = make_decoder("speculative", request, speculation=speculation)
+            drafting = speculation.start(decoder)
+    tokens = generate_tokens(
+        lease.session,
+        decoder,
+        model.tokenizer,
+        ends=ends,
+        contents=lease.contents,
+        drafting=drafting,
+        images=placed,
+    )
+    try:
+        async with contextlib.aclosing(tokens):
+            place = 0
+            async for token in tokens:
+                if place < len(choices):
+                    choice = choices[place]
+                    names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
+                    yield Piece(token, choice, names)
+                else:
+                    yield Piece(token, None)
+                last, place = token.id, place + 1
+    finally:
+        report.completion_tokens = ends.taken
+        report.add_steps(lease.session.steps - before, model.manifest)
+    if ends.found is None and ends.taken < options.max_tokens:
+        report.completion_tokens += 1  # the end token
+    if ends.found is not None or ends.taken < options.max_tokens:
+        report.finish_reason, report.stop = "stop", ends.found
+
+
+def _name_tokens(model: TextModel, choice: Choice, last: int) -> dict[int, str]:
+    """Return the texts of a choice's tokens after the token ``last``."""
+    decode = partial(model.tokenizer.decode, after=[last], skip_special_tokens=False)
+    return {token: decode([token]) for token in {choice.token, *(token for token, _ in choice.top)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last entry of a queue of pieces: the generation has ended, perhaps by an error."""
+
+    error: Exception | None
+
+
+async def fill_queue(
+    pieces: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Ended]
+) -> None:
+    """Move all pieces into a queue; close ``pieces`` when it is cancelled.
+
+    The lease is usually free as soon as the text is computed. Where the reader falls behind by as
+    many tokens as the queue holds, no more are computed until it has read some.
+    """
+    try:
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                await queue.put(piece)
+    except Exception as error:  # raised again where the queue is read
+        await queue.put(Ended(error))
+    else:
+        await queue.put(Ended(None))

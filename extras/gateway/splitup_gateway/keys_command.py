@@ -1,0 +1,136 @@
+"""``splitup keys``: who may use ``splitup serve``, and for how much."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import ConfigFlag, JsonFlag
+from splitup_gateway.databases import KeysFlag, find_keys_url
+
+if TYPE_CHECKING:
+    from splitup_gateway.api_keys import ApiKey
+
+
+class Action(StrEnum):
+    """What to do with keys."""
+
+    new = "new"
+    list = "list"
+    revoke = "revoke"
+
+
+def command(
+    action: Annotated[Action, typer.Argument(help="Create a key, list all, or refuse one.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the key; not secret.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="USDC", help="Most that it may spend (default: no limit)."
+        ),
+    ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            "--rate", metavar="N", min=1, help="Most requests a minute (default: no limit)."
+        ),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Model it may use (default: all). Repeatable."
+        ),
+    ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            metavar="GROUP",
+            help="Keys of one group share cached prompts, times and receipts (default: no key's).",
+        ),
+    ] = "",
+    keys: KeysFlag = None,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Manage the API keys of "splitup serve", which needs keys as soon as there is one.
+
+    A new key is printed once and stored only as a hash.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        from splitup.client.inputs import parse_usdc
+        from splitup.core.errors import InvalidInput
+        from splitup_gateway.api_keys import ApiKeys
+
+        if (name is None) != (action is Action.list):
+            raise InvalidInput(f"splitup keys {action}: name one key, and none to list them")
+        table = ApiKeys.open(find_keys_url(keys, config))
+        try:
+            if action is Action.list:
+                _print_list(output, table.list())
+            elif action is Action.revoke:
+                table.revoke(name or "")
+                output.say(f"key '{name}' is refused from now on")
+            else:
+                limit = None if budget is None else parse_usdc(budget, name="--budget")
+                secret = table.create(
+                    name or "",
+                    budget_micro_usdc=limit,
+                    requests_per_minute=rate,
+                    models=tuple(models or ()),
+                    group=group,
+                )
+                _print_secret(output, name or "", secret)
+        finally:
+            table.close()
+
+    run_command(output, run)
+
+
+def _print_secret(output: Output, name: str, secret: str) -> None:
+    if output.as_json:
+        output.print_json({"name": name, "key": secret})
+    else:
+        output.out.print(secret, soft_wrap=True)
+        output.say("keep it now: it is shown once")
+
+
+def _print_list(output: Output, found: list[ApiKey]) -> None:
+    if output.as_json:
+        output.print_json({"keys": [_to_dict(key) for key in found]})
+        return
+    from rich.table import Table
+
+    from splitup.client.inputs import format_usdc
+
+    if not found:
+        output.say("there is no key, so the server needs none; create one: splitup keys new NAME")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "spent", "budget", "a minute", "models", "group", "state"):
+        table.add_column(heading)
+    for key in found:
+        budget, rate = key.budget_micro_usdc, key.requests_per_minute
+        table.add_row(
+            key.name,
+            format_usdc(key.spent_micro_usdc),
+            "no limit" if budget is None else format_usdc(budget),
+            "no limit" if rate is None else str(rate),
+            ", ".join(key.models) or "all",
+            key.group or "none",
+            "revoked" if key.is_revoked else "valid",
+        )
+    output.out.print(table)
+
+
+def _to_dict(key: ApiKey) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(key)

@@ -1,0 +1,219 @@
+"""From a request to the texts that it asks for: prompts in tokens, their length, their form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from splitup.client.images.image_prompts import expand_prompt, find_images, mark_images
+from splitup.client.text.generation import TextModel, encode_prompt
+from splitup.client.text.grammar import Grammar
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.decode.adjusted_sampler import Adjustments
+from splitup.graph.manifest import ChatInfo
+from splitup_gateway.apis.requests import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+)
+from splitup_gateway.apis.response_requests import ResponseRequest
+from splitup_gateway.apis.tools import Toolbox
+from splitup_gateway.errors import ApiError
+from splitup_gateway.generation import (
+    DEFAULT_CHAT_TOKENS,
+    TextOptions,
+    check_room,
+    count_steps,
+)
+
+_MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """A conversation as the model reads it."""
+
+    tokens: tuple[int, ...]
+    images: tuple[bytes, ...]
+    toolbox: Toolbox | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The texts that a request asks for, one for each choice."""
+
+    texts: tuple[TextOptions, ...]
+    toolbox: Toolbox | None = None
+
+    @property
+    def images(self) -> int:
+        """How many images the texts have; they have the same ones."""
+        return len(self.texts[0].images)
+
+    def count_steps(self, model: TextModel) -> int:
+        """Return the most steps that all of it may take."""
+        return sum(count_steps(model, text) for text in self.texts)
+
+
+async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Prepared:
+    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
+    if isinstance(asked, CompletionRequest):
+        return await _prepare_completion(model, asked, principal)
+    assert isinstance(asked, ChatRequest | ResponseRequest), "nothing else asks for a text"
+    is_chat = isinstance(asked, ChatRequest)
+    field, grammar = "response_format" if is_chat else "text.format", asked.grammar
+    read = await _read_conversation(model, asked, principal)
+    tokens, images, toolbox = read.tokens, read.images, read.toolbox
+    if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
+        field, grammar = "tools", constrained
+    await _check_grammar(model, grammar, field)
+    try:
+        places = find_images(tokens, model.info.images, len(images))
+    except InvalidInput as error:
+        raise ApiError(str(error), param="messages") from None
+    marked = mark_images(tokens, places, images) if images else ()
+    if isinstance(asked, ChatRequest) and asked.caps_limit:
+        count = _check_room(model, tokens, None, asked.limit or DEFAULT_CHAT_TOKENS)
+    else:
+        count = _check_room(model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
+    adjustments = asked.make_adjustments(asked.recorded_logprobs)
+    _check_order(model, adjustments)
+    stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
+    texts = tuple(
+        TextOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
+        for sampler in asked.make_samplers()
+    )
+    return Prepared(texts, toolbox)
+
+
+async def count_prompt(model: TextModel, asked: ChatRequest, principal: str = "") -> int:
+    """Return how many tokens a conversation has, also when they are too many."""
+    return len((await _read_conversation(model, asked, principal)).tokens)
+
+
+async def _read_conversation(
+    model: TextModel, asked: ChatRequest | ResponseRequest, principal: str
+) -> _Conversation:
+    images = asked.list_images()
+    chat = model.info.chat
+    if chat is None:
+        raise ApiError(
+            f"the model '{model.name}' has no chat template; use /v1/completions", param="model"
+        )
+    if images and model.info.images is None:
+        raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
+    toolbox = asked.make_toolbox(chat.template)
+    tokens = await _encode_chat(model, chat, asked, toolbox, len(images), principal)
+    return _Conversation(tokens, images, toolbox)
+
+
+async def _prepare_completion(
+    model: TextModel, asked: CompletionRequest, principal: str
+) -> Prepared:
+    if len(asked.prompts) * asked.choices > MAX_CHOICES:
+        raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
+    grammar = asked.grammar
+    await _check_grammar(model, grammar, "response_format")
+    adjustments = asked.make_adjustments(asked.logprobs)
+    _check_order(model, adjustments)
+    texts = []
+    for prompt in asked.prompts:
+        tokens = await _encode(model, prompt, principal)
+        count = _check_room(model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
+        for sampler in asked.make_samplers():
+            texts.append(
+                TextOptions(tokens, count, asked.stop_strings, sampler, adjustments, grammar)
+            )
+    return Prepared(tuple(texts))
+
+
+async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) -> None:
+    if grammar is None:
+        return
+    if model.info.diffusion is not None:
+        raise ApiError(
+            f"the model '{model.name}' writes blocks of tokens in any order, so that no grammar "
+            f"can be followed; leave out '{field}'",
+            param=field,
+        )
+    try:
+        await model.grammars.open(grammar)
+    except InvalidModel:
+        raise
+    except InvalidInput as error:
+        raise ApiError(f"'{field}' cannot be followed: {error}", param=field) from None
+
+
+def _check_order(model: TextModel, adjustments: Adjustments) -> None:
+    if model.info.diffusion is not None and not adjustments.is_empty:
+        raise ApiError(
+            f"the model '{model.name}' writes blocks of tokens in any order; penalties, "
+            "'logit_bias' and 'logprobs' are for models that write one after the other"
+        )
+
+
+async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        _check_chars(model, prompt)
+    length = len(prompt) if isinstance(prompt, str) else 0
+    encode = partial(encode_prompt, prompt=prompt)
+    tokens = tuple(await model.tokenizer.read(length, encode, principal))
+    if not tokens:
+        raise ApiError("the prompt has no token; give at least one", param="prompt")
+    if not all(0 <= token < model.info.vocab for token in tokens):
+        raise ApiError(
+            f"a token of the prompt is outside the vocabulary of {model.info.vocab}", param="prompt"
+        )
+    return tokens
+
+
+async def _encode_chat(
+    model: TextModel,
+    chat: ChatInfo,
+    asked: ChatRequest | ResponseRequest,
+    toolbox: Toolbox | None,
+    images: int,
+    principal: str,
+) -> tuple[int, ...]:
+    messages, variables = asked.list_messages(), asked.make_variables()
+    tools = None if toolbox is None else toolbox.list_for_template()
+    tokenizer = model.tokenizer
+    length = len(str(messages)) + len(str(tools)) + len(str(variables))
+    text = await tokenizer.read(
+        length, lambda reader: reader.render_chat(chat, messages, tools, variables), principal
+    )
+    _check_chars(model, text)
+    if images and (info := model.info.images) is not None:
+        try:
+            text = await tokenizer.run(partial(expand_prompt, text, tokenizer, info, images))
+        except InvalidModel:
+            raise
+        except InvalidInput as error:
+            raise ApiError(str(error), param="messages") from None
+    found = await tokenizer.read(
+        len(text), lambda reader: reader.encode(text, add_special_tokens=False), principal
+    )
+    if not found:
+        raise ApiError("the messages have no token; say something", param="messages")
+    return tuple(found)
+
+
+def _check_chars(model: TextModel, text: str) -> None:
+    """Refuse a prompt that cannot fit, before others wait until it is encoded."""
+    if len(text) > _MOST_CHARS * model.info.context:
+        raise ApiError(
+            f"the context of model {model.name} is {model.info.context} tokens, and the prompt has "
+            f"{len(text)} characters; shorten it",
+            code="context_length_exceeded",
+        )
+
+
+def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
+    try:
+        return check_room(model, prompt, asked, default)
+    except InvalidInput as error:
+        raise ApiError(str(error), param="max_tokens", code="context_length_exceeded") from None

@@ -1,0 +1,296 @@
+"""``splitup serve``: models of the network behind the OpenAI API, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import (
+    ConfigFlag,
+    VerifyFlag,
+    with_options,
+)
+from splitup.core.event_loop import catch_signals
+from splitup_gateway.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
+
+if TYPE_CHECKING:
+    from splitup_gateway.access import Access
+
+DEFAULT_PORT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where to listen."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on; beyond this machine keys and TLS are needed.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = DEFAULT_PORT
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+    ] = None
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where Prometheus reads /metrics, such as 127.0.0.1:9464 (default: nowhere).",
+        ),
+    ] = ""
+
+    def load_tls(self) -> ssl.SSLContext | None:
+        """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
+        from splitup.core.errors import ConfigurationError
+
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise ConfigurationError("TLS needs both files: give --tls-cert and --tls-key")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"{self.tls_cert} and {self.tls_key} are no certificate and its key: {error}"
+            ) from None
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFlags:
+    """How many executions are kept open, and how large they are."""
+
+    most: Annotated[
+        int,
+        typer.Option(
+            "--leases", metavar="N", min=1, help="Requests of one model that run at once."
+        ),
+    ] = 8
+    warm: Annotated[
+        int,
+        typer.Option("--warm", metavar="N", min=0, help="Executions kept open while nobody asks."),
+    ] = 1
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--lease-steps",
+            metavar="N",
+            min=1,
+            help="Steps that an execution pays for ahead; unused ones are given back.",
+        ),
+    ] = 4_096
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--lease-seconds",
+            metavar="S",
+            min=20.0,
+            help="Most seconds that the money of an execution is locked.",
+        ),
+    ] = 1_200.0
+    verify: VerifyFlag = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingFlags:
+    """How texts are decoded; they are the same either way."""
+
+    speculate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speculate",
+            metavar="MODEL[=DRAFT]",
+            help="Decode MODEL by drafts, in fewer steps: those of n-grams, and of DRAFT, a "
+            "registered model that this machine runs; repeatable.",
+        ),
+    ] = None
+
+    def find_drafts(self, models: list[str]) -> dict[str, str | None]:
+        """Return what drafts for each model: a model, "" for n-grams alone, None for nothing.
+
+        Raises InvalidInput for a model that is not served.
+        """
+        from splitup.core.errors import InvalidInput
+
+        found: dict[str, str | None] = dict.fromkeys(models)
+        for entry in self.speculate or []:
+            model, _, draft = entry.partition("=")
+            if model not in found:
+                raise InvalidInput(f"--speculate names '{model}', which is not served")
+            found[model] = draft
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFlags:
+    """Whether private models are served to devices that keep their first and last layers."""
+
+    enabled: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Serve models registered with --private K to browsers and devices that keep "
+            "text and tokens to themselves.",
+        ),
+    ] = False
+    sessions: Annotated[
+        int,
+        typer.Option(
+            "--split-sessions", metavar="N", min=1, help="Texts of devices under way at once."
+        ),
+    ] = 32
+    ttl_s: Annotated[
+        float,
+        typer.Option(
+            "--split-ttl", metavar="S", min=1.0, help="Seconds until an unused one is forgotten."
+        ),
+    ] = 300.0
+    adapter_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-host",
+            metavar="URL",
+            help="A host of encrypted adapters that the page may ask from the user's browser; "
+            "repeatable.",
+        ),
+    ] = None
+    adapter_signers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter-signer",
+            metavar="KEY",
+            help="A signing key that may have signed what these hosts offer; with it the page "
+            "takes nothing else. Repeatable.",
+        ),
+    ] = None
+
+
+@with_options
+def command(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Names or ids of text models.")
+    ],
+    listen: ListenOptions,
+    leases: LeaseFlags,
+    decoding: DecodingFlags,
+    private: PrivateFlags,
+    keys: KeysFlag = None,
+    index: IndexFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Offer models over HTTP to clients of the OpenAI API, paid from this account.
+
+    At the same address is a page to chat and to look at the network. Requests need a key as soon
+    as there is one, also while the server runs: splitup keys new NAME.
+    """
+    output = Output.open()
+
+    def run() -> None:
+        from splitup.core import event_loop
+        from splitup.core.errors import InvalidInput
+        from splitup.net.endpoints import is_loopback
+        from splitup_gateway.access import Access
+        from splitup_gateway.api_keys import ApiKeys
+
+        table = ApiKeys.open(find_keys_url(keys, config))
+        try:
+            tls, is_public = listen.load_tls(), not is_loopback(listen.host)
+            if is_public and not (table.has_any() and tls):
+                raise InvalidInput(
+                    f"--host {listen.host} is not a loopback address, and whoever reaches the "
+                    "server spends this account's money; create a key (splitup keys new NAME) and "
+                    "give --tls-cert and --tls-key"
+                )
+            access = Access(table, needs_keys=is_public)
+            index_url = find_database_url(index, config, "explorer.sqlite")
+            drafts = decoding.find_drafts(models)
+            event_loop.run(
+                _serve(output, config, drafts, listen, tls, leases, private, access, index_url)
+            )
+        finally:
+            table.close()
+
+    run_command(output, run, interrupted="stopped before the server was ready")
+
+
+async def _serve(
+    output: Output,
+    config: ConfigFlag,
+    drafts: dict[str, str | None],
+    listen: ListenOptions,
+    tls: ssl.SSLContext | None,
+    leases: LeaseFlags,
+    private: PrivateFlags,
+    access: Access,
+    index_url: str,
+) -> None:
+    from splitup_private.split import messages as split
+
+    from splitup.client.connection import SplitUp
+    from splitup.client.leases import LeaseOptions
+    from splitup.core.errors import InvalidInput
+    from splitup.net.http import serve_app
+    from splitup.net.metrics import serve_metrics
+    from splitup_gateway.explorer_routes import run_explorer
+    from splitup_gateway.http_server import ApiServer
+    from splitup_gateway.page_files import MARKET_PAGE, add_page
+    from splitup_gateway.split.sessions import SessionOptions
+    from splitup_gateway.timelines import Timelines
+
+    options = LeaseOptions(
+        leases.most, leases.warm, leases.steps, leases.seconds, verify=leases.verify
+    )
+    stopped = asyncio.Event()
+    timelines = Timelines()
+    async with contextlib.AsyncExitStack() as stack:
+        net = await stack.enter_async_context(SplitUp.connect(config))
+        explorer = await stack.enter_async_context(run_explorer(net, index_url))
+        hosts = tuple(private.adapter_hosts or ())
+        signers = tuple(private.adapter_signers or ())
+        sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
+        api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
+        try:
+            for model, draft in drafts.items():
+                await api.add_model(model, draft)
+            if private.enabled and not api.private_models:
+                raise InvalidInput(
+                    "no model here is private; register one with: splitup-deploy register "
+                    "--private K, or leave out --private"
+                )
+            app = api.make_app()
+            explorer.add_to(app, timelines, access)
+            add_page(app, MARKET_PAGE, has_keys=access.has_keys, adapter_hosts=hosts)
+            await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
+            server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
+            names = ", ".join(drafts)
+            needs = "API keys needed" if await access.has_keys() else "no key needed"
+            output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            if api.private_models:
+                found = ", ".join(api.private_models)
+                output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
+            output.say(f"page: {server.url}")
+            output.hint("Ctrl-C: stop")
+            with catch_signals(stopped):
+                await stopped.wait()
+            output.say("stopping: running executions end, and what they did not use comes back")
+            await server.close()
+        finally:
+            await api.close()

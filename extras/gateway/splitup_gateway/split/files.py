@@ -1,0 +1,90 @@
+"""The files that devices fetch, by digest: resumable, cached for ever, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+from splitup_private.split.messages import SplitError
+
+PARALLEL: Final = 8  # files that are sent at once; others wait
+WAIT_S: Final = 30.0  # that they wait at most
+STALL_S: Final = 30.0  # a reader that takes nothing for so long is gone
+_PIECE_BYTES: Final = 256 * 1024
+
+
+class FileSender:
+    """Sends files whose names are their SHA-256."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(PARALLEL)
+
+    async def send(self, request: web.Request, path: Path, digest: str) -> web.StreamResponse:
+        """Answer with a file, or with the range of it that was asked for (RFC 9110, 14).
+
+        Raises SplitError for a range beyond the file (416) and when too many are sent (503).
+        """
+        etag = f'"{digest}"'
+        headers = {
+            "ETag": etag,
+            "Accept-Ranges": "bytes",
+            "Cache-Control": "public, max-age=31536000, immutable",
+            "Content-Type": "application/octet-stream",
+            "X-Content-Type-Options": "nosniff",
+        }
+        if etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        size = (await asyncio.to_thread(path.stat)).st_size
+        start, end = _find_range(request, etag, size)
+        response = web.StreamResponse(headers=headers)
+        if (start, end) != (0, size):
+            response.set_status(206)
+            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        response.content_length = end - start
+        try:
+            await asyncio.wait_for(self._places.acquire(), WAIT_S)
+        except TimeoutError:
+            raise SplitError(
+                "too_many_files", "too many files are being sent; try again", status=503
+            ) from None
+        try:
+            await response.prepare(request)
+            if request.method != "HEAD":
+                await _write(response, path, start, end)
+                await response.write_eof()
+        finally:
+            self._places.release()
+        return response
+
+
+def _find_range(request: web.Request, etag: str, size: int) -> tuple[int, int]:
+    """Return the first byte and the end of what is wanted; the whole for a range of old bytes."""
+    if "Range" not in request.headers or request.headers.get("If-Range", etag) != etag:
+        return 0, size
+    try:
+        wanted = request.http_range
+    except ValueError:
+        return 0, size  # another unit, or several ranges: a server may answer with everything
+    start, end, _ = wanted.indices(size)
+    if start >= end:
+        raise SplitError("bad_range", f"the file has {size} bytes", status=416)
+    return start, end
+
+
+async def _write(response: web.StreamResponse, path: Path, start: int, end: int) -> None:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        await asyncio.to_thread(file.seek, start)
+        while start < end:
+            data = await asyncio.to_thread(file.read, min(_PIECE_BYTES, end - start))
+            if not data:
+                raise ConnectionResetError(f"{path} became shorter")
+            async with asyncio.timeout(STALL_S):
+                await response.write(data)
+            start += len(data)
+    except TimeoutError:
+        raise ConnectionResetError(f"the client read nothing for {STALL_S:g} s") from None
+    finally:
+        file.close()

@@ -1,0 +1,317 @@
+"""Split inference over HTTP and WebSockets; ``splitup_private.split.messages`` has the messages.
+
+The server gets hidden states and returns hidden states. It makes what depends on positions alone,
+runs the steps on the market's nodes, and pays for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from aiohttp import WSMsgType, web
+from splitup_private.split import messages as split
+from splitup_private.split.messages import SplitError
+
+from splitup.client.leases import LeaseOptions, LeasePool
+from splitup.client.network import Network
+from splitup.client.text.generation import get_text_info
+from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.messages.base import Message
+from splitup_gateway.access import Access
+from splitup_gateway.api_keys import ApiKey
+from splitup_gateway.errors import translate
+from splitup_gateway.quotes import Quotes
+from splitup_gateway.split.files import STALL_S, FileSender
+from splitup_gateway.split.models import Cut, NodeSessions, SplitModel
+from splitup_gateway.split.sessions import DeviceSessions, SessionOptions
+from splitup_gateway.timelines import Timelines
+
+_log = logging.getLogger("splitup.serve")
+
+CONNECTIONS: Final = 128  # WebSockets at once
+_BINARY: Final = "application/octet-stream"
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class SplitServer:
+    """Serves private models of one network to devices that keep their first and last layers."""
+
+    def __init__(
+        self,
+        net: Network,
+        leases: LeaseOptions,
+        sessions: SessionOptions,
+        access: Access,
+        timelines: Timelines,
+        quotes: Quotes,
+    ) -> None:
+        self._net = net
+        self._leases = replace(leases, most=max(leases.most, sessions.most))  # one a session
+        self._access = access
+        self._timelines = timelines
+        self._quotes = quotes
+        self._sessions = DeviceSessions(sessions)
+        self._files = FileSender()
+        self._models: dict[str, SplitModel] = {}
+        self._connections = 0
+
+    @property
+    def pools(self) -> dict[str, LeasePool]:
+        """The leases of every model, by its name."""
+        return {name: served.pool for name, served in self._models.items()}
+
+    async def add_model(self, name: str) -> None:
+        """Serve a private model; fetch its files first. Raises InvalidInput for another model."""
+        model = await self._net.fetch_model(name)
+        info = get_text_info(model.manifest, name)
+        if info.diffusion is not None:
+            raise InvalidInput(
+                f"model {name} writes blocks of tokens, and devices feed one after the other"
+            )
+        if info.images is not None:
+            raise InvalidInput(f"model {name} takes images, and devices feed text only")
+        cut = Cut.find(model.manifest, name)
+        if not cut.max_rows:
+            raise InvalidInput(f"a hidden state of model {name} does not fit a message")
+        files = await self._net.fetch_client_files(model)
+        pool = LeasePool(NodeSessions(self._net), name, self._leases, self._timelines.keep)
+        steps = min(info.context, self._leases.steps // 4)
+        served = SplitModel(name, model.model_id, model.manifest, info, cut, pool, steps, files)
+        pool.open()
+        self._models[name] = served
+
+    async def close(self) -> None:
+        """End all sessions, then their executions; they are paid for what they ran."""
+        await self._sessions.close()
+        await asyncio.gather(*(served.pool.close() for served in self._models.values()))
+
+    def add_to(self, app: web.Application) -> None:
+        """Register the routes."""
+        app.router.add_get(f"{split.PATH}/models", _answering(self._list_models))
+        app.router.add_get(f"{split.PATH}/files/{{digest}}", _answering(self._send_file))
+        app.router.add_post(f"{split.PATH}/forward", _answering(self._post))
+        app.router.add_get(f"{split.PATH}/stream", _answering(self._stream))
+
+    # ---- models and files ----------------------------------------------------------------------
+
+    async def _list_models(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        models = split.PrivateModels(
+            models=tuple(one.describe() for one in self._allowed(key)),
+            adapter_hosts=self._sessions.options.adapter_hosts,
+            adapter_signers=self._sessions.options.adapter_signers,
+        )
+        return web.json_response(
+            models.model_dump(mode="json"), headers={"Cache-Control": "no-store"}
+        )
+
+    async def _send_file(self, request: web.Request) -> web.StreamResponse:
+        key = await self._authorise(request)
+        digest = request.match_info["digest"]
+        for served in self._allowed(key):
+            if digest in served.files:
+                return await self._files.send(request, served.files[digest], digest)
+        raise SplitError(
+            "file_unknown",
+            f"no model here leaves a file '{digest:.80}' to the client; see "
+            f"GET {split.PATH}/models",
+            status=404,
+        )
+
+    def _allowed(self, key: ApiKey | None) -> Iterable[SplitModel]:
+        return (
+            served for served in self._models.values() if key is None or key.allows(served.name)
+        )
+
+    def _find(self, name: str | None, key: ApiKey | None) -> SplitModel:
+        for served in self._allowed(key):
+            if name in (None, served.name, served.model_id):
+                return served
+        raise SplitError(
+            "model_unknown",
+            f"the model '{name or ''}' is not served here; see GET {split.PATH}/models",
+            status=404,
+        )
+
+    # ---- one request ---------------------------------------------------------------------------
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request over HTTP, in the form that it came in."""
+        key = await self._authorise(request)
+        body = await self._access.read_body(request, key)
+        if len(body) > split.MAX_MESSAGE_BYTES:
+            raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
+        is_binary = request.content_type == _BINARY
+        asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
+        if isinstance(asked, split.Forward):
+            self._check_quote(request, asked, key)
+        answer, rows = await self._answer(asked, tensor, key)
+        if is_binary:
+            data = split.encode_binary(answer, rows)
+            return web.Response(body=data, content_type=_BINARY)
+        text = split.encode_text(answer, rows, "pre_activations" if rows else "")
+        return web.Response(text=text, content_type="application/json")
+
+    def _check_quote(self, request: web.Request, asked: split.Forward, key: ApiKey | None) -> None:
+        served = self._find(asked.model, key)
+        steps = served.cut.count_steps(asked.seq_len)
+        most = served.manifest.price_micro_usdc(steps)
+        self._quotes.check(request.headers, served.name, most)
+
+    async def _answer(
+        self, asked: Message, tensor: bytes, key: ApiKey | None
+    ) -> tuple[Message, bytes]:
+        match asked:
+            case split.Ping():
+                return split.Pong(), b""
+            case split.AskConfig():
+                served = self._find(asked.model, key)
+                options = self._sessions.options
+                config = split.ConfigAnswer(
+                    model=served.describe(), max_sessions=options.most, session_ttl_s=options.ttl_s
+                )
+                return config, b""
+            case split.EndSession():
+                self._sessions.end(asked.session_id, None if key is None else key.name)
+                return split.Ended(session_id=asked.session_id), b""
+            case split.Forward():
+                return await self._forward(asked, tensor, key)
+        raise TypeError(f"{type(asked).__name__} is no request")
+
+    async def _forward(
+        self, asked: split.Forward, tensor: bytes, key: ApiKey | None
+    ) -> tuple[Message, bytes]:
+        began = time.monotonic()
+        served = self._find(asked.model, key)
+        cut = served.cut
+        if asked.hidden_dim != cut.width:
+            raise SplitError(
+                "bad_tensor",
+                f"hidden_dim is {asked.hidden_dim}; that of model {served.name} is {cut.width}",
+            )
+        rows = split.decode_rows(asked, tensor)
+        if key is not None and not asked.incremental:
+            self._access.check_rate(key)  # the rate counts texts, not tokens
+        owner = None if key is None else key.name
+        most = served.manifest.price_micro_usdc(cut.count_steps(asked.seq_len))
+        async with self._access.charge(key, most) as charge:
+            with self._sessions.use(asked, owner, served) as session:
+                try:
+                    found = await self._sessions.compute(session, asked, rows, charge.principal)
+                finally:
+                    charge.used = served.manifest.price_micro_usdc(session.submitted)
+        answer = split.Forwarded(
+            session_id=session.id,
+            execution_id=found.execution_id,
+            seq_len=asked.seq_len,
+            hidden_dim=cut.width,
+            incremental=asked.incremental,
+            cached_seq_len=session.rows,
+            steps=session.submitted,
+            cost_micro_usdc=charge.used,
+            wait_ms=round(found.wait_s * 1e3, 3),
+            nodes_ms=round(found.nodes_s * 1e3, 3),
+            total_ms=round((time.monotonic() - began) * 1e3, 3),
+        )
+        return answer, found.rows.astype("<f4", copy=False).tobytes()
+
+    # ---- WebSocket -----------------------------------------------------------------------------
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer messages in the order they come, each in its own form, one at a time."""
+        await self._authorise(request)
+        if self._connections >= CONNECTIONS:
+            raise SplitError(
+                "too_many_connections", "too many devices are connected; try again", status=503
+            )
+        socket = web.WebSocketResponse(
+            protocols=(split.PROTOCOL,),
+            max_msg_size=split.MAX_MESSAGE_BYTES,
+            compress=False,  # hidden states are noise, and a small message could become a large one
+            timeout=5.0,
+        )
+        self._connections += 1
+        try:
+            await socket.prepare(request)
+            await self._converse(socket, request)
+        finally:
+            self._connections -= 1
+        return socket
+
+    async def _converse(self, socket: web.WebSocketResponse, request: web.Request) -> None:
+        while True:
+            try:
+                message = await socket.receive(timeout=self._sessions.options.ttl_s)
+            except TimeoutError:
+                await socket.close(message=b"nothing was sent for the life of a session")
+                return
+            if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                return  # closed, or broken: aiohttp has answered with the reason
+            is_binary = message.type == WSMsgType.BINARY
+            rows = b""
+            try:
+                decode = split.decode_binary if is_binary else split.decode_text
+                key = await self._authorise(request)  # it may have been revoked since
+                asked, tensor = decode(message.data)
+                answer, rows = await self._answer(asked, tensor, key)
+            except Exception as error:
+                answer = _describe(error)[0]
+            try:
+                async with asyncio.timeout(STALL_S):
+                    if is_binary:
+                        await socket.send_bytes(split.encode_binary(answer, rows))
+                    else:
+                        name = "pre_activations" if rows else ""
+                        await socket.send_str(split.encode_text(answer, rows, name))
+            except TimeoutError:
+                raise ConnectionResetError(f"the device read nothing for {STALL_S:g} s") from None
+
+    async def _authorise(self, request: web.Request) -> ApiKey | None:
+        header = request.headers.get("Authorization")
+        if header is None:  # a browser's WebSocket sends no headers of the page's choice
+            for protocol in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
+                if protocol.strip().startswith(split.KEY_PROTOCOL):
+                    header = f"Bearer {protocol.strip().removeprefix(split.KEY_PROTOCOL)}"
+        return await self._access.let_in(request, header, is_counted=False)
+
+
+def _answering(handler: _Handler) -> _Handler:
+    """Return a handler that answers errors with a code and a message."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except (asyncio.CancelledError, ConnectionError, web.HTTPException):
+            raise
+        except Exception as error:
+            answer, status, headers = _describe(error)
+            body = json.dumps(answer.model_dump(mode="json"))
+            return web.Response(
+                text=body, status=status, headers=headers, content_type="application/json"
+            )
+
+    return handle
+
+
+def _describe(error: Exception) -> tuple[split.ErrorAnswer, int, dict[str, str]]:
+    """Return the answer, the HTTP status and headers for an error."""
+    if isinstance(error, SplitError):
+        return split.ErrorAnswer(code=error.code, message=str(error)), error.status, {}
+    if not isinstance(error, SplitUpError):
+        _log.error("a forward failed", exc_info=error)
+        message = "internal error; the server's log has the details"
+        return split.ErrorAnswer(code="internal", message=message), 500, {}
+    shown = translate(error)
+    code = shown.code or shown.kind
+    message = str(shown)
+    if isinstance(error, ExecutionFailed):
+        code = "execution_failed"
+        message += "; the session is lost: feed its rows again from position 0"
+    answer = split.ErrorAnswer(code=code, message=message)
+    return answer, shown.status, shown.headers

@@ -1,0 +1,198 @@
+"""What the commands of draft and target workers share, and that of who drives them."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitup.cli.console import Output
+from splitup.core.event_loop import catch_signals
+
+if TYPE_CHECKING:
+    from splitup.client.network import Network
+    from splitup_speculation.rpc import Tls
+    from splitup_speculation.servers import DraftWorker, ServedModel, TargetWorker
+    from splitup_speculation.sessions import SessionLimits
+
+
+def make_context(verb: str) -> dict[str, Any]:
+    """Return the settings of a command whose flags may be SPLITUP_VERB_FLAG in the environment."""
+    return {"auto_envvar_prefix": f"SPLITUP_{verb.replace('-', '_').upper()}"}
+
+
+def _read_settings(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of a file as the flags' defaults."""
+    if path is None:
+        return None
+    known = {parameter.name for parameter in context.command.params} - {"settings"}
+    try:
+        values = {
+            name.replace("-", "_"): value
+            for name, value in tomllib.loads(path.read_text("utf-8")).items()
+        }
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise typer.BadParameter(f"{path} sets '{unknown[0]}', which is no flag of this command")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+SettingsFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        metavar="FILE",
+        is_eager=True,
+        callback=_read_settings,
+        help="TOML file with values of these flags; flags and the environment override it.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFlags:
+    """Files for TLS."""
+
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate chain, PEM.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-ca", metavar="FILE", help="Who has to have signed the other side's."),
+    ] = None
+
+    def read(self) -> Tls:
+        """Return the files; raise ConfigurationError."""
+        from splitup_speculation.rpc import Tls
+
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFlags:
+    """Where a worker listens, and what it keeps."""
+
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; beyond this machine with TLS."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = 0
+    sessions: Annotated[
+        int,
+        typer.Option(
+            "--sessions", metavar="N", min=1, help="Texts at once; the least recent one goes."
+        ),
+    ] = 8
+    session_ttl: Annotated[
+        float,
+        typer.Option("--session-ttl", metavar="S", min=1.0, help="Seconds until an unused one."),
+    ] = 300.0
+
+    @property
+    def limits(self) -> SessionLimits:
+        """Return the limits of sessions."""
+        from splitup_speculation.sessions import SessionLimits
+
+        return SessionLimits(self.sessions, self.session_ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class MarketFlags:
+    """Where a worker's model runs."""
+
+    market: Annotated[
+        bool,
+        typer.Option(
+            "--market", help="Run it on the market's nodes, paid from this account, not here."
+        ),
+    ] = False
+    lease_steps: Annotated[
+        int,
+        typer.Option(
+            "--lease-steps",
+            metavar="N",
+            min=1,
+            help="Steps that an execution pays for ahead; with --market.",
+        ),
+    ] = 1_024
+
+    async def open(
+        self, stack: AsyncExitStack, net: Network, model: str, sessions: int
+    ) -> tuple[ServedModel, str]:
+        """Return the model, and where it runs and what that costs, in words."""
+        from splitup.client.inputs import format_usdc
+
+        if not self.market:
+            return await _open_here(net, model), ""
+        served = await _open_market(stack, net, model, self.lease_steps, sessions)
+        quote = await net.quote(model, steps=self.lease_steps)
+        price = format_usdc(quote.locked_micro_usdc)
+        return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
+
+
+async def _open_here(net: Network, model: str) -> ServedModel:
+    from splitup_speculation.servers import OrderedModel, ServedModel
+
+    local = await net.open_local(model)
+    found = await net.fetch_model(model)
+    return ServedModel(
+        found.model_id, local.info, local.chunk, lambda: OrderedModel(local.open_text())
+    )
+
+
+async def _open_market(
+    stack: AsyncExitStack, net: Network, model: str, steps: int, sessions: int
+) -> ServedModel:
+    from splitup.client.leases import LeaseOptions, LeasePool
+    from splitup.core.errors import InvalidInput
+    from splitup_speculation.lease import LeasedModel
+    from splitup_speculation.servers import ServedModel
+
+    found = await net.fetch_text_model(model)
+    if found.manifest.client is not None:
+        raise InvalidInput(f"model {model} is a private one; a worker would see its texts")
+    if found.info.images is not None:
+        raise InvalidInput(f"model {model} takes images, and workers feed text only")
+    pool = LeasePool(net, model, LeaseOptions(most=sessions, warm=0, steps=steps))
+    pool.open()
+    stack.push_async_callback(pool.close)
+    identity = (await net.fetch_model(model)).model_id
+    needed = max(steps // 4, 1)
+    return ServedModel(
+        identity, found.info, found.chunk, lambda: LeasedModel(pool, found.chunk, needed)
+    )
+
+
+async def run_worker(
+    output: Output, worker: DraftWorker | TargetWorker, flags: WorkerFlags, tls: Tls, what: str
+) -> None:
+    """Serve until the process is asked to end."""
+    from splitup_speculation.rpc import start_server
+
+    stopped = asyncio.Event()
+    server, address = await start_server(
+        worker.service, worker.handlers, flags.host, flags.port, tls
+    )
+    try:
+        output.say(f"{what}; address: {address}")
+        output.hint("Ctrl-C: stop")
+        with catch_signals(stopped):
+            await stopped.wait()
+    finally:
+        await server.stop(grace=1.0)
+        await worker.close()

@@ -1,0 +1,50 @@
+"""The commands of a program: its own, and those of the extras that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from splitup.core.extras import Command, find_commands
+
+
+def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[TyperGroup]:
+    """Return the class of a program's commands; a module is imported when its command is used.
+
+    Commands that are registered with Typer come first, then ``own``, then those of extras.
+    """
+    commands = dict(own or {})
+
+    class Group(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*super().list_commands(ctx), *commands, *find_commands(program)]
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if (registered := super().get_command(ctx, cmd_name)) is not None:
+                return registered
+            found = commands.get(cmd_name) or find_commands(program).get(cmd_name)
+            if found is None:
+                return None
+            module = import_module(found.module)
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
+            settings = getattr(module, "CONTEXT", None)
+            app.command(cmd_name, context_settings=settings)(module.command)
+            return typer.main.get_command(app)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            rows = [
+                (name, command.get_short_help_str(limit=formatter.width))
+                for name, command in self.commands.items()
+            ]
+            rows += [(name, command.help) for name, command in commands.items()]
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+            if added := find_commands(program):
+                with formatter.section("Commands of extras"):
+                    formatter.write_dl([(name, command.help) for name, command in added.items()])
+
+    return Group

@@ -1,1 +1,0 @@
-"""Exported models (``splitup-deploy export``) on the device itself, without a network."""

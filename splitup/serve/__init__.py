@@ -1,1 +1,0 @@
-"""``splitup serve``: the market behind the HTTP interface that existing clients speak."""

@@ -1,0 +1,64 @@
+"""Extras are found when they are installed, and the market's programs work without them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+from typer.testing import CliRunner
+
+from splitup.core import extras
+
+WITHOUT = """
+import sys
+class Deleted:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition("_")[2] in ("edge", "gateway", "private", "speculation"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+sys.meta_path.insert(0, Deleted())
+from splitup.core.extras import find_extras
+assert find_extras() == {}, find_extras()
+import splitup.cli.demo, splitup.cli.generate, splitup.client.network, splitup.devnet.network
+import splitup.demo.run, splitup_node.node, splitup_oracle.member.service
+import splitup_deploy.cli.register
+from splitup.cli.verbs import app
+app(["--help"], standalone_mode=False)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _look_again() -> None:
+    extras.find_extras.cache_clear()
+
+
+def test_the_four_extras_are_installed() -> None:
+    assert set(extras.find_extras()) == {"edge", "gateway", "private", "speculation"}
+
+
+def test_the_programs_work_without_extras() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert " demo " in done.stdout and "Commands of extras" not in done.stdout
+
+
+def test_an_extra_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "tests.core.no_such_library_inside:EXTRA", extras._GROUP)
+    monkeypatch.setattr(extras, "entry_points", lambda group: [broken])
+    assert extras.find_extras() == {}, "its folder was deleted"
+    extras.find_extras.cache_clear()
+
+    def load(self: EntryPoint) -> None:
+        raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    with pytest.raises(ModuleNotFoundError, match="grpc"):
+        extras.find_extras()
+
+
+def test_a_command_of_an_extra_has_help() -> None:
+    from splitup.cli.verbs import app
+
+    done = CliRunner().invoke(app, ["edge", "--help"])
+    assert done.exit_code == 0 and "splitup edge" in done.output
