@@ -163,3 +163,8 @@ def add_version_option(app: typer.Typer, program: str) -> None:
     @app.callback()
     def read_common_options(version: bool = option) -> None:
         """Take the options that stand before a command."""
+
+
+def printable(text: str) -> str:
+    """Return a stranger's text without characters that could control the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

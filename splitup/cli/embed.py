@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.cost import wait_for_cost
+from splitup.cli.cost import Cost, wait_for_cost
 from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ def command(
         ]
         if output.as_json:
             whole = {"execution_id": found.execution_id, "tokens": found.tokens, "data": rows}
-            output.print_json(whole)
+            output.print_json({**whole, **cost.to_dict()})
             return
         for row in rows:
             typer.echo(json.dumps(row))
-        output.say(cost)
+        output.say(cost.text)
 
     run_command(output, run)
 
 
 async def _embed(
     output: Output, config: ConfigFlag, model: str, texts: list[str], payment: PaymentOptions
-) -> tuple[Embeddings, str]:
+) -> tuple[Embeddings, Cost]:
     from splitup.client.connection import SplitUp
 
     async with SplitUp.connect(config) as net:
@@ -63,7 +63,5 @@ async def _embed(
             deadline_s=payment.deadline,
             verify=payment.verify,
         )
-        if output.as_json:
-            return found, ""
         locked = found.plan.request.max_price_micro_usdc
         return found, await wait_for_cost(output, net, found.execution_id, locked)

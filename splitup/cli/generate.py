@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.cost import PATIENCE_S, wait_for_cost
+from splitup.cli.cost import PATIENCE_S, Cost, wait_for_cost
 from splitup.cli.options import (
     AdapterFlags,
     ConfigFlag,
@@ -42,7 +43,12 @@ if TYPE_CHECKING:
 class TextOptions:
     """What to generate: the prompt, and where the text ends."""
 
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")]
+    prompt: Annotated[
+        str,
+        typer.Option(
+            "--prompt", metavar="TEXT", help="Text to continue; - reads it from standard input."
+        ),
+    ]
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens to generate.")
     ] = defaults.MAX_TOKENS
@@ -58,6 +64,17 @@ class TextOptions:
             help="JPEG, PNG or WebP image for a model that takes images. Repeatable.",
         ),
     ] = None
+
+    def read_prompt(self) -> str:
+        """Return the prompt; raise InvalidInput for standard input that is not UTF-8."""
+        if self.prompt != "-":
+            return self.prompt
+        from splitup.core.errors import InvalidInput
+
+        try:
+            return sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"standard input is not UTF-8: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +247,11 @@ def command(
             "deadline_s": payment.deadline,
             "verify": payment.verify,
         }
-        done = event_loop.run(generate(output, config, model, text.prompt, arguments))
+        done = event_loop.run(generate(output, config, model, text.read_prompt(), arguments))
         if output.as_json:
             output.print_json(done.to_dict())
-        if done.cost:
-            output.say(done.cost)
+        if done.cost is not None:
+            output.say(done.cost.text)
         if done.is_interrupted:
             raise typer.Exit(130)
 
@@ -254,7 +271,7 @@ class Generated:
     first_s: float = 0.0
     last_s: float = 0.0
     is_interrupted: bool = False
-    cost: str = ""
+    cost: Cost | None = None
     adapter: str = ""  # its digest, and what it took
 
     @property
@@ -280,6 +297,7 @@ class Generated:
             "first_token_s": round(self.first_s, 3),
             "tokens_per_s": round(self.tokens_per_s, 1),
             "interrupted": self.is_interrupted,
+            **({} if self.cost is None else self.cost.to_dict()),
             **({"image_execution_id": self.image_execution_id} if self.image_execution_id else {}),
             **({"adapter": self.adapter} if self.adapter else {}),
         }
@@ -378,7 +396,7 @@ async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
     output.say(done.describe())
     if done.adapter:
         output.say(done.adapter)
-    if not done.execution_id or (output.as_json and not done.is_interrupted):
+    if not done.execution_id:
         return
     patience_s = PATIENCE_S
     if done.is_interrupted:
@@ -390,7 +408,7 @@ async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
         output, net, done.execution_id, done.locked_micro_usdc, patience_s=patience_s
     )
     if images := done.image_execution_id:
-        done.cost += f"\nwhat its images cost: splitup receipt {images}"
+        output.say(f"what its images cost: splitup receipt {images}")
 
 
 async def _next(tokens: AsyncGenerator[Token, None], interrupted: asyncio.Event) -> Token | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.cost import wait_for_cost
+from splitup.cli.cost import Cost, wait_for_cost
 from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(
         for name, path in files.items():
             np.save(path, result.outputs[name], allow_pickle=False)
         if output.as_json:
-            output.print_json(_describe_result(result, files))
+            output.print_json({**_describe_result(result, files), **cost.to_dict()})
             return
         for name, path in files.items():
             array = result.outputs[name]
@@ -57,7 +57,7 @@ def command(
         output.say(
             f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s"
         )
-        output.say(cost)
+        output.say(cost.text)
 
     run_command(output, run)
 
@@ -68,7 +68,7 @@ async def _execute(
     model: str,
     arrays: dict[str, Array],
     payment: PaymentOptions,
-) -> tuple[Result, str]:
+) -> tuple[Result, Cost]:
     from splitup.client.connection import SplitUp
 
     async with SplitUp.connect(config) as net:
@@ -80,8 +80,6 @@ async def _execute(
             deadline_s=payment.deadline,
             verify=payment.verify,
         )
-        if output.as_json:
-            return result, ""
         locked = result.plan.request.max_price_micro_usdc
         return result, await wait_for_cost(output, net, result.execution_id, locked)
 

@@ -18,6 +18,8 @@ from splitup.core.extras import Command
 
 _VERBS: Final = {  # each with its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
+    "models": "List the models on the market, their prices, and which nodes hold.",
+    "chat": "Talk to a model in this terminal.",
     "generate": "Continue a text and print its tokens as they come.",
     "embed": "Print the vector of every text, one JSON line each.",
     "join": "Make a key and a configuration for the network behind a URL.",

@@ -45,6 +45,7 @@ from splitup.client.images.image_reader import ImageReader
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.holders import wait_until_held
+from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.market.receipts import wait_for_receipt
@@ -601,6 +602,12 @@ class Network:
         """Return a registered model by name or id; raise InvalidInput when there is none."""
         self._check_open()
         return await self._models.fetch(model)
+
+    async def list_offers(self) -> list[Offer]:
+        """Return the models on the market, with their prices and whether nodes hold them."""
+        self._check_open()
+        committee = await self.fetch_committee()
+        return await fetch_offers(self.chain, self.fetch_model, self._http, committee)
 
     # ---- results -------------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ class Settling:
 async def test_before_the_settlement_the_cost_is_what_was_paid_and_may_come_back() -> None:
     output, _ = make_output(is_terminal=False)
     cost = await wait_for_cost(output, cast(SplitUp, Settling()), ID, 250_000)
-    assert cost == (
+    assert cost.to_dict() == {"cost_micro_usdc": None, "locked_micro_usdc": 250_000}
+    assert cost.text == (
         "cost: at most 0.25 USDC, which is paid; what the nodes do not earn comes back when it is "
         f"settled: splitup receipt {ID}"
     )

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import pytest
 from rich.console import Console, RenderableType
-from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.report import render_models
 from splitup_node.cli import audit, status
 from typer import Context
 from typer.main import get_command
 
+from splitup.chain.registered_models import RegisteredModel
 from splitup.cli import check, receipt
 from splitup.cli import status as network_status
 from splitup.cli.console import Output
@@ -30,6 +30,8 @@ from splitup.devnet.status import Health, NodeHealth
 from tests.docs.test_pages import APPS, ROOT
 
 USE: Final = "docs/guides/use.md"
+GATEWAY: Final = "extras/gateway/splitup_gateway"
+PRIVATE: Final = "extras/private/splitup_private"
 OFFER: Final = "docs/guides/offer-a-gpu.md"
 OPERATIONS: Final = "docs/operations.md"
 SAMPLE: Final = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,32 +43,32 @@ PAYEES: Final = {
 }
 # One line of output each, printed by an f-string or a literal of the file.
 LINES: Final = (
-    ("docs/guides/serve.md", "serving ", "extras/gateway/splitup_gateway/serve_command.py"),
-    ("docs/guides/serve.md", "keep it now", "extras/gateway/splitup_gateway/keys_command.py"),
+    ("docs/guides/serve.md", "serving ", f"{GATEWAY}/serve_command.py"),
+    ("docs/guides/serve.md", "keep it now", f"{GATEWAY}/keys_command.py"),
     (
         "docs/guides/private-inference.md",
         "serving ",
-        "extras/gateway/splitup_gateway/serve_command.py",
+        f"{GATEWAY}/serve_command.py",
     ),
     (
         "docs/guides/private-inference.md",
         "certificate (SHA-256)",
-        "extras/gateway/splitup_gateway/relay_command.py",
+        f"{GATEWAY}/relay_command.py",
     ),
     (
         "docs/guides/private-inference.md",
         "https://192.0.2.7:9095/",
-        "extras/gateway/splitup_gateway/relay_command.py",
+        f"{GATEWAY}/relay_command.py",
     ),
     (
         "docs/guides/encrypted-adapters.md",
         "adapter packages",
-        "extras/private/splitup_private/adapters/command.py",
+        f"{PRIVATE}/adapters/command.py",
     ),
     (
         "docs/guides/encrypted-adapters.md",
         "adapter host:",
-        "extras/private/splitup_private/adapters/command.py",
+        f"{PRIVATE}/adapters/command.py",
     ),
     (USE, "logits: ", "splitup/cli/run.py"),
 )

@@ -11,8 +11,8 @@ from splitup_deploy.cli.steps import run_on_network, run_quietly
 
 if TYPE_CHECKING:
     from splitup.chain.client import Chain
+    from splitup.chain.registered_models import RegisteredModel
     from splitup.storage.gateway_client import GatewayClient
-    from splitup_deploy.publishing.registered_models import RegisteredModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def list_models(options: ListOptions) -> None:
 
 
 def _list(options: ListOptions, output: Output) -> None:
-    from splitup_deploy.publishing.registered_models import fetch_models
+    from splitup.chain.registered_models import fetch_models
     from splitup_deploy.showing.report import render_models
 
     async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:

@@ -62,8 +62,8 @@ def register(options: RegisterOptions) -> None:
 
 
 def _register(options: RegisterOptions, output: Output) -> None:
+    from splitup.chain.registered_models import check_name
     from splitup_deploy.cutting.build import parse_sizes
-    from splitup_deploy.publishing.registered_models import check_name
     from splitup_deploy.publishing.registration import check_ready, publish
     from splitup_deploy.showing.profile import compute_profile
     from splitup_deploy.showing.progress import UploadBar, show_model, show_registration

@@ -11,8 +11,8 @@ from splitup_deploy.cli.steps import run_on_network, run_quietly
 
 if TYPE_CHECKING:
     from splitup.chain.client import Chain
+    from splitup.chain.registered_models import RegisteredModel
     from splitup.storage.gateway_client import GatewayClient
-    from splitup_deploy.publishing.registered_models import RegisteredModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def retire(options: RetireOptions) -> None:
 
 
 def _retire(options: RetireOptions, output: Output) -> None:
-    from splitup_deploy.publishing.registered_models import retire_model
+    from splitup.chain.registered_models import retire_model
 
     network = options.network.load(options.key)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.registered_models import RegisteredModel, fetch_models
 from splitup.core.errors import InvalidInput
-from splitup_deploy.publishing.registered_models import RegisteredModel, fetch_models
 
 
 @dataclass(frozen=True, slots=True)

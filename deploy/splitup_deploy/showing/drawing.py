@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from splitup.cli.console import printable
 from splitup.graph.manifest import (
     ClientTask,
     InputSource,
@@ -18,7 +19,7 @@ from splitup.graph.manifest import (
     TaskSource,
 )
 from splitup_deploy.showing.profile import Profile
-from splitup_deploy.showing.report import format_bytes, format_time, printable
+from splitup_deploy.showing.report import format_bytes, format_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from splitup.cli.console import printable
 from splitup.client.inputs import format_usdc
 from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
@@ -17,8 +18,8 @@ from splitup_deploy.cutting.advice import count_crossing_bytes
 from splitup_deploy.showing.profile import Profile
 
 if TYPE_CHECKING:  # a dry run needs no chain
+    from splitup.chain.registered_models import RegisteredModel
     from splitup_deploy.publishing.model_usage import ModelUsage
-    from splitup_deploy.publishing.registered_models import RegisteredModel
 
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
@@ -262,11 +263,6 @@ def _describe_port(port: Port) -> dict[str, Any]:
 
 def _count_tasks(count: int) -> str:
     return f"{count} task" if count == 1 else f"{count} tasks"
-
-
-def printable(text: str) -> str:
-    """Return a stranger's text without characters that could control the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _format_scaled(count: int, units: Sequence[str]) -> str:

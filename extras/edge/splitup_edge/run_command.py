@@ -78,6 +78,7 @@ async def generate(
     from splitup.decode.stop import StopFilter
     from splitup_edge.confined_program import EdgeTexts
 
+    prompt = text.read_prompt()
     lookahead, blocks, ends = flags.read_lookahead(), diffusion.read(), StopFilter(text.stop or ())
     with (
         closing(EdgeTexts(file)) as model,
@@ -85,7 +86,7 @@ async def generate(
     ):
         done, info = Generated(opened_s=time.monotonic()), model.manifest.text
         request = TextRequest(
-            prompt=tuple(encode_prompt(tokenizer, text.prompt)),
+            prompt=tuple(encode_prompt(tokenizer, prompt)),
             sampler=Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p),
             max_tokens=text.max_tokens,
             eos_ids=frozenset(info.eos_ids),
@@ -97,7 +98,7 @@ async def generate(
         name = cast("DecoderName | None", flags.decoder)  # which it checks
         machine = make_decoder(name, request, lookahead, diffusion=blocks)
         if not output.as_json:
-            output.write_text(text.prompt)
+            output.write_text(prompt)
         texts = generate_tokens(model, machine, tokenizer, ends=ends)
         async with aclosing(texts) as tokens:
             async for token in tokens:

@@ -21,6 +21,7 @@ from splitup.core.event_loop import catch_signals
 from splitup_gateway.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
 
 if TYPE_CHECKING:
+    from splitup.client.network import Network
     from splitup_gateway.access import Access
 
 DEFAULT_PORT: Final = 8000
@@ -185,13 +186,17 @@ class PrivateFlags:
 
 @with_options
 def command(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Names or ids of text models.")
-    ],
     listen: ListenOptions,
     leases: LeaseFlags,
     decoding: DecodingFlags,
     private: PrivateFlags,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names or ids of text models; by default all that nodes hold now.",
+        ),
+    ] = None,
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -221,9 +226,19 @@ def command(
                 )
             access = Access(table, needs_keys=is_public)
             index_url = find_database_url(index, config, "explorer.sqlite")
-            drafts = decoding.find_drafts(models)
             event_loop.run(
-                _serve(output, config, drafts, listen, tls, leases, private, access, index_url)
+                _serve(
+                    output,
+                    config,
+                    models,
+                    decoding,
+                    listen,
+                    tls,
+                    leases,
+                    private,
+                    access,
+                    index_url,
+                )
             )
         finally:
             table.close()
@@ -231,10 +246,25 @@ def command(
     run_command(output, run, interrupted="stopped before the server was ready")
 
 
+async def _find_models(net: Network) -> list[str]:
+    """Return the names of all models that read texts and that nodes hold; raise InvalidInput."""
+    from splitup.core.errors import InvalidInput
+
+    offers = [offer for offer in await net.list_offers() if offer.context and not offer.is_private]
+    if ready := [offer.name for offer in offers if offer.is_ready]:
+        return ready
+    states = "; ".join(f"{offer.name}: {offer.state}" for offer in offers)
+    raise InvalidInput(
+        f"nodes hold no model that reads texts ({states or 'none is registered'}); name one to "
+        "wait for it"
+    )
+
+
 async def _serve(
     output: Output,
     config: ConfigFlag,
-    drafts: dict[str, str | None],
+    models: list[str] | None,
+    decoding: DecodingFlags,
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     leases: LeaseFlags,
@@ -262,6 +292,7 @@ async def _serve(
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
+        drafts = decoding.find_drafts(models or await _find_models(net))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(private.adapter_hosts or ())
         signers = tuple(private.adapter_signers or ())

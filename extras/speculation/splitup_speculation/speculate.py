@@ -129,6 +129,7 @@ async def _speculate(
     from splitup.decode.sampler import Sampler
     from splitup_speculation import remote
 
+    given = text.read_prompt()
     spans: list[CallSpan] = []
     sampler = Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p)
     options = remote.CallOptions(calls.target_timeout, calls.draft_timeout, spans.append)
@@ -142,9 +143,9 @@ async def _speculate(
             stack.push_async_callback(drafts.close)
         net = await stack.enter_async_context(SplitUp.connect(config))
         model, drafts = await remote.find_model(net, target, drafts)
-        prompt = await model.tokenizer.run(partial(encode_prompt, model.tokenizer, text.prompt))
+        prompt = await model.tokenizer.run(partial(encode_prompt, model.tokenizer, given))
         if not output.as_json:
-            output.write_text(text.prompt)
+            output.write_text(given)
         tokens = remote.generate(
             target,
             drafts,

@@ -67,14 +67,19 @@ class Patience:
                 f"all {found.tasks} tasks of {self._model} are loaded; waiting for the chain to "
                 "list their nodes"
             )
-        text = f"loading {found.reported} of {found.tasks} tasks of {self._model}"
-        if found.loading:
-            return text
-        if not found.live:
-            return f"{text}: no node is live"
-        if not found.able:
-            return f"{text}: none of {found.live} live nodes has memory for another one"
-        return f"{text}: none of {found.live} live nodes is loading one"
+        return describe_holders(found, self._model)
+
+
+def describe_holders(found: ModelHolders, model: str = "it") -> str:
+    """Return how far nodes have loaded a model, called ``model``, and what is in the way."""
+    text = f"loading {found.reported} of {found.tasks} tasks of {model}"
+    if found.loading:
+        return text
+    if not found.live:
+        return f"{text}: no node is live"
+    if not found.able:
+        return f"{text}: none of {found.live} live nodes has memory for another one"
+    return f"{text}: none of {found.live} live nodes is loading one"
 
 
 async def wait_until_held(
@@ -91,13 +96,13 @@ async def wait_until_held(
     """
     loop = asyncio.get_running_loop()
     patience = Patience(model, loop.time())
-    while (found := await _ask_all(http, await fetch_committee(), model_id)) is not None:
+    while (found := await ask_all(http, await fetch_committee(), model_id)) is not None:
         if text := patience.note(found, loop.time()):
             _log.warning("%s", text)
         await asyncio.sleep(_POLL_S)
 
 
-async def _ask_all(
+async def ask_all(
     http: SignedClient, committee: CommitteeView, model_id: str
 ) -> ModelHolders | None:
     """Return what at least one honest member sees, None when nothing has to be waited for."""

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 from splitup_deploy.publishing.model_usage import ModelUsage, count_usage
-from splitup_deploy.publishing.registered_models import RegisteredModel
 
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.registered_models import RegisteredModel
 
 
 def make_model(model_id: str) -> RegisteredModel:

@@ -12,12 +12,12 @@ import pytest_asyncio
 from splitup_deploy.calibration.tolerances import attach_vectors
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build
-from splitup_deploy.publishing.registered_models import fetch_model
 from splitup_deploy.publishing.registration import publish
 from typer.testing import CliRunner
 
 from splitup.chain.client import Chain
 from splitup.chain.models import encode_edges, encode_tasks
+from splitup.chain.registered_models import fetch_model
 from splitup.client.market.payments import fetch_quote
 from splitup.core.errors import InvalidInput, InvalidModel, StorageUnavailable
 from splitup.crypto.keys import Identity

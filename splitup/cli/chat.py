@@ -1,0 +1,160 @@
+"""``splitup chat``: a conversation with a model, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.generate import SamplingOptions
+from splitup.cli.options import ConfigFlag, VerifyFlag, with_options
+
+if TYPE_CHECKING:
+    from splitup.client.leases import Lease, LeasePool
+    from splitup.client.text.generation import TextModel
+    from splitup.decode.sampler import Sampler
+
+_STEPS: Final = 4_096  # that an execution pays for ahead; unused ones are given back
+_OWNER: Final = "chat"  # whose lease it is: nobody else uses this pool
+
+
+@with_options
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Name or id of a registered chat model.")
+    ],
+    sampling: SamplingOptions,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told first.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of one answer.")
+    ] = 1_024,
+    verify: VerifyFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Talk to a model: each line is a message, the end of the input (Ctrl-D) ends it.
+
+    The conversation stays on its nodes between two messages, so that only what is new is fed and
+    paid.
+    """
+    from splitup.decode.sampler import Sampler
+
+    output = Output.open()
+    sampler = Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p)
+
+    def run() -> None:
+        from splitup.core import event_loop
+
+        event_loop.run(_talk(output, config, model, system, sampler, max_tokens, verify))
+
+    run_command(output, run)
+
+
+async def _talk(
+    output: Output,
+    config: ConfigFlag,
+    name: str,
+    system: str | None,
+    sampler: Sampler,
+    max_tokens: int,
+    verify: str | None,
+) -> None:
+    from splitup.client.connection import SplitUp
+    from splitup.client.inputs import format_usdc
+    from splitup.client.leases import LeaseOptions, LeasePool
+    from splitup.core.errors import InvalidInput
+
+    async with SplitUp.connect(config) as net:
+        model = await net.fetch_text_model(name)
+        if model.info.chat is None:
+            raise InvalidInput(
+                f"model {name} continues texts and answers no messages; use: splitup generate"
+            )
+        if model.manifest.client is not None:
+            raise InvalidInput(f"model {name} leaves tasks to this machine; use: splitup generate")
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        pool = LeasePool(net, name, LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify))
+        pool.open()  # while the first message is typed
+        steps = 0
+        try:
+            while (line := await _read_line(output)) is not None:
+                messages.append({"role": "user", "content": line})
+                prompt = await model.tokenizer.run(partial(_encode, model, messages))
+                answer, taken = await _answer(output, pool, model, prompt, sampler, max_tokens)
+                messages.append({"role": "assistant", "content": answer})
+                steps += taken
+        finally:
+            output.end_text()
+            await pool.close()
+            price = format_usdc(model.manifest.price_micro_usdc(steps))
+            output.say(f"{steps} steps, {price} and the committee's fee")
+
+
+async def _read_line(output: Output) -> str | None:
+    """Return the next message that is not empty, None at the end of the input."""
+    while True:
+        if sys.stdin.isatty():
+            output.out.print("> ", end="")
+        line: str = await asyncio.to_thread(sys.stdin.readline)
+        if not line:
+            return None
+        if text := line.strip():
+            return text
+
+
+def _encode(model: TextModel, messages: list[dict[str, str]]) -> list[int]:
+    assert model.info.chat is not None
+    text = model.tokenizer.render_chat(model.info.chat, messages)
+    return model.tokenizer.encode(text, add_special_tokens=False)
+
+
+async def _answer(
+    output: Output,
+    pool: LeasePool,
+    model: TextModel,
+    prompt: list[int],
+    sampler: Sampler,
+    max_tokens: int,
+) -> tuple[str, int]:
+    """Write the answer to a conversation as it comes; return it, and the steps it took."""
+    from splitup.client.text.generation import make_decoder
+    from splitup.core.errors import InvalidInput
+
+    room = model.info.context - len(prompt) + 1
+    if room < 1:
+        raise InvalidInput(
+            f"the conversation has {len(prompt)} tokens, and model {model.name} reads "
+            f"{model.info.context}; begin another one"
+        )
+    request = model.make_request(prompt, max_tokens=min(max_tokens, room), sampler=sampler)
+    async with pool.borrow(_OWNER, prompt, make_decoder(None, request).max_steps) as lease:
+        before = lease.session.steps
+        answer = await _write(output, lease, model, prompt, min(max_tokens, room), sampler)
+        return answer, lease.session.steps - before
+
+
+async def _write(
+    output: Output,
+    lease: Lease,
+    model: TextModel,
+    prompt: list[int],
+    max_tokens: int,
+    sampler: Sampler,
+) -> str:
+    from splitup.client.text.generation import generate_tokens, make_decoder
+
+    cached = lease.contents.count_common(prompt)
+    request = model.make_request(prompt, max_tokens=max_tokens, sampler=sampler, cached=cached)
+    decoder, text = make_decoder(None, request), ""
+    async for token in generate_tokens(
+        lease.session, decoder, model.tokenizer, contents=lease.contents
+    ):
+        output.write_text(token.text)
+        text += token.text
+    output.end_text()
+    return text
