@@ -148,7 +148,7 @@ class Recorder:
 def find_tests() -> dict[str, list[str]]:
     """Return for every row its tests: ids of pytest, and ``forge::NAME``."""
     found: dict[str, list[str]] = {row: [] for row in ROWS}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("extras/*/*/**/test_*.py")]):
         for name in _PYTHON.findall(path.read_text()):
             _add(found, name, f"{path.relative_to(ROOT)}::{name}")
     for path in sorted((CONTRACTS / "test").glob("*.t.sol")):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 ROOT: Final = Path(__file__).parent.parent
-COPIED: Final = ("splitup", "node", "oracle", "deploy", "tests")
+COPIED: Final = ("splitup", "node", "oracle", "deploy", "extras", "tests")
 LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
 # Third parties, imported once: every mutant then runs in a fork that imports only our code.
 PRELOADED: Final = (
@@ -942,7 +942,12 @@ def copy_tree() -> Iterator[Path]:
         root = Path(name)
         for folder in COPIED:
             ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
-            shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+            copy = (
+                partial(shutil.copytree, ignore=ignored)
+                if (ROOT / folder).is_dir()
+                else shutil.copy
+            )
+            copy(ROOT / folder, root / folder)
         for part in LINKED:
             (root / part).symlink_to(ROOT / part)
         yield root
@@ -969,7 +974,9 @@ def _run_here(root: Path, test: str, output: Path) -> NoReturn:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.chdir(root)
-        paths = [str(root / part) for part in ("", "node", "oracle", "deploy")]
+        extras = [path.name for path in (root / "extras").iterdir() if path.is_dir()]
+        parts = ("", "node", "oracle", "deploy", *(f"extras/{name}" for name in extras))
+        paths = [str(root / part) for part in parts]
         sys.path[:0] = paths
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         import pytest

@@ -41,6 +41,7 @@ OWNERS = {
     "aiohttp": {
         *("splitup/net", "splitup/storage", "splitup/chain/rpc.py", "node", "oracle"),
         *("extras/gateway", "extras/private/splitup_private/adapters/host.py"),
+        "extras/private/splitup_private/split/connection.py",
     },
     "tinygrad": {
         *("splitup/backend", "splitup/cpu", "deploy"),

@@ -33,7 +33,7 @@ PACKAGES: Final = {
     "splitup_oracle": "oracle/splitup_oracle",
     "splitup_deploy": "deploy/splitup_deploy",
 }
-OTHER_SOURCES: Final = ("contracts/src", "contracts/test", "page/src", "tests", "bench")
+OTHER_SOURCES: Final = ("contracts/src", "contracts/test", "page/src", "tests", "extras", "bench")
 # What only exists on the machine of a reader or in the store.
 ELSEWHERE: Final = re.compile(r"contracts/(node_modules|out|cache)|executions/")
 

@@ -226,20 +226,8 @@ def command(
                 )
             access = Access(table, needs_keys=is_public)
             index_url = find_database_url(index, config, "explorer.sqlite")
-            event_loop.run(
-                _serve(
-                    output,
-                    config,
-                    models,
-                    decoding,
-                    listen,
-                    tls,
-                    leases,
-                    private,
-                    access,
-                    index_url,
-                )
-            )
+            given = output, config, models, decoding, listen, tls, leases, private, access
+            event_loop.run(_serve(*given, index_url))
         finally:
             table.close()
 

@@ -32,7 +32,7 @@ def open_page(*modules: str) -> Iterator[Page]:
     """
     exports = "\n".join(f'export * from "{name}";' for name in modules)
     bundle = run_node("--input-type=module", "--eval", _BUNDLE, "--", exports)
-    shipped = PAGE.parent / "splitup" / "serve" / "page"
+    shipped = PAGE.parent / "extras/gateway/splitup_gateway/page"
 
     def answer(route: Route) -> None:
         name = Path(route.request.url).name
