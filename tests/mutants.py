@@ -942,12 +942,8 @@ def copy_tree() -> Iterator[Path]:
         root = Path(name)
         for folder in COPIED:
             ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
-            copy = (
-                partial(shutil.copytree, ignore=ignored)
-                if (ROOT / folder).is_dir()
-                else shutil.copy
-            )
-            copy(ROOT / folder, root / folder)
+            shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
+        shutil.copy(ROOT / "conftest.py", root)
         for part in LINKED:
             (root / part).symlink_to(ROOT / part)
         yield root

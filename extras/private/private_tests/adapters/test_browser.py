@@ -64,7 +64,7 @@ async def page() -> AsyncIterator[tuple[Page, str]]:
 
     app.router.add_get("/", answer_empty_page)
     app.router.add_get("/adapter.js", answer_bundle)
-    app.router.add_static("/private", PAGE.parent / "splitup" / "serve" / "page")
+    app.router.add_static("/private", PAGE.parent / "extras/gateway/splitup_gateway/page")
     server = await serve_app(app, "127.0.0.1", 0)  # of another origin than the host
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
