@@ -94,6 +94,38 @@ def test_a_second_turn_feeds_only_what_is_new(client: openai.OpenAI) -> None:
     assert executions[0] == executions[1], "one execution served both"
 
 
+def test_a_chat_in_a_terminal_is_that_of_the_api(client: openai.OpenAI, network: Network) -> None:
+    said: list[dict[str, str]] = []
+    for line in ("library for", "x"):
+        said.append({"role": "user", "content": line})
+        answer = client.chat.completions.create(
+            model=MODEL, messages=said, max_tokens=8, temperature=0
+        )
+        said.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+    command = [find_program("splitup"), "chat", MODEL, "--max-tokens", "8"]
+    done = subprocess.run(
+        [*command, "--config", network.directory],
+        input="library for\n\nx\n",
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [each["content"] for each in said if each["role"] == "assistant"]
+    assert done.stdout == "".join(
+        line if line.endswith("\n") or not line else f"{line}\n" for line in lines
+    )
+    assert re.search(r"\d+ steps, 0\.\d+ USDC", done.stderr)
+
+
+def test_models_are_listed_with_their_price(network: Network) -> None:
+    command = [find_program("splitup"), "models", "--json", "--config", network.directory]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    [model] = [each for each in json.loads(done.stdout)["models"] if each["name"] == MODEL]
+    assert (model["state"], model["is_ready"], model["kind"]) == ("ready", True, "text-generation")
+    assert model["price_micro_usdc"] > 0 and model["context"] > 0
+
+
 def test_a_stream_is_the_answer_in_pieces(client: openai.OpenAI) -> None:
     options = {"model": MODEL, "messages": CHAT, "max_tokens": 10, "seed": 5, "n": 2}
     whole = client.chat.completions.create(**options)
