@@ -74,6 +74,7 @@ async def test_the_adapter_changes_the_text_as_it_does_unencrypted(
                     pass
 
 
+@pytest.mark.long  # in small: tests/adapters/test_host.py has a host that is down, or dies
 async def test_no_token_comes_without_the_host(private_0: Network) -> None:
     tokens: list[int] = []
     async with SplitUp.connect(private_0.config) as net:

@@ -264,6 +264,7 @@ async def test_executions_run_side_by_side(network: Network) -> None:
     assert short.tobytes() == long[:2].tobytes()
 
 
+@pytest.mark.long  # in small: protocol/planning/test_plan_agreement.py, chain/test_models.py
 async def test_s01_a_copy_registered_at_another_price_is_not_computed(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +359,7 @@ async def test_one_committee_member_may_die(network: Network, tmp_path: Path) ->
         assert (await net.receipt(result.execution_id)).status == "settled"
 
 
+@pytest.mark.long  # in small: protocol/settlement/test_unended.py, client/market/test_receipts.py
 async def test_money_comes_back_when_the_deadline_passes_but_for_what_was_computed(
     network: Network,
 ) -> None:
