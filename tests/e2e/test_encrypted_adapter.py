@@ -22,6 +22,10 @@ FOLDER = EXAMPLE.parent / "packages-4m-python-docs"
 PROMPT = "Return the"
 TOKENS = 8
 
+# In small: test_private_page.py applies the adapter on a whole network, and tests/adapters has all
+# of it without one; in test_host.py a host is down, or dies.
+pytestmark = pytest.mark.long
+
 
 @contextlib.asynccontextmanager
 async def run_host() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
@@ -74,7 +78,6 @@ async def test_the_adapter_changes_the_text_as_it_does_unencrypted(
                     pass
 
 
-@pytest.mark.long  # in small: tests/adapters/test_host.py has a host that is down, or dies
 async def test_no_token_comes_without_the_host(private_0: Network) -> None:
     tokens: list[int] = []
     async with SplitUp.connect(private_0.config) as net:

@@ -242,6 +242,7 @@ def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> No
     assert 0 < float(money[1]) < float(money[2])  # few of the 250 steps were run
 
 
+@pytest.mark.long  # in small: who ends nothing pays, tests/protocol/settlement/test_unended.py
 async def test_a_killed_client_pays_for_the_steps_that_it_ordered(network: Network) -> None:
     command = [sys.executable, KILLED_CLIENT, network.directory, MODEL, str(CHUNK)]
     client = await asyncio.to_thread(
