@@ -29,11 +29,11 @@ from splitup.devnet.processes import make_death_pact
 ROOT: Final = Path(__file__).parent
 # One process runs all tests of whole networks, in this order: two networks that start at once take
 # three times as long. The first has its own, on WebGPU; the others share one, and those that damage
-# it come last.
+# it for good come last. A node that was killed loads all models again, so that comes early.
 NETWORKS: Final = (
-    *("devices", "network", "unfaithful", "metrics", "page", "private", "private_page"),
-    *("split", "serve", "serve_formats", "embeddings", "images", "diffusion"),
-    *("encrypted_adapter", "workers", "gateways", "failover", "seven_members", "hosts"),
+    *("devices", "network", "unfaithful", "metrics", "failover", "page", "private"),
+    *("private_page", "split", "serve", "serve_formats", "embeddings", "images", "diffusion"),
+    *("encrypted_adapter", "workers", "gateways", "seven_members", "hosts"),
 )
 # What takes longest, longest first: begun last, it would run when the others have nothing left.
 FIRST: Final = ("e2e", "fuzz", "protocol", "oracle", "node", "deploy")

@@ -1,7 +1,7 @@
 """Takes out each protection of docs/security.md in a copy, and shows that its test fails.
 
     python -m tests.mutants            # all; a table: protection, test, killed or not, seconds
-    python -m tests.mutants --quick    # the cheapest, which run with the tests
+    python -m tests.mutants --quick    # the cheapest, which run with the tests; --every 6: some
     python -m tests.mutants NAME …     # these
 
 A protection is a piece of text that stands exactly once in its file, and what the code would say
@@ -1001,12 +1001,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Takes out protections, one after the other.")
     parser.add_argument("names", nargs="*", help="the protections to take out; default all")
     parser.add_argument("--quick", action="store_true", help="only those with a quick test")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth of them")
     options = parser.parse_args(arguments)
     chosen = [
         m
         for m in MUTANTS
         if (not options.names or m.name in options.names) and (m.is_quick or not options.quick)
-    ]
+    ][:: options.every]
     moved = [text for mutant in chosen if (text := find_moved(mutant))]
     if moved:
         print(*moved, sep="\n")

@@ -14,6 +14,7 @@ from bench.measure.prediction import (
 from tests.deploy.llamas import save_llama
 
 
+@pytest.mark.long  # in small: tests/deploy/cutting/test_predicted_memory.py
 def test_memory_is_what_was_predicted(tmp_path: Path) -> None:
     """Every task and the uncut model; what is less than 256 bytes counts as 256."""
     save_llama(

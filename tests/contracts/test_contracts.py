@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.builders import HANG_S
 from tests.contracts.vectors import FOLDER, make_files
 from tests.faults import find_tests, judge, run_forge
 
@@ -27,7 +28,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         cwd=CONTRACTS,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=15 * HANG_S,
         check=False,
     )
 

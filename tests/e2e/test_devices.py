@@ -30,6 +30,10 @@ RELATIVE_L2_PPB = 20_000  # calibrated: see docs/verification.md
 SPARE_MICRO_USDC = 10**8
 DISPUTE_S = 900.0
 
+# In small: tests/backend/devices computes on WebGPU, test_recomputation.py compares what another
+# class computed, and tests/deploy/calibration tells each cheaper computation from it.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,6 +22,10 @@ FOLDER = EXAMPLE.parent / "packages-4m-python-docs"
 PROMPT = "Return the"
 TOKENS = 8
 
+# In small: test_private_page.py applies the adapter on a whole network, and tests/adapters has all
+# of it without one; in test_host.py a host is down, or dies.
+pytestmark = pytest.mark.long
+
 
 @contextlib.asynccontextmanager
 async def run_host() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:

@@ -22,7 +22,9 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from tests.builders import HANG_S
 from tests.e2e.conftest import DRAFT, EXAMPLE, MODEL, Network
-from tests.texts import PROMPT, TOKENS, Disturb, Text, generate_text
+from tests.texts import PROMPT, Disturb, Text, generate_text
+
+TOKENS = 120  # a second after each third of it something has happened
 
 
 async def generate(
@@ -82,6 +84,7 @@ def test_f26_killed_node_costs_a_pause_and_no_token(
     assert done.gap_s <= HANG_S
 
 
+@pytest.mark.long  # in small: a killed node below, and drafts in test_network.py
 def test_f26_speculation_in_eight_texts_at_once_survives_a_killed_node(network: Network) -> None:
     """Every text is the sequential one, with trees and steps in flight when the node dies."""
     network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")
@@ -137,6 +140,7 @@ async def generate_here(net: SplitUp, sampler: Sampler, max_tokens: int) -> list
     return found
 
 
+@pytest.mark.long  # in small: tests/node/execution/test_takeover.py has two takeovers in sequence
 def test_f26_two_nodes_killed_in_sequence(network: Network, undisturbed: list[int]) -> None:
     killed: list[str] = []
 
@@ -198,6 +202,7 @@ def test_f12_f20_chain_and_store_that_hang_cost_no_token(
     assert done.tokens == undisturbed and not done.session.takeovers
 
 
+@pytest.mark.long  # in small: tests/node/committee/test_reachability.py and tests/net/test_relay.py
 def test_nodes_behind_a_relay_give_the_same_tokens(
     network: Network, undisturbed: list[int]
 ) -> None:

@@ -38,6 +38,8 @@ TEMPLATE = """
 """
 
 
+# in small: deploy/frontends/test_images.py computes them, serve/apis/test_requests.py reads them
+@pytest.mark.long
 async def test_images_become_text(network: Network, tmp_path: Path) -> None:
     source = Path(save_images(tmp_path / "model", NEW))
     (source / "chat_template.jinja").write_text(TEMPLATE)

@@ -242,6 +242,7 @@ def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> No
     assert 0 < float(money[1]) < float(money[2])  # few of the 250 steps were run
 
 
+@pytest.mark.long  # in small: who ends nothing pays, tests/protocol/settlement/test_unended.py
 async def test_a_killed_client_pays_for_the_steps_that_it_ordered(network: Network) -> None:
     command = [sys.executable, KILLED_CLIENT, network.directory, MODEL, str(CHUNK)]
     client = await asyncio.to_thread(
@@ -264,6 +265,7 @@ async def test_executions_run_side_by_side(network: Network) -> None:
     assert short.tobytes() == long[:2].tobytes()
 
 
+@pytest.mark.long  # in small: protocol/planning/test_plan_agreement.py, chain/test_models.py
 async def test_s01_a_copy_registered_at_another_price_is_not_computed(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +360,7 @@ async def test_one_committee_member_may_die(network: Network, tmp_path: Path) ->
         assert (await net.receipt(result.execution_id)).status == "settled"
 
 
+@pytest.mark.long  # in small: protocol/settlement/test_unended.py, client/market/test_receipts.py
 async def test_money_comes_back_when_the_deadline_passes_but_for_what_was_computed(
     network: Network,
 ) -> None:

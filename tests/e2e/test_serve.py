@@ -176,6 +176,7 @@ def test_a_response_and_its_stream_are_the_chats_text(client: openai.OpenAI) -> 
     assert events[-1].response.output_text == answer.output_text
 
 
+@pytest.mark.long  # in small: test_network.py has drafts on nodes, tests/decode every sampler
 def test_drafts_give_the_same_answers_in_fewer_steps(
     client: openai.OpenAI, network: Network
 ) -> None:
@@ -326,6 +327,7 @@ def test_a_server_that_stops_pays_and_gets_the_rest_back(network: Network, tmp_p
     assert receipt.refunded_micro_usdc > 0
 
 
+@pytest.mark.long  # in small: tests/serve/test_api_keys.py, and test_embeddings.py with one key
 def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
     secret = str(run_keys(database, "new", "ann", "--budget", "0.0001", "--rate", "60")["key"])

@@ -50,6 +50,7 @@ async def test_a_device_gets_the_tokens_of_the_uncut_model(
     assert [given[0], given[0], given[1], given[1]] == wanted
 
 
+@pytest.mark.long  # in small: tests/client/private/test_noise.py, and test_private_page.py
 async def test_noise_is_on_every_row_that_leaves_the_device(url: str, tmp_path: Path) -> None:
     sent = []
     async with SplitClient(url, cache=tmp_path / "cache") as device:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from splitup_speculation import remote
 from splitup_speculation.rpc import Tls
 
@@ -88,6 +89,7 @@ async def compare(network: Network, targets: list[str], draft: str) -> list[list
         return list(wanted)
 
 
+@pytest.mark.long  # in small: tests/workers, with a target on this machine
 def test_workers_give_the_sequential_text_here_and_on_the_market(
     network: Network, tmp_path: Path
 ) -> None:

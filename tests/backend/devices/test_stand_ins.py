@@ -22,7 +22,8 @@ FILES = (
     "deploy/frontends/on_device_models.py",
 )
 # kernels take long to compile; run all with DEV=CL pytest deploy/frontends/on_device_models.py
-LEFT_OUT = {"CL": "not recurrent and not windows and not experts", "WEBGPU": "not windows"}
+FEW = "not recurrent and not windows and not experts and not quantised and not gates"
+MORE = {"CL": "not recurrent and not windows and not experts", "WEBGPU": "not windows"}
 
 
 def has_opencl() -> bool:
@@ -35,14 +36,20 @@ def has_opencl() -> bool:
     return loader.clGetPlatformIDs(0, None, ctypes.byref(count)) == 0 and count.value > 0
 
 
-@pytest.mark.parametrize("device", ["WEBGPU", "CL"])
-def test_tasks_run(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "chosen"),
+    [
+        *((device, FEW) for device in MORE),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in MORE.items()),
+    ],
+)
+def test_tasks_run(device: str, chosen: str) -> None:
     if device == "CL" and not has_opencl():
         pytest.skip("no OpenCL here: apt install pocl-opencl-icd ocl-icd-libopencl1")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *("-k", LEFT_OUT[device], *(str(TESTS / file) for file in FILES)),
+            *("-k", chosen, *(str(TESTS / file) for file in FILES)),
         ],
         env={**os.environ, "DEV": device},
         cwd=TESTS.parent,

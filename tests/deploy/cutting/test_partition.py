@@ -118,7 +118,7 @@ def list_cuts(graph: Graph, target: int | tuple[int, ...], most: int) -> list[Cu
     return results
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     graphs(),
     st.integers(1, 24),
@@ -166,7 +166,7 @@ def chains(draw: st.DrawFn) -> Graph:
     return make_uneven(weights, [draw(st.sampled_from([64, 128, 192, 256])) for _ in range(count)])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(chains(), st.integers(40, 90), st.sampled_from(["latency", "throughput"]))
 def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -> None:
     """Targets of a part of the whole leave several cuts to choose from."""
@@ -183,7 +183,7 @@ def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     chains(),
     st.lists(st.integers(25, 90), min_size=2, max_size=3, unique=True),

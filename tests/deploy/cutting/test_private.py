@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 import pytest
 from rich.console import Console
@@ -43,7 +44,10 @@ def write_client_files(compiled: CompiledModel, folder: Path) -> list[tuple[Path
     return files
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 2])
+LONG: Final = pytest.mark.long  # 0 is in tests/e2e/test_private_page.py, too; 2 is like 1
+
+
+@pytest.mark.parametrize("blocks", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG)])
 async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
     manifest = load_manifest(compiled.manifest_bytes)

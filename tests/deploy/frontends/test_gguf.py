@@ -132,7 +132,7 @@ def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whol
     ("family", "config", "forms"),
     [
         ("llama", {**moes.MIXTRAL, "num_hidden_layers": 1}, {}),
-        (
+        pytest.param(  # other experts, in other forms, are in test_mixtures.py
             "qwen3moe",
             {
                 **moes.QWEN3_MOE,
@@ -141,6 +141,7 @@ def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whol
                 "moe_intermediate_size": 32,
             },
             {"ffn_gate_exps": "Q4_0", "ffn_up_exps": "Q4_0", "ffn_down_exps": "Q8_0"},
+            marks=pytest.mark.long,
         ),
     ],
 )

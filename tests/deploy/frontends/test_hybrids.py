@@ -7,6 +7,8 @@ borders.
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,9 @@ from tests.deploy.steps import check_merged, check_together, feed, run_step, ste
 BOUND = 1e-5
 CHUNK = 8
 CHUNKS = {"qwen3.5": CHUNK, "kimi-linear": 4}  # of the compiled families
+# in small: one of them, and both by the reference
+COMPILED = ("qwen3.5", pytest.param("kimi-linear", marks=pytest.mark.long))
+Programs = Callable[[str], TaskProgram]
 CONTEXT = 32
 
 
@@ -65,30 +70,36 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TaskProgram]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """Files of families with kernels of their own, compiled once for all tests."""
-    directory, found = tmp_path_factory.mktemp("hybrids"), {}
-    for name, chunk in CHUNKS.items():
+    directory = tmp_path_factory.mktemp("hybrids")
+
+    @functools.cache
+    def compile_file(name: str) -> TaskProgram:
         save_hybrid(directory / f"{name}.gguf", CASES[name])
-        found[name] = load_reference(str(directory / f"{name}.gguf"), Sizes(chunk=chunk))
-    return found
+        return load_reference(str(directory / f"{name}.gguf"), Sizes(chunk=CHUNKS[name]))
+
+    return compile_file
 
 
 @pytest.fixture
-def program(programs: dict[str, TaskProgram]) -> TaskProgram:
-    return programs["qwen3.5"]
+def program(programs: Programs) -> TaskProgram:
+    return programs("qwen3.5")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_files_agree(
-    name: str, golden: dict[str, Any], programs: dict[str, TaskProgram], tmp_path: Path
-) -> None:
+def test_files_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     save_hybrid(tmp_path / "m.gguf", CASES[name])
-    given = [feed(load_graph(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS)]
-    given += [feed(programs[name], TOKENS)] if name in programs else []
-    for logits in given:
-        assert relative_error(logits, golden[f"{name}/steps"]) <= BOUND
-        assert relative_error(logits, golden[f"{name}/prefill"]) <= BOUND
+    logits = feed(load_graph(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS)
+    assert relative_error(logits, golden[f"{name}/steps"]) <= BOUND
+    assert relative_error(logits, golden[f"{name}/prefill"]) <= BOUND
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_files_agree(name: str, golden: dict[str, Any], programs: Programs) -> None:
+    logits = feed(programs(name), TOKENS)
+    assert relative_error(logits, golden[f"{name}/steps"]) <= BOUND
+    assert relative_error(logits, golden[f"{name}/prefill"]) <= BOUND
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,13 +119,11 @@ def test_quantised_files_agree_with_what_they_stand_for(tmp_path: Path) -> None:
     assert relative_error(*logits) <= BOUND
 
 
-@pytest.mark.parametrize("name", CHUNKS)
-def test_chunks_of_every_size_give_the_same_bytes(
-    name: str, programs: dict[str, TaskProgram]
-) -> None:
-    wanted = feed(programs[name], TOKENS)
+@pytest.mark.parametrize("name", COMPILED)
+def test_chunks_of_every_size_give_the_same_bytes(name: str, programs: Programs) -> None:
+    wanted = feed(programs(name), TOKENS)
     for rows in (2, 3, CHUNKS[name]):
-        np.testing.assert_array_equal(feed(programs[name], TOKENS, rows), wanted)
+        np.testing.assert_array_equal(feed(programs(name), TOKENS, rows), wanted)
 
 
 class Sequences:
@@ -151,9 +160,9 @@ def draw_steps(seed: int, chunk: int) -> list[tuple[StepInput, tuple[int, ...]]]
     return steps
 
 
-@pytest.mark.parametrize("name", CHUNKS)
-def test_rows_of_random_trees_equal_sequences(name: str, programs: dict[str, TaskProgram]) -> None:
-    program = programs[name]
+@pytest.mark.parametrize("name", COMPILED)
+def test_rows_of_random_trees_equal_sequences(name: str, programs: Programs) -> None:
+    program = programs(name)
     sequences, chunk = Sequences(program), program.inputs[0].shape[0]
     for seed in range(4):
         state, last = program.new_state(), None

@@ -159,6 +159,7 @@ def test_an_infinite_weight_of_another_expert_is_not_seen(tmp_path: Path) -> Non
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.long  # in small: test_mixtures.py, and above with a gate
 def test_groups_of_experts_and_dense_layers(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", {**QWEN3_MOE, "num_hidden_layers": 2})
     compiled = build(str(tmp_path / "m"), 40_000, sizes=CHUNK)

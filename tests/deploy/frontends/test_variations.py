@@ -41,11 +41,14 @@ def golden() -> dict[str, Any]:
 def test_rows_chunks_and_trees_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(CASES[name]), "run make_golden.py"
     save_checkpoint(tmp_path, CASES[name])
-    sizes = Sizes(chunk=CHUNK)
-    if name in COMPILED:
-        check_rows(load_reference(str(tmp_path), sizes), golden, name)
-    else:
-        check_rows(load_graph(str(tmp_path), sizes), golden, name)
+    check_rows(load_graph(str(tmp_path), Sizes(chunk=CHUNK)), golden, name)
+
+
+@pytest.mark.long  # in small: above, by the reference; operations alone in tests/backend
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES[name])
+    check_rows(load_reference(str(tmp_path), Sizes(chunk=CHUNK)), golden, name)
 
 
 def check_rows(program: Program[S], golden: dict[str, Any], name: str) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from splitup_node.cli import node_setup
+from splitup_oracle import member_setup
 
+from splitup.crypto import keystore
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity
 
 
@@ -15,4 +17,5 @@ def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def create(path: Path, passphrase: Path) -> object:
         return create_identity(path, passphrase, work_factor=DEVNET_WORK_FACTOR)
 
-    monkeypatch.setattr(node_setup, "create_identity", create)
+    for module in (keystore, node_setup, member_setup):
+        monkeypatch.setattr(module, "create_identity", create)

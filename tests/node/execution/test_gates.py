@@ -33,6 +33,8 @@ from tests.node.network import Store, TestClient, TestNode, make_certificate, re
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHUNK = Sizes(chunk=2)
+# the other family, of twice the layers, has its experts cut in tests/deploy/frontends
+FAMILIES = (pytest.param("mixtral", marks=pytest.mark.long), "qwen3_moe")
 STEPS = 8
 Inputs = dict[str, np.ndarray[Any, Any]]
 
@@ -120,7 +122,7 @@ async def load(node: TestNode, compiled: CompiledModel, tasks: Sequence[Task]) -
         node.programs[task.task_id] = loaded["program"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mixtral", "qwen3_moe"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILIES)
 async def moe(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Moe]:

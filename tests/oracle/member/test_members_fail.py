@@ -118,6 +118,7 @@ async def request_of_two(network: Network, gate: asyncio.Event) -> tuple[str, Pl
             return execution_id, plan
 
 
+@pytest.mark.long  # in small: tests/protocol/settlement/test_commitments.py and test_unended.py
 async def test_s19_an_executor_without_free_stake_keeps_nobody_elses_pay(network: Network) -> None:
     """Its stake is filled after the plan: members send again until the chain binds the others."""
     gate = asyncio.Event()
@@ -284,6 +285,7 @@ async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> N
     await finish(network, execution_id)
 
 
+@pytest.mark.long  # in small: one and two that are down in tests/protocol/committee/test_member.py
 async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
     for place, fault in enumerate(("kill", "stop", "kill", "stop")):
         execution_id, _ = await network.request()  # under way when the member goes

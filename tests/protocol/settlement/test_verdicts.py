@@ -446,13 +446,18 @@ def test_a22_the_only_holder_is_not_asked_to_verify_itself() -> None:
     assert [p.to for p in settlement.payments] == [simulation.nodes[0].address]
 
 
+@pytest.fixture
+def short_rulings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the time that a ruling may take, since each second is simulated."""
+    monkeypatch.setattr(limits, "RULING_S", limits.RULING_S / 5)
+
+
 class Busy(Simulation):
     """Members recompute one task at a time, and take long for each."""
 
-    TASK_S = 0.8 * limits.RULING_S
-
     def __init__(self, *, nodes: int, tasks: int) -> None:
         super().__init__(economics=VERIFY_ALL, nodes=nodes, tasks=tasks)
+        self.TASK_S = 0.8 * limits.RULING_S
         self._free_at: dict[str, float] = {}
 
     def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
@@ -461,6 +466,7 @@ class Busy(Simulation):
         self.after(free_at - self.now, partial(super()._recompute, account, command))
 
 
+@pytest.mark.usefixtures("short_rulings")
 def test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict() -> None:
     simulation = Busy(nodes=5, tasks=1)
     assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
@@ -473,6 +479,7 @@ def test_many_lies_at_once_do_not_leave_members_without_the_time_to_convict() ->
         assert get_slashes(simulation, execution_id)
 
 
+@pytest.mark.usefixtures("short_rulings")
 def test_members_that_never_answer_hold_a_settlement_up_for_a_while_only() -> None:
     simulation = Busy(nodes=5, tasks=1)
     simulation.TASK_S = math.inf
@@ -510,8 +517,10 @@ class Slow(Simulation):
         self.after(took_s, partial(self.feed, account, event))
 
 
+@pytest.mark.usefixtures("short_rulings")
 def test_members_that_are_slow_at_first_convict_a_liar_before_the_deadline() -> None:
     simulation = Slow(slow_tries=2)
+    simulation.SLOW_S /= 5
     assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
     for node in simulation.nodes:
         node.lies = True

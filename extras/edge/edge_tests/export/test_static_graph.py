@@ -71,6 +71,7 @@ def test_experts_that_are_all_computed_count_by_their_gates(name: str, tmp_path:
     check_logits(tmp_path, moes.compute_logits(config, weights, tokens), tokens, context=16)
 
 
+@pytest.mark.long  # in small: above, the file by NumPy
 def test_the_market_computes_the_file_as_it_computes_the_model(tmp_path: Path) -> None:
     """Prefill of two blocks, a block denoised twice, its commit: all in one file, by tinygrad."""
     save_blocks(tmp_path / "model", {**SDAR, "num_hidden_layers": 1})
