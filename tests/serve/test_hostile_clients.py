@@ -24,7 +24,7 @@ from splitup.client.text.generation import Token
 from splitup.core import tuning
 from splitup.net.http import read_in_time, serve_app
 from splitup.net.tcp_relay import make_certificate
-from splitup.serve import access, http_server
+from splitup.serve import access, http_server, stream_routes
 from splitup.serve.access import Access, Charge
 from splitup.serve.api_keys import ApiKeys
 from splitup.serve.apis import streams
@@ -33,6 +33,7 @@ from splitup.serve.errors import ApiError
 from splitup.serve.generation import Piece, Report
 from splitup.serve.http_server import ApiServer
 from splitup.serve.leases import LeaseOptions
+from splitup.serve.streams import Stream
 from splitup.serve.timelines import Timelines
 from tests.builders import HANG_S
 
@@ -297,8 +298,9 @@ async def test_a_thousand_idle_connections_take_little_memory() -> None:
 async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Text is computed as far as buffers reach, no further; then the lease is given back."""
-    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    """Text is computed as far as is kept, no further; then the lease is given back."""
+    monkeypatch.setattr(stream_routes, "WRITE_S", 1.0)
+    monkeypatch.setattr(tuning, "STREAM_GRACE_S", 0.1)
     made, ended = [0], asyncio.Event()
 
     async def write_without_end(*_: object) -> AsyncGenerator[Piece, None]:
@@ -312,20 +314,24 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
 
     monkeypatch.setattr(streams, "generate_text", write_without_end)
     model: Any = SimpleNamespace(name="m")
+    routes = stream_routes.StreamRoutes(Access(None))
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def work(stream: Stream) -> None:
         form = CompletionForm(model, is_chat=False, wants_usage=False)
         choices = [Choice(0, Report((1,)))]
         pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
-            return await streams.stream_answer(request, form, choices, pieces, 1)
+            await streams.write_events(stream, form, choices, pieces, 1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await routes.answer(request, "", b"", work)
 
     await answer_nobody(answer, ended)
-    assert streams.MOST_AHEAD < made[0] < 20 * streams.MOST_AHEAD
+    assert tuning.STREAM_BYTES < 500 * made[0] < 20 * tuning.STREAM_BYTES
 
 
 async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    monkeypatch.setattr(stream_routes, "WRITE_S", 1.0)
     ended = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
