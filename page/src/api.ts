@@ -65,7 +65,7 @@ export async function* stream(
   path: string,
   body: object,
   signal: AbortSignal,
-  onExecution: (id: string) => void,
+  onStream: (id: string) => void,
 ): AsyncGenerator<Delta> {
   const reply = await check(
     await fetch(path, {
@@ -75,7 +75,7 @@ export async function* stream(
       signal,
     }),
   );
-  onExecution(reply.headers.get("x-splitup-execution") ?? "");
+  onStream(reply.headers.get("x-splitup-stream") ?? "");
   const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -210,8 +210,8 @@ class CompletionForm(EventStream):
         return [chunk]
 
     def tell(self, choice: Choice, note: str) -> bytes:
-        """Return a comment."""
-        return f": {note}\n\n".encode()
+        """Return a comment, as a part of the next event: alone, clients would take it for one."""
+        return f": {note}\n".encode()
 
     def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
         """Return the chunk that ends a stream early: no choice has the reason "stop"."""
