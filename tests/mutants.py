@@ -901,6 +901,22 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "owner of a stream",
+        "splitup/serve/streams.py",
+        "if stream is None or stream.call.owner != owner:",
+        "if stream is None:",
+        "tests/serve/apis/test_streams.py::test_s35_a_stream_is_read_by_its_key_alone",
+        is_quick=False,
+    ),
+    Mutant(
+        "bytes of a key's streams",
+        "splitup/serve/streams.py",
+        "if len(ended) - place <= count and size <= most_bytes:",
+        "if len(ended) - place <= count:",
+        "tests/serve/test_streams.py::test_s35_few_bytes_are_kept",
+        is_quick=False,
+    ),
+    Mutant(
         "attempts that failed",
         "splitup/serve/generation.py",
         "not await charge.cover(lost)",

@@ -241,7 +241,7 @@ async def test_a_stream_can_be_stopped(model: ScriptedModel) -> None:
     assert '"finish_reason":"error"' in events[-1] and '"stop"' not in "".join(events)
 
 
-async def test_s50_a_stream_is_read_by_its_key_alone(model: ScriptedModel, keys: ApiKeys) -> None:
+async def test_s35_a_stream_is_read_by_its_key_alone(model: ScriptedModel, keys: ApiKeys) -> None:
     ann, bob = (
         {"Authorization": f"Bearer {keys.create(name, group='shop')}"} for name in ("ann", "bob")
     )
