@@ -45,6 +45,7 @@ class ScriptedModel:
         self._script: Iterator[int] = iter(())
         self.prompts: list[str] = []  # what was fed, as far as it was not cached
         self.steps = 0  # of all sessions
+        self.stepped = asyncio.Event()
         self.free_steps: int | None = None  # that are answered at once, None for all
         self.fails: Exception | None = None  # what opening a session ends with
         self._held: deque[tuple[asyncio.Future[Any], np.ndarray]] = deque()
@@ -76,6 +77,7 @@ class ScriptedModel:
         """Take a step of a session."""
         session.steps += 1
         self.steps += 1
+        self.stepped.set()
         if len(tokens := arrays["tokens"]) > 1:
             self.prompts.append(LIBRARY.decode([int(token) for token in tokens]))
         row = np.zeros((1, VOCAB), np.float32)

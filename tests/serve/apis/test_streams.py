@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def soon(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel) -> Iterator[None
     """Tell progress often, and let every test begin with a model that answers at once."""
     monkeypatch.setattr(tuning, "STREAM_QUIET_S", 0.05)
     model.free_steps = model.fails = None
+    model.stepped = asyncio.Event()
     model.say(SAID)
     yield
     model.release(None)
@@ -162,7 +164,7 @@ async def test_what_cannot_be_served_is_refused_before_the_stream(
                 assert reply.headers["Retry-After"]
 
 
-# ---- cut streams -----------------------------------------------------------------------------------
+# ---- cut streams ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["post", "header", "after"])
@@ -219,8 +221,7 @@ async def test_a_whole_answer_that_nobody_can_come_back_for_stops_at_once(
         asking = asyncio.create_task(
             http.post(f"{url}/v1/chat/completions", json=CHAT).__aenter__()
         )
-        while model.steps == before:
-            await asyncio.sleep(0.01)
+        await model.stepped.wait()
         asking.cancel()
         model.free_steps = None  # had it gone on, the next request would have waited for its lease
         model.say("wind")
@@ -269,7 +270,7 @@ async def test_s35_a_stream_is_read_by_its_key_alone(model: ScriptedModel, keys:
             assert get_text(await read_events(reply)) == "other"
 
 
-# ---- retries ---------------------------------------------------------------------------------------
+# ---- retries -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -282,25 +283,24 @@ async def test_a_retry_with_a_key_is_the_same_request(
     model.free_steps = 0
     before = model.steps
     async with connect(model, keys) as (url, http), asyncio.timeout(HANG_S):
-        ask = lambda sent: http.post(f"{url}/v1/chat/completions", json=sent, headers=headers)  # noqa: E731
+        ask = partial(http.post, f"{url}/v1/chat/completions", headers=headers)
 
         async def read() -> str:
-            async with ask(body) as reply:
+            async with ask(json=body) as reply:
                 assert reply.status == 200
                 if is_streamed:
                     return get_text(await read_events(reply))
                 return str((await reply.json())["choices"][0]["message"]["content"])
 
         lost = asyncio.create_task(read())
-        while model.steps == before:
-            await asyncio.sleep(0.01)
+        await model.stepped.wait()
         lost.cancel()
         joined = [asyncio.create_task(read()) for _ in range(2)]
         await asyncio.sleep(0.05)
         model.release(None)
         assert [await one for one in joined] == [SAID] * 2
         assert await read() == SAID  # it has ended
-        async with ask({**body, "max_tokens": 3}) as reply:
+        async with ask(json={**body, "max_tokens": 3}) as reply:
             assert reply.status == 422
             assert (await reply.json())["error"]["code"] == "idempotency_key_reused"
     assert model.steps - before == STEPS, "each step was run once"
@@ -326,7 +326,7 @@ async def test_the_official_clients_retry_joins(model: ScriptedModel) -> None:
     assert model.steps - before == STEPS
 
 
-# ---- early ends ------------------------------------------------------------------------------------
+# ---- early ends ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
