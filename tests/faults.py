@@ -113,6 +113,7 @@ ROWS: Final = {
     "S32": "one execution that takes all memory for tensors in chunks",
     "S33": "a long text that holds up all streams of a model",
     "S34": "a stored manifest that costs a gateway at anybody's request",
+    "S35": "answers that another key reads or stops, or that fill a server's memory",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -901,6 +901,22 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "owner of a stream",
+        "extras/gateway/splitup_gateway/streams.py",
+        "if stream is None or stream.call.owner != owner:",
+        "if stream is None:",
+        "extras/gateway/gateway_tests/serve/apis/test_streams.py::test_s35_a_stream_is_read_by_its_key_alone",
+        is_quick=False,
+    ),
+    Mutant(
+        "bytes of a key's streams",
+        "extras/gateway/splitup_gateway/streams.py",
+        "if len(ended) - place <= count and size <= most_bytes:",
+        "if len(ended) - place <= count:",
+        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_few_bytes_are_kept",
+        is_quick=False,
+    ),
+    Mutant(
         "attempts that failed",
         "extras/gateway/splitup_gateway/generation.py",
         "not await charge.cover(lost)",

@@ -52,6 +52,11 @@ export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await check(reply)).json() as Promise<T>;
 }
 
+/** End the work on a stream. */
+export async function stop(stream: string): Promise<void> {
+  await fetch(`/v1/streams/${stream}`, { method: "DELETE", headers: makeHeaders() });
+}
+
 export type Delta = { text: string; finish: string | null; usage: Usage | null };
 
 export type Usage = {
@@ -65,7 +70,7 @@ export async function* stream(
   path: string,
   body: object,
   signal: AbortSignal,
-  onExecution: (id: string) => void,
+  onStream: (id: string) => void,
 ): AsyncGenerator<Delta> {
   const reply = await check(
     await fetch(path, {
@@ -75,7 +80,7 @@ export async function* stream(
       signal,
     }),
   );
-  onExecution(reply.headers.get("x-splitup-execution") ?? "");
+  onStream(reply.headers.get("x-splitup-stream") ?? "");
   const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -88,7 +93,11 @@ export async function* stream(
       const data = event.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
       if (data === undefined || data === "[DONE]") continue;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, 502);
+      if (chunk.error) {  // it ended early, and tells what it cost
+        yield { text: "", finish: chunk.error.code === "stopped" ? "stopped" : null, usage: chunk.usage ?? null };
+        if (chunk.error.code === "stopped") return;
+        throw new ApiError(chunk.error.message, 502);
+      }
       const choice = chunk.choices?.[0];
       yield {
         text: choice?.delta?.content ?? choice?.text ?? "",

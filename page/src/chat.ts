@@ -1,6 +1,6 @@
 // The chat: a conversation with one model, what it costs, and who computed each answer.
 import { html, type TemplateResult } from "lit";
-import { ApiError, get, stream, type Usage } from "./api";
+import { ApiError, get, stop, stream, type Usage } from "./api";
 import { arrivalChart } from "./charts";
 import { Part } from "./element";
 import "./execution";
@@ -19,7 +19,6 @@ type Message = {
   text: string;
   images: string[]; // data URLs
   usage: Usage | null;
-  execution: string;
   arrivals: number[]; // milliseconds after the request, one a token
   finish: string | null;
   error: string;
@@ -37,7 +36,7 @@ type Settings = {
 const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: "", seed: "" };
 
 function makeMessage(role: Message["role"], text: string, images: string[]): Message {
-  return { role, text, images, usage: null, execution: "", arrivals: [], finish: null, error: "" };
+  return { role, text, images, usage: null, arrivals: [], finish: null, error: "" };
 }
 
 export class ChatView extends Part {
@@ -57,6 +56,7 @@ export class ChatView extends Part {
   declare imageError: string;
   declare error: string;
   declare running: AbortController | null;
+  private stream = ""; // that the answer comes in
 
   constructor() {
     super();
@@ -151,7 +151,7 @@ export class ChatView extends Part {
     const began = performance.now();
     try {
       const [path, body] = this.makeBody();
-      for await (const delta of stream(path, body, running.signal, (id) => (answer.execution = id))) {
+      for await (const delta of stream(path, body, running.signal, (id) => (this.stream = id))) {
         if (delta.text) answer.arrivals.push(performance.now() - began);
         answer.text += delta.text;
         answer.finish = delta.finish ?? answer.finish;
@@ -166,9 +166,16 @@ export class ChatView extends Part {
       }
     } finally {
       this.running = null;
+      this.stream = "";
       this.follow();
       field.focus();
     }
+  }
+
+  /** End the answer that is written: the server says what it cost; one that has not begun is left. */
+  private stop(): void {
+    if (this.stream) void stop(this.stream).catch(() => this.running?.abort());
+    else this.running?.abort();
   }
 
   /** Add files to the message that is being written: chosen, pasted or dropped ones. */
@@ -261,7 +268,7 @@ export class ChatView extends Part {
           .join(" · ")}
       </p>
       ${
-        message.execution && !isRunning
+        message.usage && !isRunning
           ? html`<details @toggle=${() => this.requestUpdate()}>
               <summary>Who computed this?</summary>
               ${this.proof(message)}
@@ -274,8 +281,7 @@ export class ChatView extends Part {
   /** Show the execution of an answer; its parts are asked for when it is opened. */
   private proof(message: Message): TemplateResult {
     const usage = message.usage?.splitup;
-    const executions = usage?.executions ?? [message.execution];
-    return html`${arrivalChart(message.arrivals)}${executions.map(
+    return html`${arrivalChart(message.arrivals)}${(usage?.executions ?? []).map(
       (id, place) => html`<lazy-proof .execution=${id} .firstStep=${place ? 0 : (usage?.first_step ?? 0)}></lazy-proof>`,
     )}`;
   }
@@ -343,7 +349,7 @@ export class ChatView extends Part {
               }}></textarea>
             ${
               this.running
-                ? html`<button type="button" class="stop" @click=${() => this.running?.abort()}>Stop</button>`
+                ? html`<button type="button" class="stop" @click=${() => this.stop()}>Stop</button>`
                 : html`<button type="submit" class="primary" ?disabled=${!this.settings.model}>Send</button>`
             }
           </form>

@@ -168,6 +168,7 @@ class LeasePool:
         self._refunds: set[asyncio.Task[None]] = set()  # those that wait for a deadline
         self._timer: asyncio.TimerHandle | None = None
         self._retry_at = 0.0
+        self._failure: tuple[float, SplitUpError] | None = None  # of the last opening, and when
         self._is_open = False
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
 
@@ -238,14 +239,30 @@ class LeasePool:
         finally:
             self._release(lease)
 
+    def check(self) -> None:
+        """Raise why a request that came now could not be served, as far as that is known.
+
+        That is Throttled when too many wait; when nothing is open, what an opening has failed with
+        within ``RETRY_S``.
+        """
+        if len(self._waiting) >= self._options.waiting:
+            raise self._refuse()
+        if self._failure is not None and not self._idle and not self._lent:
+            failed_at, error = self._failure
+            if _now() < failed_at + RETRY_S:
+                raise error
+
+    def _refuse(self) -> Throttled:
+        return Throttled(
+            f"{len(self._waiting)} requests wait for model {self._model} already; try again in a "
+            "few seconds"
+        )
+
     async def _acquire(self, principal: str, prompt: Sequence[int], steps: int) -> Lease:
         if steps > limits.MAX_STEPS:
             raise InvalidInput(f"the request takes {steps} steps; at most {limits.MAX_STEPS} go")
         if len(self._waiting) >= self._options.waiting:
-            raise Throttled(
-                f"{len(self._waiting)} requests wait for model {self._model} already; try again "
-                "in a few seconds"
-            )
+            raise self._refuse()
         waiter = _Waiter(principal, prompt, steps, _now())
         self._waiting.append(waiter)
         self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
@@ -431,6 +448,7 @@ class LeasePool:
             )
         except SplitUpError as error:
             self._openings.discard(opening)
+            self._failure = _now(), error
             self._retry_at = _now() + RETRY_S
             if self._waiting:
                 self._waiting.popleft().lease.set_exception(error)
@@ -442,6 +460,7 @@ class LeasePool:
             self._openings.discard(opening)
             raise
         self._openings.discard(opening)
+        self._failure = None
         for stalled in [one for one in self._openings if one.is_stalled]:
             self._abandon(stalled)  # this one was asked for in its place
         now = _now()

@@ -142,6 +142,21 @@ MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
 LOG_WARNINGS: Final = 20  # of one kind that a daemon's log takes per period; strangers cause them
 LOG_PERIOD_S: Final = 60.0
 
+# ---- streams of answers ----
+
+STREAM_HEAD_S: Final = 0.05  # that a stream waits for its first token, or for a reason to refuse
+STREAM_QUIET_S: Final = 3.0  # then it says how far it is; the least patient clients wait for 10 s
+STREAM_GRACE_S: Final = 10.0  # for a client to come back; the official ones do within 8 s
+STREAM_KEEP_S: Final = 600.0  # after the end: a client that is started anew comes back
+STREAM_BYTES: Final = 2 * MIB  # of one: 8,000 tokens; older events that were read are dropped
+STREAMS: Final = 4_096  # ended ones that are kept, in all
+STREAMS_BYTES: Final = 128 * MIB
+STREAMS_OF_ONE: Final = 256  # of one key
+STREAMS_BYTES_OF_ONE: Final = 32 * MIB
+STREAMS_RUNNING: Final = 512  # of one key: more than may wait for a lease
+STREAMS_UNREAD: Final = 32  # of those, that nobody reads: each costs what it computes meanwhile
+IDEMPOTENCY_KEY_CHARS: Final = 255
+
 # ---- strangers: who is not authorised yet, at an HTTP server ----
 
 STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans

@@ -43,6 +43,7 @@ class Sessions:
             plan=SimpleNamespace(request=SimpleNamespace(steps=steps)),
             steps=0,
             failure=None,
+            loading=set(),
             execution_id=f"0x{len(self.opened):064x}",
             manifest=SimpleNamespace(text=None),
         )

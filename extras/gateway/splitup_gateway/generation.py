@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import PromptImages
@@ -63,6 +62,8 @@ class Report:
     stop: str | None = None  # the string that ended it
     execution_ids: list[str] = field(default_factory=list)  # of all attempts
     first_step: int = 0  # of the first execution
+    fed_tokens: int = 0  # by steps whose logits are there
+    loading: Collection[str] = ()  # nodes that load the model's tasks now
     steps: int = 0  # of all attempts, as are the next
     cost_micro_usdc: int = 0
     # of the tower for images, in executions of its own
@@ -80,6 +81,16 @@ class Report:
         if not self.execution_ids:
             self.first_step = session.steps
         self.execution_ids.append(session.execution_id)
+        self.loading = session.loading
+
+    def describe_progress(self) -> str:
+        """Return how far it is before its first token."""
+        if not self.execution_ids:
+            return "waiting for nodes"
+        if self.loading:
+            return f"{len(self.loading)} nodes are loading the model"
+        fed = min(self.cached_tokens + self.fed_tokens, len(self.prompt))
+        return f"fed {fed} of {len(self.prompt)} tokens"
 
     def add_steps(self, steps: int, manifest: Manifest) -> None:
         """Add the steps of an attempt, also of one that failed: nodes computed them."""
@@ -218,7 +229,11 @@ async def _generate(
     if images is not None and options.images:
         placed = await images.place(options, request.images, cached, report)
     ends = StopFilter(options.stop)
-    report.cached_tokens = cached
+    report.cached_tokens, report.fed_tokens = cached, 0
+
+    def count_fed(arrays: Mapping[str, Any], _: object) -> None:
+        report.fed_tokens += len(arrays["tokens"])
+
     before, last = lease.session.steps, options.prompt[-1]
     decoder, drafting = make_decoder(None, request), None
     if speculate is not None and allowed is None and placed is None:  # these go token by token
@@ -235,6 +250,7 @@ async def _generate(
         model.tokenizer,
         ends=ends,
         contents=lease.contents,
+        on_step=count_fed,
         drafting=drafting,
         images=placed,
     )
@@ -262,28 +278,3 @@ def _name_tokens(model: TextModel, choice: Choice, last: int) -> dict[int, str]:
     """Return the texts of a choice's tokens after the token ``last``."""
     decode = partial(model.tokenizer.decode, after=[last], skip_special_tokens=False)
     return {token: decode([token]) for token in {choice.token, *(token for token, _ in choice.top)}}
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last entry of a queue of pieces: the generation has ended, perhaps by an error."""
-
-    error: Exception | None
-
-
-async def fill_queue(
-    pieces: AsyncGenerator[Piece, None], queue: asyncio.Queue[Piece | Ended]
-) -> None:
-    """Move all pieces into a queue; close ``pieces`` when it is cancelled.
-
-    The lease is usually free as soon as the text is computed. Where the reader falls behind by as
-    many tokens as the queue holds, no more are computed until it has read some.
-    """
-    try:
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                await queue.put(piece)
-    except Exception as error:  # raised again where the queue is read
-        await queue.put(Ended(error))
-    else:
-        await queue.put(Ended(None))

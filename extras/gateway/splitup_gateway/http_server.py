@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Final
@@ -47,7 +47,13 @@ from splitup_gateway.apis.ollama import (
 from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, Sampling, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
-from splitup_gateway.apis.streams import generate_all, limit_write, make_headers, stream_answer
+from splitup_gateway.apis.streams import (
+    answer,
+    generate_all,
+    make_headers,
+    write_events,
+    write_whole,
+)
 from splitup_gateway.apis.tools import CallParser
 from splitup_gateway.errors import ApiError, translate
 from splitup_gateway.generation import Report, Speculate
@@ -57,6 +63,8 @@ from splitup_gateway.preparing import Prepared, count_prompt, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
+from splitup_gateway.stream_routes import StreamRoutes, limit_write
+from splitup_gateway.streams import Stream
 from splitup_gateway.timelines import Timelines
 
 _log = logging.getLogger("splitup.serve")
@@ -65,6 +73,21 @@ MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
 MESSAGES: Final = "/v1/messages"
 RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Reply = Callable[["_Asking", object], Awaitable[None]]  # to a body, into a stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Who asks, by which headers, and where the answer goes."""
+
+    headers: Mapping[str, str]
+    key: ApiKey | None
+    stream: Stream
+
+    @property
+    def principal(self) -> str:
+        """Whose caches and leases it uses."""
+        return get_principal(self.key)
 
 
 @dataclass(slots=True)
@@ -123,6 +146,7 @@ class ApiServer:
         self._timelines = timelines
         self._options = options
         self._access = access
+        self._streams = StreamRoutes(access)
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
         self._towers: dict[str, ImageTower] = {}  # by id
@@ -170,6 +194,7 @@ class ApiServer:
 
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
+        await self._streams.streams.close()
         pools = [each.pool for each in self._models.values()]
         pools += [each.pool for each in self._towers.values()]
         await asyncio.gather(*(pool.close() for pool in pools))
@@ -197,21 +222,22 @@ class ApiServer:
         app = make_app(max_body_bytes=MAX_BODY_BYTES, errors=_answer_errors)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/responses", self._respond)
-        app.router.add_post(MESSAGES, self._write_message)
+        app.router.add_post("/v1/completions", self._serve(partial(self._write, CompletionRequest)))
+        app.router.add_post("/v1/chat/completions", self._serve(partial(self._write, ChatRequest)))
+        app.router.add_post("/v1/responses", self._serve(partial(self._write, ResponseRequest)))
+        app.router.add_post(MESSAGES, self._serve(self._write_message))
         app.router.add_post(f"{MESSAGES}/count_tokens", self._count_tokens)
-        app.router.add_post("/v1/embeddings", self._embed)
-        app.router.add_post("/v1/rerank", self._rerank)
+        app.router.add_post("/v1/embeddings", self._serve(partial(self._encode, EmbeddingRequest)))
+        app.router.add_post("/v1/rerank", self._serve(partial(self._encode, RerankRequest)))
         app.router.add_post("/v1/quote", self._quote)
         app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
-        app.router.add_post("/api/generate", self._ollama_generate)
-        app.router.add_post("/api/chat", self._ollama_chat)
+        app.router.add_post("/api/generate", self._serve(self._ollama_generate))
+        app.router.add_post("/api/chat", self._serve(self._ollama_chat))
         app.router.add_get("/api/tags", self._ollama_tags)
         app.router.add_post("/api/show", self._ollama_show)
         app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
+        self._streams.add_to(app)
         if self._split is not None:
             self._split.add_to(app)
         return app
@@ -268,29 +294,32 @@ class ApiServer:
 
     # ---- texts ---------------------------------------------------------------------------------
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, CompletionRequest)
+    def _serve(self, reply: _Reply) -> _Handler:
+        """Return the handler of a route whose answers are streams, whoever is connected."""
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, ChatRequest)
+        async def handle(request: web.Request) -> web.StreamResponse:
+            key = await self._authorise(request)
+            body = await self._access.read_body(request, key)
+            headers = request.headers.copy()
 
-    async def _respond(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, ResponseRequest)
+            async def work(stream: Stream) -> None:
+                await reply(_Asking(headers, key, stream), _parse(body))
 
-    async def _serve(self, request: web.Request, kind: type[Sampling]) -> web.StreamResponse:
-        key = await self._authorise(request)
-        asked = parse_request(kind, await self._read_json(request, key))
-        served = await self._find(asked.model, key)
-        form = _make_form(served.get_text_model(), asked)
-        return await self._answer(request, served, asked, form, key)
+            owner = "" if key is None else key.name
+            return await self._streams.answer(request, owner, body, work)
 
-    async def _write_message(self, request: web.Request) -> web.StreamResponse:
-        key = await self._authorise(request)
-        wanted = parse_request(MessagesRequest, await self._read_json(request, key))
+        return handle
+
+    async def _write(self, kind: type[Sampling], asking: _Asking, body: object) -> None:
+        asked = parse_request(kind, body)
+        served = await self._find(asked.model, asking.key)
+        await self._answer(asking, served, asked, _make_form(served.get_text_model(), asked))
+
+    async def _write_message(self, asking: _Asking, body: object) -> None:
+        wanted = parse_request(MessagesRequest, body)
         asked = wanted.convert()
-        served = await self._find(asked.model, key)
-        form = MessagesForm(served.get_text_model(), wanted)
-        return await self._answer(request, served, asked, form, key)
+        served = await self._find(asked.model, asking.key)
+        await self._answer(asking, served, asked, MessagesForm(served.get_text_model(), wanted))
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
@@ -302,52 +331,38 @@ class ApiServer:
 
     # ---- embeddings and ranks ------------------------------------------------------------------
 
-    async def _embed(self, request: web.Request) -> web.Response:
-        return await self._encode(request, EmbeddingRequest)
-
-    async def _rerank(self, request: web.Request) -> web.Response:
-        return await self._encode(request, RerankRequest)
-
-    async def _encode(self, request: web.Request, kind: type[EncodingRequest]) -> web.Response:
-        key = await self._authorise(request)
-        asked = parse_request(kind, await self._read_json(request, key))
-        served = await self._find(asked.model, key)
+    async def _encode(self, kind: type[EncodingRequest], asking: _Asking, body: object) -> None:
+        asked = parse_request(kind, body)
+        served = await self._find(asked.model, asking.key)
         model = served.get_encoder()
-        prepared = await prepare_texts(model, asked, get_principal(key))
+        prepared = await prepare_texts(model, asked, asking.principal)
         report = prepared.make_report()
         most = model.manifest.price_micro_usdc(prepared.steps)
-        limit = self._quotes.check(request.headers, model.name, most)
-        async with self._access.charge(key, most, limit) as charge:
+        limit = self._quotes.check(asking.headers, model.name, most)
+        async with self._access.charge(asking.key, most, limit) as charge:
             try:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
         headers = make_headers([report]) | {"x-splitup-cost": str(charge.used)}
-        answer = make_answer(model, asked, rows, report)
-        return web.json_response(answer, headers=headers)
+        await answer(asking.stream, make_answer(model, asked, rows, report), headers)
 
     async def _read_json(self, request: web.Request, key: ApiKey | None) -> object:
-        try:
-            return parse_json(await self._access.read_body(request, key))
-        except ValueError:
-            raise ApiError("the request's body is not JSON") from None
+        return _parse(await self._access.read_body(request, key))
 
     # ---- Ollama's API --------------------------------------------------------------------------
 
-    async def _ollama_generate(self, request: web.Request) -> web.StreamResponse:
-        key = await self._authorise(request)
-        wanted = parse_request(GenerateRequest, await self._read_json(request, key))
-        served = await self._find(wanted.model.removesuffix(":latest"), key)
+    async def _ollama_generate(self, asking: _Asking, body: object) -> None:
+        wanted = parse_request(GenerateRequest, body)
+        served = await self._find(wanted.model.removesuffix(":latest"), asking.key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
-        return await self._answer(request, served, asked, OllamaForm(model, False), key)
+        await self._answer(asking, served, asked, OllamaForm(model, False))
 
-    async def _ollama_chat(self, request: web.Request) -> web.StreamResponse:
-        key = await self._authorise(request)
-        asked = parse_request(OllamaChatRequest, await self._read_json(request, key)).convert()
-        served = await self._find(asked.model, key)
-        form = OllamaForm(served.get_text_model(), True)
-        return await self._answer(request, served, asked, form, key)
+    async def _ollama_chat(self, asking: _Asking, body: object) -> None:
+        asked = parse_request(OllamaChatRequest, body).convert()
+        served = await self._find(asked.model, asking.key)
+        await self._answer(asking, served, asked, OllamaForm(served.get_text_model(), True))
 
     async def _ollama_tags(self, request: web.Request) -> web.Response:
         found = [self._models[name].model for name in await self._list(request)]
@@ -422,15 +437,10 @@ class ApiServer:
         return web.json_response(asdict(receipt))
 
     async def _answer(
-        self,
-        request: web.Request,
-        served: ServedModel,
-        asked: Sampling,
-        form: AnswerForm,
-        key: ApiKey | None,
-    ) -> web.StreamResponse:
+        self, asking: _Asking, served: ServedModel, asked: Sampling, form: AnswerForm
+    ) -> None:
         model = served.get_text_model()
-        prepared = await prepare(model, asked, get_principal(key))
+        prepared = await prepare(model, asked, asking.principal)
         choices = [
             Choice(
                 index,
@@ -440,8 +450,9 @@ class ApiServer:
             for index, text in enumerate(prepared.texts)
         ]
         most = served.compute_price(prepared)
-        limit = self._quotes.check(request.headers, model.name, most)
-        async with self._access.charge(key, most, limit) as charge:
+        limit = self._quotes.check(asking.headers, model.name, most)
+        served.pool.check()
+        async with self._access.charge(asking.key, most, limit) as charge:
             images = None if served.tower is None else RequestImages(served.tower, charge)
             pieces = generate_all(
                 *(served.pool, served.speculate, model, prepared.texts, choices), charge, images
@@ -449,17 +460,18 @@ class ApiServer:
             try:
                 async with contextlib.aclosing(pieces):
                     if asked.stream:
-                        return await stream_answer(request, form, choices, pieces, most)
-                    async for choice, piece in pieces:
-                        if piece is None:
-                            choice.finish()
-                        else:
-                            choice.append(piece)
+                        await write_events(asking.stream, form, choices, pieces, most)
+                    else:
+                        await write_whole(asking.stream, form, choices, pieces)
             finally:
                 charge.used = sum(choice.report.total_micro_usdc for choice in choices)
-        headers = make_headers([choice.report for choice in choices])
-        headers |= {"x-splitup-cost": str(charge.used)}
-        return web.json_response(form.make_answer(choices), headers=headers)
+
+
+def _parse(body: bytes) -> object:
+    try:
+        return parse_json(body)
+    except ValueError:
+        raise ApiError("the request's body is not JSON") from None
 
 
 def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:

@@ -133,6 +133,7 @@ class Session:
         self._acknowledged = 0  # steps in them
         self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of logged takeovers
         self._has_waited = False  # for nodes that load their tasks
+        self.loading: set[str] = set()  # nodes that still load theirs, as far as they were asked
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
@@ -311,6 +312,7 @@ class Session:
         match fact:
             case StepDone(step=step, outputs=outputs):
                 self._failover.process_done(step, self._loop.time())
+                self.loading.clear()
                 future = self._futures.pop(step, None)
                 if future is not None and not future.done():
                     pairs = zip(self._output_specs, outputs, strict=True)
@@ -326,6 +328,7 @@ class Session:
                 if self._told >= set(self.executors):
                     self._all_told.set()
             case Progress():
+                (self.loading.add if fact.is_loading else self.loading.discard)(fact.node)
                 if fact.is_loading and not self._has_waited:
                     self._has_waited = True
                     _log.warning("nodes are still loading tasks of the model; waiting for them")

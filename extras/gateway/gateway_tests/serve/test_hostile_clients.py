@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway import access, http_server
+from splitup_gateway import access, http_server, stream_routes
 from splitup_gateway.access import Access, Charge
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
@@ -26,6 +26,7 @@ from splitup_gateway.apis.answers import Choice, CompletionForm
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer
+from splitup_gateway.streams import Stream
 from splitup_gateway.tcp_relay import make_certificate
 from splitup_gateway.timelines import Timelines
 
@@ -297,8 +298,9 @@ async def test_a_thousand_idle_connections_take_little_memory() -> None:
 async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Text is computed as far as buffers reach, no further; then the lease is given back."""
-    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    """Text is computed as far as is kept, no further; then the lease is given back."""
+    monkeypatch.setattr(stream_routes, "WRITE_S", 1.0)
+    monkeypatch.setattr(tuning, "STREAM_GRACE_S", 0.1)
     made, ended = [0], asyncio.Event()
 
     async def write_without_end(*_: object) -> AsyncGenerator[Piece, None]:
@@ -312,20 +314,24 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
 
     monkeypatch.setattr(streams, "generate_text", write_without_end)
     model: Any = SimpleNamespace(name="m")
+    routes = stream_routes.StreamRoutes(Access(None))
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def work(stream: Stream) -> None:
         form = CompletionForm(model, is_chat=False, wants_usage=False)
         choices = [Choice(0, Report((1,)))]
         pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
-            return await streams.stream_answer(request, form, choices, pieces, 1)
+            await streams.write_events(stream, form, choices, pieces, 1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await routes.answer(request, "", b"", work)
 
     await answer_nobody(answer, ended)
-    assert streams.MOST_AHEAD < made[0] < 20 * streams.MOST_AHEAD
+    assert tuning.STREAM_BYTES < 500 * made[0] < 20 * tuning.STREAM_BYTES
 
 
 async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "WRITE_S", 1.0)
+    monkeypatch.setattr(stream_routes, "WRITE_S", 1.0)
     ended = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -28,6 +28,7 @@ class Choice:
     pieces: list[Piece] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)  # no text follows a text
     length: int = 0  # of all tokens' texts, in characters
+    is_ended: bool = False
 
     def append(self, piece: Piece) -> list[Part]:
         """Add the next token; return what it adds to the answer for certain."""
@@ -38,6 +39,7 @@ class Choice:
 
     def finish(self) -> list[Part]:
         """Return what was held back, when no token follows."""
+        self.is_ended = True
         return self._take([] if self.parser is None else self.parser.finish())
 
     def _take(self, parts: list[Part]) -> list[Part]:
@@ -47,6 +49,12 @@ class Choice:
             else:
                 self.parts.append(part)
         return parts
+
+    def describe_progress(self) -> str:
+        """Return how far it is, for those who wait."""
+        if self.pieces:
+            return f"{len(self.pieces)} tokens written"
+        return self.report.describe_progress()
 
     @property
     def text(self) -> str:
@@ -75,8 +83,12 @@ class AnswerForm(Protocol):
         """Return one event of a stream."""
         ...
 
-    def describe_error(self, error: ApiError) -> Event:
-        """Return the event of an error that ends a stream."""
+    def tell(self, choice: Choice, note: str) -> bytes:
+        """Return a sign of life that adds nothing to an answer; ``note`` says how far it is."""
+        ...
+
+    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+        """Return the event of an error that ends a stream early."""
         ...
 
     def make_answer(self, choices: Sequence[Choice]) -> Event:
@@ -105,15 +117,12 @@ class EventStream:
 
     content_type = "text/event-stream"
 
-    def encode(self, event: Event) -> bytes:
-        """Return one event; one that has a type is named by it."""
+    def encode(self, event: Event, note: str = "") -> bytes:
+        """Return one event; one that has a type is named by it, and a note is a comment."""
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         name = f"event: {event['type']}\n" if "type" in event else ""
-        return f"{name}data: {text}\n\n".encode()
-
-    def describe_error(self, error: ApiError) -> Event:
-        """Return the event of an error that ends a stream."""
-        return error.describe()
+        comment = f": {note}\n" if note else ""
+        return f"{name}data: {text}\n{comment}\n".encode()
 
 
 class CompletionForm(EventStream):
@@ -199,6 +208,17 @@ class CompletionForm(EventStream):
         chunk = self._make([], is_chunk=True)
         chunk["usage"] = make_usage([choice.report for choice in choices])
         return [chunk]
+
+    def tell(self, choice: Choice, note: str) -> bytes:
+        """Return a comment, as a part of the next event: alone, clients would take it for one."""
+        return f": {note}\n".encode()
+
+    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+        """Return the chunk that ends a stream early: no choice has the reason "stop"."""
+        content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
+        entries = [_chunk_choice(one.index, **content) for one in choices if not one.is_ended]
+        chunk = self._make([{**one, "finish_reason": "error"} for one in entries], is_chunk=True)
+        return {**chunk, **error.describe(), "usage": make_usage([one.report for one in choices])}
 
     def _describe(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
         if not pieces or pieces[0].choice is None:

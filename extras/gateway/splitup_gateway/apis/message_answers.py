@@ -37,8 +37,12 @@ class MessagesForm(EventStream):
         self._block = 0  # the number of the next or open one
         self._is_in_text = False
 
-    def describe_error(self, error: ApiError) -> Event:
-        """Return the event of an error that ends a stream."""
+    def tell(self, choice: Choice, note: str) -> bytes:
+        """Return a ping."""
+        return self.encode({"type": "ping"}, note)
+
+    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+        """Return the event of an error that ends a stream early."""
         return describe_error(error)
 
     def make_answer(self, choices: Sequence[Choice]) -> Event:

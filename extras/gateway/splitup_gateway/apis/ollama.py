@@ -194,7 +194,11 @@ class OllamaForm:
         """Return a line."""
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
-    def describe_error(self, error: ApiError) -> Event:
+    def tell(self, choice: Choice, note: str) -> bytes:
+        """Return a line that adds nothing."""
+        return self.encode({**self._make([]), "done": False})
+
+    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
         """Return an error as Ollama's clients read it."""
         return describe_error(error)
 

@@ -11,6 +11,7 @@ from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.answers import Choice, Event, EventStream, describe_token, make_cost
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.tools import Part, ToolCall
+from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
 
 
@@ -47,6 +48,18 @@ class ResponseForm(EventStream):
             self._make("response.created", response=started),
             self._make("response.in_progress", response=started),
         ]
+
+    def tell(self, choice: Choice, note: str) -> bytes:
+        """Return an event that says that it goes on."""
+        response = {**self._describe("in_progress"), "output": [], "usage": None}
+        return self.encode(self._make("response.in_progress", response=response), note)
+
+    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+        """Return the event of an error that ends a stream early, with what there is by then."""
+        answer = self.make_answer(choices)
+        told = {"code": error.code or "server_error", "message": str(error)}
+        failed = {"status": "failed", "incomplete_details": None, "error": told}
+        return self._make("response.failed", response={**answer, **failed})
 
     def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
         """Return the events of one token."""

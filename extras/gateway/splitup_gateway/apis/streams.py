@@ -1,33 +1,28 @@
-"""Answers as they are computed: the tokens of all choices in order, sent as events."""
+"""Answers as they are computed: the tokens of all choices in order, told as events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Final
-
-from aiohttp import web
+from dataclasses import dataclass, field
 
 from splitup.client.leases import LeasePool
 from splitup.client.text.generation import TextModel
-from splitup.core.errors import SplitUpError
+from splitup.core import tuning
 from splitup_gateway.access import Charge
 from splitup_gateway.apis.answers import RECEIPTS, AnswerForm, Choice, Event, list_executions
-from splitup_gateway.errors import translate
+from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
-    Ended,
     Piece,
     PlacesImages,
     Report,
     Speculate,
     TextOptions,
-    fill_queue,
     generate_text,
 )
-
-MOST_AHEAD: Final = 1_024  # tokens of a choice that are computed and not sent yet
-WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
+from splitup_gateway.streams import Head, Stream
 
 
 async def generate_all(
@@ -44,85 +39,112 @@ async def generate_all(
     Choices of one prompt come one after the other on one lease, so that the prompt is fed once.
     """
     for text, choice in zip(texts, choices, strict=True):
-        queue: asyncio.Queue[Piece | Ended] = asyncio.Queue(MOST_AHEAD)
         pieces = generate_text(pool, model, text, choice.report, charge, speculate, images)
-        filling = asyncio.create_task(fill_queue(pieces, queue))
-        try:
-            while not isinstance(item := await queue.get(), Ended):
-                yield choice, item
-            if item.error is not None:
-                raise item.error
-        finally:
-            filling.cancel()
-            await asyncio.gather(filling, return_exceptions=True)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield choice, piece
         yield choice, None
 
 
-async def stream_answer(
-    request: web.Request,
+async def write_whole(
+    stream: Stream,
+    form: AnswerForm,
+    choices: Sequence[Choice],
+    pieces: AsyncIterator[tuple[Choice, Piece | None]],
+) -> None:
+    """Give the answer as one object, once it is complete."""
+    async for choice, piece in pieces:
+        if piece is None:
+            choice.finish()
+        else:
+            choice.append(piece)
+    reports = [choice.report for choice in choices]
+    cost = sum(report.total_micro_usdc for report in reports)
+    await answer(
+        stream, form.make_answer(choices), make_headers(reports) | {"x-splitup-cost": str(cost)}
+    )
+
+
+async def answer(stream: Stream, body: object, headers: dict[str, str]) -> None:
+    """Give a whole answer."""
+    stream.begin(Head("application/json", headers, is_streamed=False))
+    await stream.append([json.dumps(body).encode()])
+
+
+async def write_events(
+    stream: Stream,
     form: AnswerForm,
     choices: Sequence[Choice],
     pieces: AsyncIterator[tuple[Choice, Piece | None]],
     most_micro_usdc: int,
-) -> web.StreamResponse:
-    """Send the answer as server-sent events; an error after the first one is an event, too."""
-    response: web.StreamResponse | None = None
-    begun: set[int] = set()
+) -> None:
+    """Give the answer as events, the first one soon, whenever a token comes."""
+    writer = _Writer(stream, form, choices, most_micro_usdc)
+    telling = asyncio.create_task(writer.tell_progress())
     try:
         async for choice, piece in pieces:
-            if response is None:
-                response = await _begin_stream(request, form, choices, most_micro_usdc)
-            if choice.index not in begun:
-                begun.add(choice.index)
-                await _send(response, form, form.begin(choice))
+            await writer.begin(choice)
             if piece is None:
-                await _send(response, form, form.end(choice, choice.finish()))
+                await writer.write(form.end(choice, choice.finish()))
             else:
-                await _send(response, form, form.add(choice, piece, choice.append(piece)))
-    except SplitUpError as error:
-        if response is None:
-            raise
-        await _send(response, form, [form.describe_error(translate(error))])
-        await response.write_eof()
-        return response
-    assert response is not None, "every choice ends with an entry of its own"
-    await _send(response, form, form.finish(choices))
-    await response.write(form.end_of_stream)
-    await response.write_eof()
-    return response
+                await writer.write(form.add(choice, piece, choice.append(piece)))
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    await writer.write(form.finish(choices))
+    await stream.append([form.end_of_stream] if form.end_of_stream else [])
 
 
-async def _begin_stream(
-    request: web.Request, form: AnswerForm, choices: Sequence[Choice], most_micro_usdc: int
-) -> web.StreamResponse:
-    headers = make_headers([choice.report for choice in choices])
-    headers |= {"x-splitup-max-cost": str(most_micro_usdc)}
-    response = web.StreamResponse(headers=headers)
-    response.content_type = form.content_type
-    response.headers["Cache-Control"] = "no-store"
-    await response.prepare(request)
-    return response
+@dataclass(slots=True)
+class _Writer:
+    stream: Stream
+    form: AnswerForm
+    choices: Sequence[Choice]
+    most_micro_usdc: int
+    begun: set[int] = field(default_factory=set)
 
+    async def begin(self, choice: Choice) -> None:
+        """Begin a choice, and the stream with the first one."""
+        if choice.index in self.begun:
+            return
+        self.begun.add(choice.index)
+        if self.stream.head is None:
+            headers = make_headers([each.report for each in self.choices])
+            headers |= {"x-splitup-max-cost": str(self.most_micro_usdc)}
+            kind = self.form.content_type
+            self.stream.begin(Head(kind, headers, is_streamed=True, describe_error=self.fail))
+        await self.write(self.form.begin(choice))
 
-async def _send(response: web.StreamResponse, form: AnswerForm, events: Sequence[Event]) -> None:
-    async with limit_write():
-        for event in events:
-            await response.write(form.encode(event))
+    async def write(self, events: Sequence[Event]) -> None:
+        """Add events to the stream."""
+        await self.stream.append([self.form.encode(event) for event in events])
 
+    def fail(self, error: ApiError) -> bytes:
+        """Return the event of an error that ends the answer early."""
+        return self.form.encode(self.form.describe_error(error, self.choices))
 
-@contextlib.asynccontextmanager
-async def limit_write() -> AsyncGenerator[None, None]:
-    """Raise ConnectionError when the reader takes nothing for ``WRITE_S``."""
-    try:
-        async with asyncio.timeout(WRITE_S):
-            yield
-    except TimeoutError:
-        raise ConnectionResetError(f"the client read nothing for {WRITE_S:g} s") from None
+    async def tell_progress(self) -> None:
+        """Begin when the first token does not come at once; tell how far it is while none comes."""
+        await asyncio.sleep(tuning.STREAM_HEAD_S)
+        await self.begin(self.choices[0])
+        if not self.stream.count:
+            await self.stream.append([self._describe_progress()])
+        while True:
+            count = self.stream.count
+            await asyncio.sleep(tuning.STREAM_QUIET_S)
+            if self.stream.count == count:
+                await self.stream.append([self._describe_progress()])
+
+    def _describe_progress(self) -> bytes:
+        current = self.choices[max(self.begun)]
+        return self.form.tell(current, current.describe_progress())
 
 
 def make_headers(reports: Sequence[Report]) -> dict[str, str]:
     """Return the headers that name the executions of an answer, and where their receipts are."""
     executions = list_executions(reports)
+    if not executions:  # a stream begins before it is known who computes it
+        return {}
     receipts = [f"{RECEIPTS}/{execution}" for execution in executions]
     return {
         "x-splitup-execution": ",".join(executions),

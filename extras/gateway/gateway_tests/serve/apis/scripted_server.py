@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -43,6 +44,11 @@ class ScriptedModel:
     def __init__(self) -> None:
         self._script: Iterator[int] = iter(())
         self.prompts: list[str] = []  # what was fed, as far as it was not cached
+        self.steps = 0  # of all sessions
+        self.stepped = asyncio.Event()
+        self.free_steps: int | None = None  # that are answered at once, None for all
+        self.fails: Exception | None = None  # what opening a session ends with
+        self._held: deque[tuple[asyncio.Future[Any], np.ndarray]] = deque()
         port = Port(name="tokens", dtype="int32", shape=(CHUNK,), rows="T")
         info = TextInfo(
             tokenizer_digest="0" * 64,
@@ -70,13 +76,33 @@ class ScriptedModel:
     def submit(self, session: Any, arrays: Mapping[str, np.ndarray]) -> asyncio.Future[Any]:
         """Take a step of a session."""
         session.steps += 1
+        self.steps += 1
+        self.stepped.set()
         if len(tokens := arrays["tokens"]) > 1:
             self.prompts.append(LIBRARY.decode([int(token) for token in tokens]))
         row = np.zeros((1, VOCAB), np.float32)
         row[0, next(self._script)] = 100.0
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.set_result({"logits": row})
+        self._held.append((answer, row))
+        self._answer()
         return answer
+
+    def release(self, steps: int | None) -> None:
+        """Answer so many further steps, None for all."""
+        self.free_steps = None if steps is None else (self.free_steps or 0) + steps
+        self._answer()
+
+    def break_off(self, error: Exception) -> None:
+        """Fail the step that is held."""
+        self._held.popleft()[0].set_exception(error)
+
+    def _answer(self) -> None:
+        while self._held and self.free_steps != 0:
+            if self.free_steps is not None:
+                self.free_steps -= 1
+            answer, row = self._held.popleft()
+            if not answer.done():
+                answer.set_result({"logits": row})
 
     async def fetch_text_model(self, _: str) -> TextModel:
         return self.model
@@ -88,10 +114,13 @@ class ScriptedModel:
     async def session(
         self, _: str, *, steps: int, deadline_s: float, verify: str | None
     ) -> AsyncIterator[Any]:
+        if self.fails is not None:
+            raise self.fails
         session = SimpleNamespace(
             plan=SimpleNamespace(request=SimpleNamespace(steps=steps)),
             steps=0,
             failure=None,
+            loading=set(),
             execution_id=f"0x{1:064x}",
             manifest=self.manifest,
         )

@@ -105,6 +105,8 @@ async def test_the_events_have_their_order_and_names(model: ScriptedModel) -> No
             assert reply.content_type == "text/event-stream"
             lines = (await reply.text()).split("\n\n")
     assert lines.pop() == ""
+    ids, lines = zip(*(line.split("\n", 1) for line in lines), strict=True)
+    assert [int(each.rpartition(":")[2]) for each in ids] == list(range(1, len(ids) + 1))
     names = [line.partition("\n")[0].removeprefix("event: ") for line in lines]
     events = [json.loads(line.partition("\ndata: ")[2]) for line in lines]
     assert names == [event["type"] for event in events]

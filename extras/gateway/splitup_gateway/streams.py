@@ -1,0 +1,344 @@
+"""What requests are answered: logs of events that one task fills and any connections read.
+
+A connection that breaks ends nothing: whoever comes back reads on where it was, and a request that
+is sent again joins the one that runs. A stream belongs to the API key that asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from splitup.core import tuning
+from splitup.core.errors import SplitUpError, Throttled
+from splitup_gateway.errors import ApiError, translate
+
+_log = logging.getLogger("splitup.serve")
+
+Work = Callable[["Stream"], Awaitable[None]]  # answers a request
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as far as it tells whether another one is the same.
+
+    ``key`` is its Idempotency-Key, "" without one. ``retries`` is how often its client has sent it
+    before, None for clients that do not tell.
+    """
+
+    owner: str  # the name of an API key, "" without keys
+    digest: bytes
+    key: str = ""
+    retries: int | None = None
+
+    @classmethod
+    def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+        """Read a request; raise ApiError for a key that is none."""
+        key = headers.get("Idempotency-Key", "")
+        if len(key) > tuning.IDEMPOTENCY_KEY_CHARS:
+            raise ApiError(
+                f"an Idempotency-Key has up to {tuning.IDEMPOTENCY_KEY_CHARS} characters, this one "
+                f"has {len(key)}; a UUID will do",
+                param="Idempotency-Key",
+            )
+        told = headers.get("x-stainless-retry-count", "")  # of clients of OpenAI and Anthropic
+        retries = int(told) if told.isascii() and told.isdigit() and len(told) < 4 else None
+        digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
+        return cls(owner, digest, key, retries)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What comes before the first event."""
+
+    content_type: str
+    headers: Mapping[str, str]
+    is_streamed: bool  # else there is one event, the whole answer
+    describe_error: Callable[[ApiError], bytes] = lambda _: b""  # of what ends it early
+
+
+class Stream:
+    """An answer: its head, and its events as they come.
+
+    Events that every reader has are dropped when there are too many; while a reader is behind, the
+    producer waits. One that nobody reads goes on for ``tuning.STREAM_GRACE_S`` if its client can
+    come back to it.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.id = f"strm_{secrets.token_urlsafe(24)}"
+        self.call = call
+        self.head: Head | None = None
+        self.refusal: Exception | None = None  # instead of a head
+        self.is_ended = False
+        self.is_whole = False  # it ended as it should
+        self.is_delivered = False  # a reader had all of it
+        self.size = 0  # of the events that are kept, in bytes
+        self.task: asyncio.Task[None] | None = None
+        self._events: deque[bytes] = deque()
+        self._first = 0  # events that were dropped
+        self._at: dict[object, int] = {}  # how many events each reader has had
+        self._left_at = 0  # of the last one that left
+        self._changed = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """How many events there have been."""
+        return self._first + len(self._events)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a connection reads it."""
+        return bool(self._at)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it waits for its client to come back."""
+        return self._grace is not None
+
+    # ---- the producer --------------------------------------------------------------------------
+
+    def begin(self, head: Head) -> None:
+        """Say that the request is served; before that it can be refused."""
+        self.head = head
+        self._tell()
+
+    async def append(self, events: Sequence[bytes]) -> None:
+        """Add events; wait while a reader is behind by as many as are kept."""
+        for event in events:
+            self._add(event)
+        self._tell()
+        self._drop()
+        while self.size > tuning.STREAM_BYTES and len(self._events) > 1:
+            await self._changed.wait()
+            self._drop()
+
+    def end(self) -> None:
+        """Say that all is told."""
+        self.is_ended = self.is_whole = True
+        self._tell()
+
+    def fail(self, error: Exception) -> None:
+        """Refuse the request; one that is served already ends with the error as an event."""
+        if self.head is None:
+            self.refusal = error
+        elif not self.is_ended:
+            known = error if isinstance(error, SplitUpError) else _INTERNAL
+            self._add(self.head.describe_error(translate(known)))
+        self.is_ended = True
+        self._tell()
+
+    def stop(self) -> None:
+        """End the work now."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def _add(self, event: bytes) -> None:
+        if self.head is not None and self.head.content_type == "text/event-stream":
+            if not event.startswith(b":"):  # a comment has no id
+                event = f"id: {self.id}:{self.count + 1}\n".encode() + event
+        self._events.append(event)
+        self.size += len(event)
+
+    def _drop(self) -> None:
+        had = min(self._at.values(), default=self._left_at)
+        while self.size > tuning.STREAM_BYTES and self._first < had:
+            self.size -= len(self._events.popleft())
+            self._first += 1
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # ---- readers -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def attach(self, after: int = 0) -> Iterator[Reader]:
+        """Read on after so many events; raise ApiError (410) when some of the rest are gone."""
+        if after < self._first:
+            raise ApiError(
+                f"the stream's events up to {self._first} are no longer kept; ask again for the "
+                "whole answer, as a new request",
+                status=410,
+                code="stream_gone",
+            )
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        reader = Reader(self)
+        self._at[reader] = min(after, self.count)
+        try:
+            yield reader
+        finally:
+            self._left_at = self._at.pop(reader)
+            self._tell()
+            if not self._at and not self.is_ended:
+                self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        call = self.call
+        knows_id = self.head is not None and self.head.is_streamed
+        if not (knows_id or call.key or call.retries is not None):
+            self.stop()
+            return
+        loop = asyncio.get_running_loop()
+        self._grace = loop.call_later(tuning.STREAM_GRACE_S, self.stop)
+
+    async def wait_for_head(self) -> Head:
+        """Return the head; raise what the request is refused with."""
+        while self.head is None and self.refusal is None:
+            await self._changed.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.head is not None
+        return self.head
+
+    async def read(self, reader: Reader) -> AsyncIterator[bytes]:
+        """Yield what a reader has not had, as it comes."""
+        while True:
+            at = self._at[reader]
+            if at < self.count:
+                found = b"".join(
+                    self._events[place - self._first] for place in range(at, self.count)
+                )
+                count = self.count
+                yield found
+                self._at[reader] = count
+                self._tell()  # the producer may wait for it
+            elif self.is_ended:
+                self.is_delivered = True
+                return
+            else:
+                await self._changed.wait()
+
+
+_INTERNAL = ApiError(
+    "internal error; the server's log has the details", status=500, kind="server_error"
+)
+
+
+@dataclass(eq=False, slots=True)
+class Reader:
+    """A connection that reads a stream."""
+
+    stream: Stream
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.stream.read(self)
+
+
+@dataclass(slots=True)
+class Streams:
+    """The streams that run or ended lately, in bounds of time, count and bytes."""
+
+    _streams: dict[str, Stream] = field(default_factory=dict)  # by id, oldest first
+
+    def find(self, stream_id: str, owner: str) -> Stream:
+        """Return a stream of this owner; raise ApiError (404) when there is none."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.call.owner != owner:
+            raise ApiError(
+                f"this server keeps no such stream of yours; streams are kept for "
+                f"{tuning.STREAM_KEEP_S:g} s after their end, and not when the server is started "
+                "anew. Send the request again",
+                status=404,
+                code="stream_not_found",
+            )
+        return stream
+
+    def join_or_start(self, call: Call, work: Work) -> Stream:
+        """Return the stream of the same request, or a new one that ``work`` fills.
+
+        Raises ApiError: (422) if its Idempotency-Key came with another request, (429) when too
+        many of this owner's run.
+        """
+        return self._find_same(call) or self._start(call, work)
+
+    def _find_same(self, call: Call) -> Stream | None:
+        theirs = [one for one in self._streams.values() if one.call.owner == call.owner]
+        for stream in reversed(theirs):
+            if stream.is_ended and not stream.is_whole:
+                continue  # a retry tries again
+            if call.key and stream.call.key == call.key:
+                if stream.call.digest != call.digest:
+                    raise ApiError(
+                        "this Idempotency-Key came with another request; use a new one for each",
+                        status=422,
+                        param="Idempotency-Key",
+                        code="idempotency_key_reused",
+                    )
+                return stream
+            is_lost = not stream.is_read and not stream.is_delivered
+            if call.retries and not call.key and stream.call.digest == call.digest and is_lost:
+                return stream
+        return None
+
+    def _start(self, call: Call, work: Work) -> Stream:
+        running = [
+            one
+            for one in self._streams.values()
+            if one.call.owner == call.owner and not one.is_ended
+        ]
+        if len(running) >= tuning.STREAMS_RUNNING:
+            raise Throttled(
+                f"{len(running)} requests of this key run already; try again in a few seconds"
+            )
+        unread = [one for one in running if one.is_left]
+        for stream in unread[: -tuning.STREAMS_UNREAD]:
+            stream.stop()
+        stream = Stream(call)
+        self._streams[stream.id] = stream
+        stream.task = asyncio.create_task(self._run(stream, work), name=f"stream {stream.id}")
+        return stream
+
+    async def _run(self, stream: Stream, work: Work) -> None:
+        try:
+            await work(stream)
+            stream.end()
+        except asyncio.CancelledError:
+            stream.fail(ApiError("the answer was stopped before its end", code="stopped"))
+        except SplitUpError as error:
+            stream.fail(error)
+        except Exception as error:
+            if stream.head is not None:  # else who reads the refusal logs it
+                _log.exception("an answer failed")
+            stream.fail(error)
+        finally:
+            if stream.refusal is not None:
+                self._forget(stream)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.call_later(tuning.STREAM_KEEP_S, self._forget, stream)
+                self._make_room(stream.call.owner)
+
+    def _forget(self, stream: Stream) -> None:
+        self._streams.pop(stream.id, None)
+
+    def _make_room(self, owner: str) -> None:
+        """Forget the oldest ended streams, of this owner and then of all, beyond the bounds."""
+        theirs = [one for one in self._streams.values() if one.call.owner == owner]
+        for streams, count, most_bytes in (
+            (theirs, tuning.STREAMS_OF_ONE, tuning.STREAMS_BYTES_OF_ONE),
+            (list(self._streams.values()), tuning.STREAMS, tuning.STREAMS_BYTES),
+        ):
+            ended = [one for one in streams if one.is_ended and one.id in self._streams]
+            size = sum(one.size for one in ended)
+            for place, stream in enumerate(ended):
+                if len(ended) - place <= count and size <= most_bytes:
+                    break
+                size -= stream.size
+                self._forget(stream)
+
+    async def close(self) -> None:
+        """Stop everything that runs."""
+        tasks = [one.task for one in self._streams.values() if one.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
