@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from splitup_node.worker.supervisor import _Connection
 
 import splitup.client.execution.session as session_module
 from bench.report import ROOT
+from splitup.client.execution.input_sender import InputSender
 from splitup.client.execution.session import Session
 from splitup.core import event_loop
 from splitup.crypto.keys import generate_identity
@@ -46,11 +47,14 @@ TASKS: Final = 4  # on the two nodes in turn
 FLUSH_BYTES: Final = 64_000_000
 LEGS: Final[dict[str, tuple[type, str]]] = {
     "client out": (Session, "submit"),
+    "client, after the send": (InputSender, "_settle"),
     "node in": (StepLoop, "on_frame"),
     "node out": (_Connection, "data_received"),
     "node, off the path": (Finisher, "record"),
+    "node, its rates": (StepLoop, "_count"),
     "client in": (Session, "_on_frame"),
 }
+WAYS: Final = ("walks", "warm", "cold")
 _PATHS: Final = tuple(str(ROOT / name) + "/" for name in ("splitup", "node/splitup_node"))
 
 
@@ -82,18 +86,28 @@ Observe = Callable[[str, Callable[[], Any]], Any]  # (leg, what runs it)
 @contextlib.contextmanager
 def observing(observe: Observe) -> Iterator[None]:
     """Give each leg that runs in this process to ``observe``, which has to run it."""
+    inside = False
+
+    def wrap(leg: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*arguments: Any) -> Any:
+            nonlocal inside
+            run = functools.partial(function, *arguments)
+            if inside:  # a leg that another one calls is a part of that
+                return run()
+            inside = True
+            try:
+                return observe(leg, run)
+            finally:
+                inside = False
+
+        return wrapped
+
     with contextlib.ExitStack() as stack:
         for leg, (owner, name) in LEGS.items():
-            stack.enter_context(patch.object(owner, name, _wrap(leg, getattr(owner, name), observe)))
+            wrapped = wrap(leg, getattr(owner, name))
+            stack.enter_context(patch.object(owner, name, wrapped))
         yield
-
-
-def _wrap(leg: str, function: Callable[..., Any], observe: Observe) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapped(*arguments: Any) -> Any:
-        return observe(leg, functools.partial(function, *arguments))
-
-    return wrapped
 
 
 def trace_calls(run: Callable[[], Any]) -> tuple[Any, Walk]:
@@ -154,10 +168,10 @@ async def open_session(directory: Path, steps: int) -> AsyncIterator[Session]:
         await session.finish()
 
 
-async def measure(steps: int) -> Measured:
-    """Run steps one after the other, and observe each third of them in another way."""
+async def measure(steps: int, ways: Sequence[str] = WAYS) -> Measured:
+    """Run steps one after the other, and observe them in these ways in turn."""
     found, weights = Measured(), np.zeros(FLUSH_BYTES // 8)
-    way = "walks"
+    way = ways[0]
 
     def observe(leg: str, run: Callable[[], Any]) -> Any:
         if way == "walks":
@@ -176,7 +190,7 @@ async def measure(steps: int) -> Measured:
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name, observing(observe):
         async with open_session(Path(name), steps) as session:
             for step in range(steps):
-                way = ("walks", "warm", "cold")[step % 3]
+                way = ways[step % len(ways)]
                 await session.step({"x": x})
     return found
 
@@ -184,7 +198,7 @@ async def measure(steps: int) -> Measured:
 def describe(found: Measured) -> str:
     """Return the table."""
     rows = [
-        "| leg | calls, median (most) | files | until sent | with libraries | warm, µs | cold, µs |",
+        "| leg | calls, median (most) | files | until sent | all calls | warm, µs | cold, µs |",
         "|---|---|---|---|---|---|---|",
     ]
     for leg in LEGS:
