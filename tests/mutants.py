@@ -276,8 +276,8 @@ MUTANTS: Final = (
     Mutant(
         "steps beyond the last end",
         f"{_EXECUTION}/task_queue.py",
-        "return min(self.max_steps, self.delivered + unpaid)",
-        "return self.max_steps",
+        "most = min(self.max_steps, self.delivered + unpaid)",
+        "most = self.max_steps",
         f"{_TESTS}/execution/test_task_queue.py::test_steps_beyond_what_was_delivered_are_kept_and_wait",
     ),
     Mutant(

@@ -169,7 +169,7 @@ class BenchNode:
         pass
 
     def on_finished(self, execution: Execution) -> None:
-        execution.make_completions(partial(bytes, 32))[0].root()
+        execution.claims.make_completions(partial(bytes, 32))[0].root()
 
     def on_failed(self, execution: Execution) -> None:
         print(f"{execution.id} failed: {execution.failure}", file=sys.stderr, flush=True)

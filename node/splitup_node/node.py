@@ -347,8 +347,9 @@ class Node:
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
         submission = None
-        if completions := execution.make_completions(partial(secrets.token_bytes, 32)):
-            order = "" if execution.order is None else make_order(execution.order)
+        claims = execution.claims
+        if completions := claims.make_completions(partial(secrets.token_bytes, 32)):
+            order = "" if claims.order is None else make_order(claims.order)
             submission = self._reporter.submit(completions, execution.deadline_s, order)
         self._spawn(self._report(execution, submission))
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -58,7 +58,7 @@ _STORED_BYTES: Final = {**ITEM_BYTES, "float8_e4m3fn": 1}
 _LENGTHS: Final = 1024  # cached digests of zeros: a port has one length per number of rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that its sizes are computed once
 class TensorSpec:
     """Name, dtype and shape of a tensor.
 
@@ -71,22 +71,28 @@ class TensorSpec:
     shape: tuple[int, ...]
     rows: str = ""
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Size in bytes, the largest one where rows vary."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one row; of the whole tensor where rows do not vary."""
         shape = self.shape[1:] if self.rows else self.shape
         return math.prod(shape) * ITEM_BYTES[self.dtype]
 
+    @functools.cached_property
+    def sizes(self) -> range:
+        """How many bytes a tensor may have: one number unless rows vary."""
+        if not self.rows:
+            return range(self.nbytes, self.nbytes + 1)
+        step = self.row_bytes
+        return range(step, self.nbytes + 1, step) if step else range(0)
+
     def accepts(self, length: int) -> bool:
         """Return whether a tensor of ``length`` bytes fits."""
-        if not self.rows:
-            return length == self.nbytes
-        return 0 < length <= self.nbytes and length % self.row_bytes == 0
+        return length in self.sizes
 
     def get_shape(self, length: int) -> tuple[int, ...]:
         """Return the shape of a tensor of ``length`` bytes, which fits."""
@@ -180,6 +186,7 @@ def holds_zeros(data: bytes | memoryview) -> bool:
     return not np.frombuffer(data, np.uint8).any()
 
 
+@functools.cache
 def get_numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return numpy's little-endian dtype; bfloat16, which numpy lacks, gives its raw uint16."""
     name = "uint16" if dtype == "bfloat16" else dtype
@@ -229,14 +236,13 @@ def check_inputs(
     Raises InvalidInput for a missing or an unknown name, for a wrong dtype or shape, and where
     inputs of one symbol disagree on their rows.
     """
-    names = [spec.name for spec in specs]
-    for name in arrays:
-        if name not in names:
-            raise InvalidInput(f"the model has no input '{name}'; it wants {', '.join(names)}")
+    data = []
     for spec in specs:
         if spec.name not in arrays:
-            raise InvalidInput(f"input '{spec.name}' is missing; the model wants {spec}")
-    data = [array_to_bytes(spec, arrays[spec.name]) for spec in specs]
+            raise _describe_names(specs, arrays)
+        data.append(array_to_bytes(spec, arrays[spec.name]))
+    if len(arrays) > len(specs):
+        raise _describe_names(specs, arrays)
     rows: dict[str, tuple[str, int]] = {}
     for spec in specs:
         if spec.rows:
@@ -248,6 +254,16 @@ def check_inputs(
                     f"'{other}' has {expected} rows, and it needs as many"
                 )
     return data
+
+
+def _describe_names(specs: Sequence[TensorSpec], arrays: Collection[str]) -> InvalidInput:
+    """Return the error for inputs whose names are not those of ``specs``."""
+    wanted = {spec.name: spec for spec in specs}
+    for name in arrays:
+        if name not in wanted:
+            return InvalidInput(f"the model has no input '{name}'; it wants {', '.join(wanted)}")
+    name = next(name for name in wanted if name not in arrays)
+    return InvalidInput(f"input '{name}' is missing; the model wants {wanted[name]}")
 
 
 def validate_safetensors(file: Path | BinaryIO) -> dict[str, SafeTensor]:

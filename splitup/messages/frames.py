@@ -29,11 +29,13 @@ class FrameKind(IntEnum):
     PROGRESS = 7  # from a node: payload is a Progress
 
 
-_HEADER = struct.Struct(">4sBB32sHHI32sQ32s")
+_DOMAIN = b"splitup/frame/v1\0"
+_FIELDS = "4sBB32sHHI32sQ32s"
+_HEADER = struct.Struct(f">{_FIELDS}")
+_SIGNED = struct.Struct(f">{len(_DOMAIN)}s{_FIELDS}")
 _MAGIC = b"SUf2"
 _STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag; 0 for a tensor in the payload
 _FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
-_DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
 _KINDS = frozenset(FrameKind)
@@ -51,7 +53,7 @@ class Frame:
     ``digest`` is the SHA-256 of the tensor, or of the payload of a frame without tensor, and
     ``length`` is its size in bytes. The bytes of a tensor are in ``payload``, or else in the object
     store (``stored``), in chunks that were sent before this frame (``direct``), or all zero
-    (``zeros``): those are not sent, and ``decode_frame`` fills ``payload`` with them.
+    (``zeros``): those are not sent, and ``decode_frames`` fills ``payload`` with them.
 
     ``before`` is set in graph outputs for the client: the digest of the port's earlier steps, as in
     a TaskCommitment. So the frame of the last step signs all that the producer sent.
@@ -72,10 +74,8 @@ class Frame:
 
     def signed_bytes(self) -> bytes:
         """Return what the producer signs: domain and header; the payload is bound by its digest."""
-        return _DOMAIN + self._header()
-
-    def _header(self) -> bytes:
-        return _HEADER.pack(
+        return _SIGNED.pack(
+            _DOMAIN,
             _MAGIC,
             self.kind,
             _STORED * self.stored + _ZEROS * self.zeros + _DIRECT * self.direct,
@@ -90,11 +90,15 @@ class Frame:
 
     def encode(self, signature: bytes) -> bytes:
         """Return header ‖ signature ‖ payload."""
-        if len(signature) != _SIGNATURE_BYTES:
-            raise BadSignature(
-                f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
-            )
-        return b"".join((self._header(), signature, b"" if self.zeros else self.payload))
+        return encode_frame(self, self.signed_bytes(), signature)
+
+
+def encode_frame(frame: Frame, signed: bytes, signature: bytes) -> bytes:
+    """Return header ‖ signature ‖ payload; ``signed`` is the frame's ``signed_bytes``."""
+    if len(signature) != _SIGNATURE_BYTES:
+        raise BadSignature(f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}")
+    payload = b"" if frame.zeros else frame.payload
+    return b"".join((signed[len(_DOMAIN) :], signature, payload))
 
 
 @dataclass(slots=True)
@@ -108,20 +112,18 @@ class Seal:
     signature: bytes
     key: str = ""
 
+    @property
+    def is_single(self) -> bool:
+        """Return whether it signs one frame, not a bundle."""
+        return self.signed.startswith(_DOMAIN)
+
 
 def decode_frame(data: bytes) -> tuple[Frame, Seal]:
-    """Parse a frame; return it with its signature, which the caller has to verify.
-
-    Checks sizes and the payload's digest. Raises PeerFault for anything malformed.
-    """
-    if len(data) < FRAME_HEADER_BYTES or len(data) > limits.MAX_FRAME_BYTES:
-        raise PeerFault(
-            f"frame of {len(data)} bytes; "
-            f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
-        )
-    frame = _make_frame(_HEADER.unpack_from(data), memoryview(data)[FRAME_HEADER_BYTES:])
-    header, signature = data[: _HEADER.size], data[_HEADER.size : FRAME_HEADER_BYTES]
-    return frame, Seal(_DOMAIN + header, signature)
+    """Parse a frame that is no bundle, as ``decode_frames`` does."""
+    seal, frames = decode_frames(data)
+    if not seal.is_single:
+        raise PeerFault("a bundle came where a single frame was expected")
+    return frames[0], seal
 
 
 def _make_frame(header: tuple[Any, ...], payload: bytes | memoryview) -> Frame:
@@ -239,7 +241,8 @@ def get_bundle_bytes(frame: Frame) -> int:
 
 def make_bundle_message(frames: Sequence[Frame]) -> bytes:
     """Return the bytes that the sender of a bundle signs: domain and headers."""
-    return b"".join((_BUNDLE_DOMAIN, *(frame._header() for frame in frames)))
+    headers = (frame.signed_bytes()[len(_DOMAIN) :] for frame in frames)
+    return b"".join((_BUNDLE_DOMAIN, *headers))
 
 
 def encode_bundle(frames: Sequence[Frame], signed: bytes, signature: bytes) -> bytes:
@@ -255,11 +258,22 @@ def encode_bundle(frames: Sequence[Frame], signed: bytes, signature: bytes) -> b
 def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
     """Parse a frame or a bundle; raise PeerFault for anything malformed.
 
-    Returns the signature, which the caller has to verify, and the frames.
+    Checks sizes and the payloads' digests. Returns the signature, which the caller has to verify,
+    and the frames.
     """
-    if data[: len(_BUNDLE_MAGIC)] != _BUNDLE_MAGIC:
-        frame, seal = decode_frame(data)
-        return seal, [frame]
+    if data.startswith(_BUNDLE_MAGIC):
+        return _decode_bundle(data)
+    if not FRAME_HEADER_BYTES <= len(data) <= limits.MAX_FRAME_BYTES:
+        raise PeerFault(
+            f"frame of {len(data)} bytes; "
+            f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
+        )
+    frame = _make_frame(_HEADER.unpack_from(data), memoryview(data)[FRAME_HEADER_BYTES:])
+    header, signature = data[: _HEADER.size], data[_HEADER.size : FRAME_HEADER_BYTES]
+    return Seal(_DOMAIN + header, signature), [frame]
+
+
+def _decode_bundle(data: bytes) -> tuple[Seal, list[Frame]]:
     if not _BUNDLE.size <= len(data) <= limits.MAX_FRAME_BYTES:
         raise PeerFault(
             f"bundle of {len(data)} bytes; allowed are {_BUNDLE.size} to {limits.MAX_FRAME_BYTES}"
@@ -287,7 +301,7 @@ def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
 # ---- chunks of tensors that are too large for a frame -----------------------------------------
 
 _CHUNK = struct.Struct(">4s32sHHIQQ")
-_CHUNK_MAGIC = b"SUp1"
+CHUNK_MAGIC = b"SUp1"  # with which no frame begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +322,7 @@ class TensorChunk:
     def encode(self) -> bytes:
         """Return header ‖ payload."""
         header = _CHUNK.pack(
-            _CHUNK_MAGIC,
+            CHUNK_MAGIC,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -319,10 +333,10 @@ class TensorChunk:
         return b"".join((header, self.payload))
 
 
-def decode_chunk(data: bytes) -> TensorChunk | None:
-    """Parse a chunk; return None for another message, raise PeerFault for impossible bounds."""
-    if not data.startswith(_CHUNK_MAGIC):
-        return None
+def decode_chunk(data: bytes) -> TensorChunk:
+    """Parse what begins with ``CHUNK_MAGIC``; raise PeerFault for impossible bounds."""
+    if not data.startswith(CHUNK_MAGIC):
+        raise PeerFault("a message that is no chunk came where one was expected")
     if not _CHUNK.size < len(data) <= _CHUNK.size + limits.TENSOR_CHUNK_BYTES:
         raise PeerFault(
             f"a chunk of {len(data)} bytes; it may carry 1 to {limits.TENSOR_CHUNK_BYTES}"

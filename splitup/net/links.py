@@ -54,7 +54,7 @@ class Link:
         self.connected = asyncio.Event()
         self.closed = False
         self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # which wait to be handed to the network
         self._bulk: deque[bytes] = deque()
         self.bulk_bytes = 0  # of bulk messages that wait
         self._sent: deque[bytes] = deque()
@@ -65,11 +65,6 @@ class Link:
         self._socket: _Socket | None = None  # set while it can take a frame at once
         self._begun: _Begun | None = None  # a write that the socket has not finished
 
-    @property
-    def queued_bytes(self) -> int:
-        """Return how many bytes wait to be handed to the network."""
-        return self._queued_bytes
-
     def send(self, frame: bytes) -> None:
         """Queue one sealed frame; never blocks.
 
@@ -78,14 +73,14 @@ class Link:
         """
         if self.closed:
             raise self.error or Unavailable(f"the connection to {self.peer} is closed")
-        if self._queued_bytes + len(frame) > tuning.LINK_QUEUE_BYTES:
+        if self.queued_bytes + len(frame) > tuning.LINK_QUEUE_BYTES:
             raise Unavailable(
-                f"{self.peer} reads too slowly: {self._queued_bytes} bytes wait to be sent to it"
+                f"{self.peer} reads too slowly: {self.queued_bytes} bytes wait to be sent to it"
             )
         if self._socket is not None and not self._queue and self._write_now(self._socket, frame):
             return
         self._queue.append(frame)
-        self._queued_bytes += len(frame)
+        self.queued_bytes += len(frame)
         self._wake.set()
 
     def send_bulk(self, message: bytes) -> None:
@@ -97,7 +92,7 @@ class Link:
 
     async def drain(self, below_bytes: int = 0) -> None:
         """Wait until at most ``below_bytes`` are queued; raise Unavailable when the link closes."""
-        while self._queued_bytes > below_bytes:
+        while self.queued_bytes > below_bytes:
             if self.closed:
                 raise self.error or Unavailable(f"the connection to {self.peer} is closed")
             self._drained.clear()
@@ -123,7 +118,7 @@ class Link:
                     frame = self._queue[0]
                     await socket.send_bytes(frame)
                     self._queue.popleft()
-                    self._queued_bytes -= len(frame)
+                    self.queued_bytes -= len(frame)
                     self._remember(frame)
                     self._drained.set()
                 self._wake.clear()
@@ -151,7 +146,7 @@ class Link:
     def rewind(self) -> None:
         """Queue the frames sent last again: the old connection may have lost them."""
         self._queue.extendleft(reversed(self._sent))
-        self._queued_bytes += self._sent_bytes
+        self.queued_bytes += self._sent_bytes
         self._sent.clear()
         self._sent_bytes = 0
         self._bulk.clear()  # the chunks of a tensor are of no use when some are lost

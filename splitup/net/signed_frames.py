@@ -15,6 +15,7 @@ from splitup.messages.frames import (
     FrameKind,
     Seal,
     encode_bundle,
+    encode_frame,
     get_bundle_bytes,
     make_bundle_message,
 )
@@ -81,10 +82,19 @@ def make_entry_frame(
     execution_id: str, source: PortId, entry: LogEntry, before: bytes = NO_STEPS
 ) -> Frame:
     """Return the frame for one step of a port's log, inline or stored."""
-    where = (execution_id, *source, entry.step)
-    if entry.data is None:
-        return make_stored_frame(*where, entry.digest, entry.length, before=before)
-    return make_tensor_frame(*where, bytes(entry.data), entry.digest, before)
+    data = entry.data
+    return Frame(
+        FrameKind.TENSOR,
+        execution_id,
+        *source,
+        entry.step,
+        entry.digest,
+        entry.length,
+        b"" if data is None else bytes(data),
+        stored=data is None,
+        zeros=data is not None and is_zero(entry.digest, entry.length),
+        before=before,
+    )
 
 
 def make_message_frame(
@@ -106,11 +116,14 @@ def make_message_frame(
 
 def seal_frame(identity: Identity, frame: Frame) -> bytes:
     """Sign a frame; return its bytes, which are the same for every consumer."""
-    return frame.encode(identity.sign_raw(frame.signed_bytes()))
+    signed = frame.signed_bytes()
+    return encode_frame(frame, signed, identity.sign_raw(signed))
 
 
 def seal_frames(identity: Identity, frames: Sequence[Frame]) -> list[bytes]:
     """Sign frames for the same readers; return as few messages (bundles) as they fit in."""
+    if len(frames) == 1:
+        return [seal_frame(identity, frames[0])]
     bundles: list[list[Frame]] = []
     room = 0
     for frame in frames:

@@ -296,27 +296,40 @@ class LogWriter:
         self._pause_s = pause_s
         self._logs: dict[tuple[int, int], PortLog] = {}
         self._ahead: dict[tuple[int, int], dict[int, LogEntry]] = {}  # by port and step
+        self._new: list[tuple[int, int, LogEntry]] = []  # not in ``_logs`` or ``_ahead`` yet
         self._task: asyncio.Task[None] | None = None
         self.error: SplitUpError | None = None
 
     def append(self, task: int, port: int, entry: LogEntry) -> None:
-        """Add a step of a port. Steps may come out of order, since large tensors take longer."""
-        if self.error is not None:
-            return
-        log = self._logs.get((task, port))
-        if log is None:
-            log = self._logs[task, port] = PortLog(task, port, self._node)
-        ahead = self._ahead.setdefault((task, port), {})
-        ahead[entry.step] = entry
+        """Add a step of a port. Steps may come out of order, since large tensors take longer.
+
+        It is only noted, because a reader waits for the tensor itself: call ``settle`` afterwards.
+        """
+        self._new.append((task, port, entry))
+
+    def settle(self) -> None:
+        """Put what was added into the logs, and begin to store a log that is behind."""
+        new, self._new = self._new, []
         now = time.monotonic()
-        while (following := ahead.pop(log.next_step, None)) is not None:
-            log.append(following, now)
-        if log.is_behind:
-            self._start()
-        if log.unstored_bytes > tuning.LOG_MEMORY_BYTES:
-            self.error = Unavailable(
-                f"the store is too slow: {log.unstored_bytes} bytes of one log wait for it"
-            )
+        for task, port, entry in new:
+            if self.error is not None:
+                return
+            log = self._logs.get((task, port))
+            if log is None:
+                log = self._logs[task, port] = PortLog(task, port, self._node)
+            if entry.step == log.next_step:
+                log.append(entry, now)
+            else:
+                self._ahead.setdefault((task, port), {})[entry.step] = entry
+            if ahead := self._ahead.get((task, port)):
+                while (following := ahead.pop(log.next_step, None)) is not None:
+                    log.append(following, now)
+            if log.is_behind:
+                self._start()
+            if log.unstored_bytes > tuning.LOG_MEMORY_BYTES:
+                self.error = Unavailable(
+                    f"the store is too slow: {log.unstored_bytes} bytes of one log wait for it"
+                )
 
     async def resume(self, task: int, port: int) -> int:
         """Continue a log that an earlier run wrote; return the first step that it lacks."""
@@ -329,6 +342,7 @@ class LogWriter:
 
     def flush(self, *, age_s: float = 0.0) -> None:
         """Start to store all steps that are at least ``age_s`` old."""
+        self.settle()
         before = time.monotonic() - age_s
         if any([log.flush(before) for log in self._logs.values()]):
             self._start()
@@ -344,6 +358,7 @@ class LogWriter:
 
     def get_unstored(self, task: int, port: int) -> list[LogEntry]:
         """Return the steps of a port that are not stored yet, in order."""
+        self.settle()
         log = self._logs.get((task, port))
         ahead = self._ahead.get((task, port), {})
         stored = [] if log is None else list(log.iter_unstored())
@@ -351,11 +366,13 @@ class LogWriter:
 
     def forget(self, task: int) -> None:
         """Stop writing the log of a task that another node has taken over."""
+        self.settle()
         self._logs = {port: log for port, log in self._logs.items() if port[0] != task}
 
     def discard(self) -> None:
         """Stop writing: the execution has failed on this node."""
         self.error = self.error or Unavailable("the execution has failed")
+        self._new.clear()
         self._logs.clear()
         self._ahead.clear()
 

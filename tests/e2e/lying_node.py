@@ -20,7 +20,8 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from splitup_node.daemon import run_node
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.executions import Execution
 from splitup_node.execution.outputs import Outputs
+from splitup_node.execution.routing import Outlet
 from splitup_node.execution.step_loop import StepLoop
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier
@@ -142,21 +144,23 @@ class Deceiver:
         self,
         outputs: Outputs,
         execution: Execution,
-        source: PortId,
+        outlet: Outlet,
         entry: LogEntry,
-        targets: Iterable[str],
+        zeros: Collection[int],
         before: bytes,
     ) -> None:
-        if not execution.is_result(source, entry.step) or entry.data is None:
-            self.send_honestly(outputs, execution, source, entry, targets, before)
+        readers, is_result = outlet.route(entry.step, zeros)
+        if not is_result or entry.data is None:
+            self.send_honestly(outputs, execution, outlet, entry, zeros, before)
             return
         data = bytes(entry.data[::-1])
         false = LogEntry(entry.step, hashlib.sha256(data).digest(), len(data), data)
-        sent = self.sent.setdefault((execution.id, source), StepsDigest())
-        self.send_honestly(outputs, execution, source, false, (), sent.value)
+        sent = self.sent.setdefault((execution.id, outlet.source), StepsDigest())
+        alone = replace(outlet, readers=(), gates=())
+        self.send_honestly(outputs, execution, alone, false, zeros, sent.value)
         sent.add(false.digest)
-        right = make_entry_frame(execution.id, source, entry)
-        outputs.send(execution, targets, seal_frame(outputs._identity, right))
+        right = make_entry_frame(execution.id, outlet.source, entry)
+        outputs.send(readers, seal_frame(outputs._identity, right))
 
 
 def corrupt(how: str) -> None:

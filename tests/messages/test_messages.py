@@ -172,7 +172,8 @@ CHUNK = TensorChunk(
 
 def test_piece_round_trips_and_is_no_frame() -> None:
     assert decode_chunk(CHUNK.encode()) == CHUNK
-    assert decode_chunk(make_frame().encode(SIGNATURE)) is None
+    with pytest.raises(PeerFault, match="no chunk"):
+        decode_chunk(make_frame().encode(SIGNATURE))
     with pytest.raises(PeerFault, match="magic"):
         decode_frame(CHUNK.encode() + bytes(FRAME_HEADER_BYTES))
 

@@ -107,7 +107,12 @@ def test_a09_bundles_make_no_more_zeros_than_they_could_carry() -> None:
     frames = [make_tensor_frame(EXECUTIONS[0], 0, 0, n, bytes(2**20)) for n in range(2)]
     message = seal_one(make_frames()[:2])
     doubled = b"".join(
-        (message[:4], COUNT.pack(2), bytes(64), *(frame._header() for frame in frames))
+        (
+            message[:4],
+            COUNT.pack(2),
+            bytes(64),
+            *(frame.encode(bytes(64))[:-64] for frame in frames),
+        )
     )
     with pytest.raises(PeerFault, match="bytes of zeros beside"):
         decode_frames(doubled)

@@ -35,10 +35,10 @@ from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
 from splitup.messages.frames import (
+    CHUNK_MAGIC,
     Frame,
     FrameKind,
     TensorChunk,
-    decode_chunk,
     decode_frame,
     make_delivery,
 )
@@ -244,10 +244,11 @@ class TestNode:
             worker_argv=worker_argv,
             **options,
         )
+        self.workers = Workers([self.supervisor])
         self.state_limit_bytes = 10**9
         self.engine = Engine(
             self.identity,
-            self.supervisor,
+            self.workers,
             self.programs,
             store.open,
             self,
@@ -272,14 +273,14 @@ class TestNode:
         app = make_app()
         app.router.add_get(api.DATA.path, self.engine.acceptor.handle)
         self.server = await serve_app(app, "127.0.0.1", 0)
-        await self.supervisor.start()
+        await self.workers.start()
         await self.load(graphs)
 
     async def load(self, graphs: dict[str, Graph]) -> None:
         for task_id, graph in graphs.items():
             path = self.directory / task_id
             path.write_bytes(graph.to_bytes())
-            loaded = await self.supervisor.load(path, None)
+            loaded = await self.workers.load(0, path, None)
             assert loaded["task_id"] == task_id
             self.programs[task_id] = loaded["program"]
 
@@ -296,7 +297,7 @@ class TestNode:
         await self.engine.close()
         if self.server is not None:
             await self.server.close()
-        await self.supervisor.close()
+        await self.workers.close()
 
 
 class TestClient:
@@ -320,7 +321,7 @@ class TestClient:
         self.totals: dict[tuple[str, int], str] = {}
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        if decode_chunk(data) is not None:
+        if data.startswith(CHUNK_MAGIC):
             return
         frame, seal = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:

@@ -150,8 +150,10 @@ async def test_full_segment_waits_for_the_next_look_unless_another_is_full(
     for entry in entries[:3]:
         writer.append(2, 0, entry)
         writer.append(2, 1, entry)
+    writer.settle()
     assert writer._task is None
     writer.append(2, 0, entries[3])
+    writer.settle()
     assert writer._task is not None, "two of port 0 wait"
     await writer._task
     assert store.asked == 2 and len(store.objects) == 3, "one request for all ports"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from splitup.core import tuning
 from splitup.graph.gates import compute_zero_step
@@ -17,11 +18,13 @@ from splitup.graph.manifest import Task
 from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.device_states import choose_idle
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Symbol
+from splitup_node.execution.executions import Execution
+from splitup_node.execution.parts import Symbol
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.worker_pool import Workers
 
 Batch = Sequence[tuple[Execution, Run]]
+_get_data = attrgetter("data")
 
 
 class BatchScheduler:
@@ -52,8 +55,11 @@ class BatchScheduler:
                 continue
             if run.gate is not None:
                 return [(execution, run)]
-            if following := self._take_following(execution, run):
-                return [(execution, run), *following]
+            if self._queue.has_following(run):
+                if following := self._take_following(execution, run):
+                    return [(execution, run), *following]
+            if not self._queue:
+                return [(execution, run)]
             batch = [(execution, run), *self._take_others(execution, run)]
             # an execution may have been failed since, to make room for another one's state
             batch = [(one, its_run) for one, its_run in batch if not one.is_over]
@@ -63,14 +69,12 @@ class BatchScheduler:
 
     def make_requests(self, batch: Batch) -> list[RunRequest]:
         """Return the worker's requests for a batch."""
-        return [
-            RunRequest(
-                execution.parts[run.task].session,
-                self._programs[execution.manifest.tasks[run.task].task_id],
-                [tensor.data for tensor in run.inputs],
-            )
-            for execution, run in batch
-        ]
+        requests = []
+        for execution, run in batch:
+            program = self._programs[execution.manifest.tasks[run.task].task_id]
+            inputs = list(map(_get_data, run.inputs))
+            requests.append(RunRequest(execution.parts[run.task].session, program, inputs))
+        return requests
 
     def _prepare(self, execution: Execution, run: Run) -> None:
         """Fail idle executions when the state that begins with this run does not fit otherwise."""
@@ -102,7 +106,7 @@ class BatchScheduler:
         """Return runs of the same task that other executions have ready, as many as fit."""
         task_id = execution.manifest.tasks[first.task].task_id
         width = self._workers.get_width(self._programs[task_id])
-        if width == 1 or not len(self._queue):
+        if width == 1:
             return []
         taken = {first.execution_id}
         has_room = _make_row_count(execution.parts[first.task].symbols, first)

@@ -19,7 +19,8 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Tensor
 from splitup.storage.log_store import iter_log, read_tensor
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Part, Schedule, Spawn
+from splitup_node.execution.executions import Execution, Schedule, Spawn
+from splitup_node.execution.parts import Part
 
 
 class Replay:
@@ -71,7 +72,7 @@ class Replay:
                 await self._offer_entry(execution, part, name, entry)
         while self._is_current(execution, part):  # the task may have left already
             author = execution.executor_map.get_author(source[0])
-            spec = execution.routes.specs[source]
+            spec = execution.routing.routes.specs[source]
             reader = LogReader(execution.id, *source, author, spec.accepts)
             wait = partial(self._is_expected, execution, part, reader)
             async for entries in iter_log(execution.store, reader, wait=wait):
@@ -82,7 +83,7 @@ class Replay:
                 return  # otherwise another node produces this port now: read its log from the start
 
     def _is_missing(self, execution: Execution, part: Part, source: PortId, step: int) -> bool:
-        if not self._is_current(execution, part) or step == execution.steps:
+        if not self._is_current(execution, part) or step == execution.claims.steps:
             return False
         return not self._queue.has(execution.id, source, step, part.task)
 

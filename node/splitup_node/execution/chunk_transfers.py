@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from splitup.core.errors import PeerFault, SplitUpError
 from splitup.messages.frames import TensorChunk
 from splitup.net.links import Link, LinkPool
 from splitup.net.tensor_chunks import has_room
 from splitup_node.execution.executions import Execution
+from splitup_node.execution.routing import Readers
 
 
-def find_direct_links(
-    pool: LinkPool, execution: Execution, targets: Iterable[str], nbytes: int, most_bytes: int
-) -> list[Link]:
+def find_direct_links(pool: LinkPool, readers: Readers, nbytes: int, most_bytes: int) -> list[Link]:
     """Return the links of nodes that a tensor can go to directly."""
     links = []
-    for target in targets:
-        node = execution.certificate.plan.node_of(target)
+    for node, endpoint in readers:
         try:
-            link = pool.open(node.node, node.endpoint)
+            link = pool.open(node, endpoint)
         except SplitUpError:
             continue  # the client replaces a node that is gone
         if has_room(link, nbytes, most_bytes):
@@ -32,9 +28,11 @@ def check_chunk(execution: Execution, sender: str, chunk: TensorChunk) -> bool:
 
     Raises PeerFault when nobody may send it here.
     """
-    if not execution.check_tensor((chunk.task, chunk.port), chunk.length):
+    inlet = execution.routing.find_inlet((chunk.task, chunk.port))
+    if inlet is None:
         return False
-    if sender != execution.executor_map.get_key(chunk.task):
+    execution.routing.check_size((chunk.task, chunk.port), chunk.length)
+    if sender != inlet.key:
         if execution.executor_map.takeovers:
             return False  # the executor was replaced
         raise PeerFault(f"{sender} sends chunks of task {chunk.task} of {execution.id}")

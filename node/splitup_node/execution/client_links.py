@@ -80,7 +80,7 @@ class ClientLinks:
     def send(self, execution: Execution, sealed: bytes, *, keep: bool = True) -> None:
         """Send a sealed frame over the newest of the client's links."""
         if keep:
-            execution.keep_for_client(sealed)
+            execution.outbox.add(sealed)
         for link in self._iter_links(execution.client_key, execution.id):
             try:
                 link.send(sealed)
@@ -103,7 +103,7 @@ class ClientLinks:
         self._links.setdefault(link.peer, []).append(link)
         for execution in self._executions.values():
             if execution.client_key == link.peer and link.execution_id in ("", execution.id):
-                for sealed in execution.outbox:
+                for sealed in execution.outbox.frames:
                     link.send(sealed)
         for execution_id, (client_key, sealed) in self._refused.items():
             if client_key == link.peer and link.execution_id in ("", execution_id):

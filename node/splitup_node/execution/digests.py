@@ -113,7 +113,9 @@ class Recorder:
         self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
     ) -> None:
         """Add one run to the digests, then call ``on_done``."""
-        unknown = sum(len(one.data) for one in (*inputs, *outputs) if not one.digest)
+        unknown = 0
+        for tensor in (*inputs, *outputs):
+            unknown += 0 if tensor.digest else len(tensor.data)
         if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
             digests.add(_get_digests(inputs), _get_digests(outputs))
             on_done()

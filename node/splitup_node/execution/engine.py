@@ -116,12 +116,12 @@ class Engine:
         """
         table = self._table
         execution = make_execution(certificate, manifest, self._node, self._open_store)
-        mine = [task.index for task in execution.routes.tasks]
+        mine = [task.index for task in execution.routing.routes.tasks]
         for task in mine:
             table.check_can_run(execution, task)
         if mine:
             steps = certificate.plan.request.steps
-            table.queue.assign(execution.id, execution.routes.tasks, steps)
+            table.queue.assign(execution.id, execution.routing.routes.tasks, steps)
         else:
             table.forget_standby()
         for task in mine:

@@ -108,7 +108,7 @@ class ExecutionTable:
         execution = self.by_id.get(execution_id)
         if execution is None or execution.is_over:
             return
-        execution.failure = reason[:500]
+        execution.fail(reason[:500])
         execution.ended_at_s = self.now_s()
         _log.warning(
             "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason

@@ -1,4 +1,4 @@
-"""What follows a run off the critical path: digests, traces, and the end of the execution."""
+"""What follows a run off the critical path: logs, digests, traces, and the end of the execution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from splitup.net.signed_frames import make_message_frame
 from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Part, Spawn, get_first_task
+from splitup_node.execution.executions import Execution, Spawn, get_first_task
+from splitup_node.execution.parts import Part
 from splitup_node.fault_injection import crash_point
 from splitup_node.worker.worker_pool import Workers
 
@@ -47,15 +48,18 @@ class Finisher:
         self._finishing: set[asyncio.Task[None]] = set()
 
     def record(self, batch: Sequence[FinishedRun], sent_ns: int) -> None:
-        """Add runs to the traces and digests; ``sent_ns`` is when their outputs left."""
+        """Add runs to the logs, traces and digests; ``sent_ns`` is when their outputs left."""
         for one in batch:
             execution, run = one.execution, one.run
+            execution.writer.settle()
             part = execution.parts.get(run.task)
             if execution.failure or part is None:
                 continue
-            received = max((tensor.arrived_ns for tensor in run.inputs), default=one.started_ns)
+            received = one.started_ns if not run.inputs else 0
+            for tensor in run.inputs:
+                received = max(received, tensor.arrived_ns)
             times = (received, one.started_ns, one.ended_ns, sent_ns)
-            execution.add_span(run.task, run.step, times)
+            execution.spans.add(run.task, run.step, times)
             execution.used_at_s = self._table.now_s()
             self._replay.on_run(execution, run.task)
             execution.recorder.add(
@@ -68,12 +72,13 @@ class Finisher:
             return  # or being finished already
         if execution.publishing_bytes or not self._queue.is_complete(execution.id):
             return
-        if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
+        claims = execution.claims
+        if any(part.recorded < (claims.steps or 0) for part in execution.parts.values()):
             return
-        assert execution.end is not None
-        if execution.steps and not execution.make_claims(execution.end.end):
+        assert claims.end is not None
+        if claims.steps and not claims.make(claims.end.end):
             _log.warning("the client of %s ends it with inputs that it did not send", execution.id)
-            execution.end = None  # it is settled by an interim end, or by what was computed
+            claims.end = None  # it is settled by an interim end, or by what was computed
             return
         self._start_finishing(execution)
 
@@ -84,16 +89,16 @@ class Finisher:
         """
         if execution.is_over or execution.ended_at_s or not execution.parts:
             return
-        signed = execution.find_substitute()
+        signed = execution.claims.find_substitute()
         if signed is None:
             return
         steps = signed.end.steps
         is_late = now_s > execution.deadline_s - tuning.STOP_MARGIN_S
         why = "its deadline is near: ask for a later one" if is_late else "the client was idle"
-        execution.failure = f"{why}; the steps computed, and paid, are {steps}"
+        execution.fail(f"{why}; the steps computed, and paid, are {steps}")
         _log.info("execution %s: %s", execution.id, execution.failure)
         self._table.clients.tell_failure(execution, get_first_task(execution), steps)
-        execution.end = signed
+        execution.claims.end = signed
         self._queue.drop(execution.id)
         self._start_finishing(execution)
 
@@ -109,17 +114,18 @@ class Finisher:
 
     def _on_recorded(self, execution: Execution, part: Part) -> None:
         part.recorded += 1
-        self.check_complete(execution)
+        if execution.claims.end is not None:
+            self.check_complete(execution)
 
     async def _finish(self, execution: Execution) -> None:
-        task, steps = get_first_task(execution), execution.steps or 0
+        task, steps = get_first_task(execution), execution.claims.steps or 0
         try:
             await self._digest_states(execution)
         except SplitUpError as error:
             reason = f"its final state cannot be read: {error}"
             self._table.fail(execution.id, task, steps, reason)
             return
-        for remaining, trace in execution.make_traces():
+        for remaining, trace in execution.spans.make_traces(execution.id, execution.node):
             frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
             self._table.clients.tell(execution, frame)
         try:
@@ -128,14 +134,15 @@ class Finisher:
             self._table.fail(execution.id, task, steps, f"its log cannot be stored: {error}")
             return
         crash_point("logged")
-        execution.finished = True
+        execution.is_over = True
         self._table.release(execution)
         self._table.listener.on_finished(execution)
 
     async def _digest_states(self, execution: Execution) -> None:
         """Note what the states are at the end: they are committed to like the outputs."""
-        if execution.end is None or not execution.end.end.final:
+        claims = execution.claims
+        if claims.end is None or not claims.end.end.final:
             return
         for part in list(execution.parts.values()):
-            if execution.manifest.tasks[part.task].state_bytes and execution.steps:
+            if execution.manifest.tasks[part.task].state_bytes and claims.steps:
                 part.digests.state = await self._workers.digest_state(part.session)

@@ -46,6 +46,7 @@ class Handovers:
             return
         execution.takeovers[task] = sealed
         after = execution.executor_map.get_author(task)
+        reader = execution.routing.find_readers((after,))
         _log.info("task %d of %s: %s takes over from %s", task, execution.id, after, before)
         self._queue.renew(execution.id, task)
         if task in execution.parts:
@@ -57,11 +58,11 @@ class Handovers:
         for source in dict.fromkeys(get_sources(execution.manifest, task)):
             if source[0] in execution.parts:
                 # the new executor must know of the takeover before the tensors come
-                self._outputs.send(execution, (after,), sealed)
-                self._outputs.resend(execution, source, after)
+                self._outputs.send(reader, sealed)
+                self._outputs.resend(execution, source, reader)
 
     def _give_up_part(self, execution: Execution, task: int) -> None:
-        part = execution.parts.pop(task)
+        part = execution.drop_part(task)
         self._queue.drop_task(execution.id, task)
         self._workers.drop([part.session])
         execution.writer.forget(task)
@@ -75,11 +76,11 @@ class Handovers:
         had_parts = bool(execution.parts)
         try:
             self._table.check_can_run(execution, task)
-            local = next(t for t in execution.routes.tasks if t.index == task)
+            local = next(t for t in execution.routing.routes.tasks if t.index == task)
             self._queue.assign(execution.id, [local], execution.certificate.plan.request.steps)
-            self._queue.extend(execution.id, execution.delivered)
-            if execution.steps is not None:
-                self._queue.end(execution.id, execution.steps)
+            self._queue.extend(execution.id, execution.claims.delivered)
+            if execution.claims.steps is not None:
+                self._queue.end(execution.id, execution.claims.steps)
         except SplitUpError as error:
             self._table.fail(execution.id, task, first_step, str(error))
             return
@@ -88,8 +89,8 @@ class Handovers:
         if not had_parts:
             self._table.listener.on_begun(execution)
         self._outputs.open_links(execution)
-        targets = execution.routes.targets
-        readers = {node for port in targets if port[0] == task for node in targets[port]}
+        outlets = execution.parts[task].outlets
+        readers = tuple(sorted({reader for outlet in outlets for reader in outlet.readers}))
         for sealed in execution.takeovers.values():  # before any tensor that follows from them
-            self._outputs.send(execution, sorted(readers), sealed)
+            self._outputs.send(readers, sealed)
         self._replay.start(execution, task)

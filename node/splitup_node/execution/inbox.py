@@ -10,7 +10,15 @@ from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailab
 from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedEnd, SignedTakeover
-from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk, decode_chunk, decode_frames
+from splitup.messages.frames import (
+    CHUNK_MAGIC,
+    Frame,
+    FrameKind,
+    Seal,
+    TensorChunk,
+    decode_chunk,
+    decode_frames,
+)
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
@@ -51,21 +59,26 @@ class Inbox:
 
     def take(self, link: Link, data: bytes) -> None:
         """Take one message from a link. Raises PeerFault, BadSignature."""
-        if (chunk := decode_chunk(data)) is not None:
-            self._take_chunk(link, chunk)
+        if data.startswith(CHUNK_MAGIC):
+            self._take_chunk(link, decode_chunk(data))
             return
         seal, frames = decode_frames(data)
         for frame in frames:
             execution = self._table.by_id.get(frame.execution_id)
-            if execution is not None:
+            if execution is None:
+                self._take_unknown(link, frame, seal)
+            else:
                 self._take_frame(execution, frame, seal)
-            elif self._table.is_known(frame.execution_id):
-                continue
-            elif frame.kind is not FrameKind.PROBE:
-                self._early.add(link.peer, frame, seal, time.monotonic())
-            elif (plan := self._table.parties.expected.get(frame.execution_id)) is not None:
-                verify_seal(seal, plan.plan.request.client_key)
-                self._table.clients.tell_loading(plan)
+
+    def _take_unknown(self, link: Link, frame: Frame, seal: Seal) -> None:
+        """Keep a frame that comes before its plan, and drop one that comes after the end."""
+        if self._table.is_known(frame.execution_id):
+            return
+        if frame.kind is not FrameKind.PROBE:
+            self._early.add(link.peer, frame, seal, time.monotonic())
+        elif (plan := self._table.parties.expected.get(frame.execution_id)) is not None:
+            verify_seal(seal, plan.plan.request.client_key)
+            self._table.clients.tell_loading(plan)
 
     def take_early(self, execution: Execution) -> None:
         """Take the frames that came before the plan of an execution."""
@@ -113,17 +126,19 @@ class Inbox:
 
     def _take_tensor(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         port = (frame.task, frame.port)
-        key = execution.executor_map.get_key(frame.task)
-        if not execution.check_tensor(port, frame.length):
+        inlet = execution.routing.find_inlet(port)
+        if inlet is None:
             return
+        if frame.length not in inlet.sizes:
+            execution.routing.check_size(port, frame.length)
         try:
-            verify_seal(seal, key)
+            verify_seal(seal, inlet.key)
         except BadSignature:
             if execution.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return  # frames of an executor that was replaced are ignored
             raise
-        if frame.task == CLIENT and frame.step >= execution.ordered:
-            execution.ordered, execution.order = frame.step + 1, seal
+        if frame.task == CLIENT:
+            execution.claims.add_order(frame.step, seal)
         payload: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
             payload = self._table.chunks.take(execution.id, port, frame.step, frame.digest)
@@ -135,14 +150,14 @@ class Inbox:
             self._spawn(self._fetch_stored(execution, frame, author))
 
     def _is_missing(self, execution: Execution, port: PortId, step: int) -> bool:
-        readers = [task.index for task in execution.routes.tasks if port in task.inputs]
+        readers = [task.index for task in execution.routing.routes.tasks if port in task.inputs]
         return not all(self._queue.has(execution.id, port, step, reader) for reader in readers)
 
     def _offer(self, execution: Execution, port: PortId, step: int, tensor: Tensor) -> None:
         try:
             self._queue.offer(execution.id, port, step, tensor)
         except Unavailable as error:
-            reader = next(t.index for t in execution.routes.tasks if port in t.inputs)
+            reader = next(t.index for t in execution.routing.routes.tasks if port in t.inputs)
             self._table.fail(execution.id, reader, step, str(error))
 
     async def _fetch_stored(self, execution: Execution, frame: Frame, author: str) -> None:
@@ -160,7 +175,7 @@ class Inbox:
             def find_reader() -> tuple[int, int] | None:
                 """Return the task that lacks the tensor; None after a takeover on either side."""
                 is_replaced = execution.executor_map.get_author(frame.task) != author
-                tasks = () if is_replaced else execution.routes.tasks
+                tasks = () if is_replaced else execution.routing.routes.tasks
                 return next(((t.index, frame.step) for t in tasks if port in t.inputs), None)
 
             await self._table.fail_unless_replaced(
@@ -179,20 +194,21 @@ class Inbox:
             return
         check_end(signed, execution.certificate.plan, execution.manifest)
         self._queue.end(execution.id, signed.end.steps)
-        if execution.end is None:
-            execution.end = signed
-            execution.forget_outputs()
+        if execution.claims.end is None:
+            execution.claims.end = signed
+            execution.outbox.clear()
             self._table.listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._finisher.check_complete, execution)
 
     def _extend(self, execution: Execution, signed: SignedEnd) -> None:
         """Learn that steps were delivered: their work is owed, and more may be computed."""
-        if signed.end.steps <= execution.delivered:
+        claims = execution.claims
+        if signed.end.steps <= claims.delivered:
             return  # the client sends its latest ones again to who may lack them
         plan = execution.certificate.plan
-        check_interim(signed, plan, execution.manifest, execution.delivered)
-        execution.add_interim(signed)
-        self._queue.extend(execution.id, execution.delivered)
+        check_interim(signed, plan, execution.manifest, claims.delivered)
+        claims.add_interim(signed)
+        self._queue.extend(execution.id, claims.delivered)
 
     def _tell_progress(self, execution: Execution) -> None:
         progress = self._queue.get_progress(execution.id)

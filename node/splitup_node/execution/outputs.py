@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
@@ -28,10 +28,9 @@ from splitup.storage.log_store import LogObject
 from splitup_node.execution.chunk_transfers import find_direct_links
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.executions import Execution, Spawn
+from splitup_node.execution.routing import Outlet, Readers
 
 _log = logging.getLogger("splitup.node.outputs")
-
-_Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
 
 
 class Outputs:
@@ -52,10 +51,7 @@ class Outputs:
         self._clients = table.clients
         self._spawn = spawn
         self._direct_bytes = direct_bytes
-        self._waiting: list[tuple[_Readers, Frame]] = []  # the frames of this batch
-        self._unlogged: list[
-            tuple[Execution, PortId, LogEntry]
-        ] = []  # the log entries of this batch
+        self._waiting: list[tuple[Readers, Frame]] = []  # the frames of this batch
 
     def publish(
         self,
@@ -67,94 +63,76 @@ class Outputs:
         """Queue a run's outputs for their readers on other nodes; ``flush`` sends them.
 
         Returns the outputs for the readers on this node. ``on_stored`` is called when a large one
-        has been stored.
+        has been stored. If outputs that are gates are zero, the readers that they gate get nothing
+        else.
         """
-        gates = execution.routes.find_gates(run.task)
-        zeros = {port for port in gates if holds_zeros(outputs[port])}
-        return [
-            self._publish_port(execution, run, port, data, zeros, on_stored)
-            for port, data in enumerate(outputs)
-        ]
-
-    def _publish_port(
-        self,
-        execution: Execution,
-        run: Run,
-        port: int,
-        data: bytes | memoryview,
-        zeros: Collection[int],
-        on_stored: Callable[[], None],
-    ) -> Tensor:
-        """Publish one output; ``zeros`` are the run's outputs that are zero: gated readers of
-        which get nothing else.
-        """
-        if len(data) > limits.INLINE_TENSOR_BYTES:
-            execution.publishing_bytes += len(data)
-            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_stored))
-            return Tensor(b"", data, time.time_ns())  # readers on this node need no digest
-        tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
-        source = (run.task, port)
-        entry = LogEntry(run.step, tensor.digest, len(data), data)
-        targets = execution.get_targets(source, run.step, zeros)
-        before = None
-        if source in execution.sent:
-            before = execution.sent[source].add(run.step, tensor.digest)
-        if before is not None and execution.is_result(source, run.step):
-            if before.done():
-                self.send_entry(execution, source, entry, targets, before.result())
-            else:  # a large tensor of an earlier step is still being hashed
-                self._spawn(self._send_later(execution, source, entry, targets, before))
-        elif targets:
-            frame = make_entry_frame(execution.id, source, entry)
-            self._waiting.append((_find_readers(execution, targets), frame))
-        self._unlogged.append((execution, source, entry))
-        return tensor
+        part, now_ns = execution.parts[run.task], time.time_ns()
+        zeros = {port for port in part.gates if holds_zeros(outputs[port])} if part.gates else ()
+        tensors = []
+        for outlet, data in zip(part.outlets, outputs, strict=True):
+            if len(data) > limits.INLINE_TENSOR_BYTES:
+                execution.publishing_bytes += len(data)
+                self._spawn(self._publish_stored(execution, outlet, run, data, zeros, on_stored))
+                tensors.append(Tensor(b"", data, now_ns))  # readers on this node need no digest
+                continue
+            tensor = Tensor(hashlib.sha256(data).digest(), data, now_ns)
+            tensors.append(tensor)
+            entry = LogEntry(run.step, tensor.digest, len(data), data)
+            execution.writer.append(*outlet.source, entry)
+            if outlet.before is not None:
+                before = outlet.before.add(run.step, tensor.digest)
+                if before.done():
+                    self.send_entry(execution, outlet, entry, zeros, before.result())
+                else:  # a large tensor of an earlier step is still being hashed
+                    self._spawn(self._send_later(execution, outlet, entry, zeros, before))
+                continue
+            readers, _ = outlet.route(run.step, zeros)
+            if readers:
+                frame = make_entry_frame(execution.id, outlet.source, entry)
+                self._waiting.append((readers, frame))
+        return tensors
 
     def flush(self) -> None:
-        """Send and log a batch's outputs, with one signature for all frames to the same reader."""
+        """Send a batch's outputs, with one signature for all frames to the same reader."""
         waiting, self._waiting = self._waiting, []
-        groups: dict[_Readers, list[Frame]] = {}
+        groups: dict[Readers, list[Frame]] = {}
         for readers, frame in waiting:
             groups.setdefault(readers, []).append(frame)
         for readers, frames in groups.items():
             for sealed in seal_frames(self._identity, frames):
-                self._send(readers, sealed)
-        unlogged, self._unlogged = self._unlogged, []
-        for execution, source, entry in unlogged:
-            execution.writer.append(*source, entry)
+                self.send(readers, sealed)
 
     async def _send_later(
         self,
         execution: Execution,
-        source: PortId,
+        outlet: Outlet,
         entry: LogEntry,
-        targets: Iterable[str],
+        zeros: Collection[int],
         before: Awaitable[bytes],
     ) -> None:
-        self.send_entry(execution, source, entry, targets, await before)
+        self.send_entry(execution, outlet, entry, zeros, await before)
 
     def send_entry(
         self,
         execution: Execution,
-        source: PortId,
+        outlet: Outlet,
         entry: LogEntry,
-        targets: Iterable[str],
+        zeros: Collection[int],
         before: bytes,
     ) -> None:
         """Send one step of an output to nodes, and to the client when it waits for it."""
-        targets = tuple(targets)
-        is_result = execution.is_result(source, entry.step)
-        if not targets and not is_result:
+        readers, is_result = outlet.route(entry.step, zeros)
+        if not readers and not is_result:
             return
-        frame = make_entry_frame(execution.id, source, entry, before)
+        frame = make_entry_frame(execution.id, outlet.source, entry, before)
         sealed = seal_frame(self._identity, frame)
-        self.send(execution, targets, sealed)
+        self.send(readers, sealed)
         if is_result:
             self._clients.send(execution, sealed)
 
     def open_links(self, execution: Execution) -> None:
         """Start to connect to the nodes that read what this node's tasks produce."""
-        for reader in execution.routes.successors.values():
+        for reader in execution.routing.routes.successors.values():
             link = self._pool.open(reader.node, reader.endpoint)
             if not link.has_connected:
                 loop = asyncio.get_running_loop()
@@ -166,7 +144,7 @@ class Outputs:
         The client then replaces this node. Otherwise it would replace the reader, which misses its
         inputs through no fault of its own.
         """
-        targets = execution.routes.targets
+        targets = execution.routing.routes.targets
         tasks = [port[0] for port in targets if link.peer in targets[port]]
         if link.has_connected or not tasks or execution.ended_at_s:
             return
@@ -175,49 +153,46 @@ class Outputs:
         reason += f": {link.error}" if link.error else ""
         self._table.fail(execution.id, min(tasks), step, reason)
 
-    def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
-        """Send a sealed frame to nodes of the plan. The client replaces a node that is gone."""
-        self._send(_find_readers(execution, targets), sealed)
+    def send(self, readers: Readers, sealed: bytes) -> bool:
+        """Send a sealed frame to nodes; return whether all take it.
 
-    def _send(self, readers: _Readers, sealed: bytes) -> None:
+        The client replaces a node that is gone.
+        """
+        is_sent = True
         for node, endpoint in readers:
             try:
                 self._pool.open(node, endpoint).send(sealed)
             except SplitUpError as error:
                 _log.warning("a frame to node %s cannot be sent: %s", node, error)
+                is_sent = False
+        return is_sent
 
-    def resend(self, execution: Execution, source: PortId, target: str) -> None:
+    def resend(self, execution: Execution, source: PortId, reader: Readers) -> None:
         """Send a new reader the entries of an output that are not in the store yet."""
-        node = execution.certificate.plan.node_of(target)
         for entry in execution.writer.get_unstored(*source):
-            sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
-            try:
-                self._pool.open(node.node, node.endpoint).send(sealed)
-            except SplitUpError as error:
-                _log.warning(
-                    "outputs of %s cannot be sent to node %s: %s", execution.id, target, error
-                )
+            frame = make_entry_frame(execution.id, source, entry)
+            if not self.send(reader, seal_frame(self._identity, frame)):
                 return
 
     async def _publish_stored(
         self,
         execution: Execution,
+        outlet: Outlet,
         run: Run,
-        port: int,
         data: bytes | memoryview,
         zeros: Collection[int],
         on_stored: Callable[[], None],
     ) -> None:
-        source = (run.task, port)
+        source, before = outlet.source, outlet.before
         try:
-            if run.task not in execution.parts:
+            if not _is_current(execution, outlet):
                 return  # another node runs the task by now
-            links = self._find_direct_links(execution, source, run.step, zeros, len(data))
-            find = execution.sent[source].add if source in execution.sent else None
-            digest, before = await send_direct(
+            links = self._find_direct_links(execution, outlet, run.step, zeros, len(data))
+            find = None if before is None else before.add
+            digest, earlier = await send_direct(
                 self._identity, links, execution.id, source, run.step, data, find
             )
-            name = LogName(run.task, port, execution.node, run.step, apart=True)
+            name = LogName(*source, execution.node, run.step, apart=True)
             await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"
@@ -225,18 +200,18 @@ class Outputs:
             return
         finally:
             execution.publishing_bytes -= len(data)
-        if execution.failure or run.task not in execution.parts:
+        if execution.failure or not _is_current(execution, outlet):
             return
         entry = LogEntry(run.step, digest, len(data), None)
-        execution.writer.append(run.task, port, entry)
-        targets = execution.get_targets(source, run.step, zeros)
-        self.send_entry(execution, source, entry, targets, before)
+        execution.writer.append(*source, entry)
+        execution.writer.settle()
+        self.send_entry(execution, outlet, entry, zeros, earlier)
         on_stored()
 
     def _find_direct_links(
         self,
         execution: Execution,
-        source: PortId,
+        outlet: Outlet,
         step: int,
         zeros: Collection[int],
         nbytes: int,
@@ -248,15 +223,16 @@ class Outputs:
         most = self._direct_bytes
         if execution.publishing_bytes > most:
             return []
-        targets = execution.get_targets(source, step, zeros)
-        links = find_direct_links(self._pool, execution, targets, nbytes, most)
-        if execution.is_result(source, step):
+        readers, is_result = outlet.route(step, zeros)
+        links = find_direct_links(self._pool, readers, nbytes, most)
+        if is_result:
             link = self._clients.find_link(execution)
             if link is not None and has_room(link, nbytes, most):
                 links.append(link)
         return links
 
 
-def _find_readers(execution: Execution, targets: Iterable[str]) -> _Readers:
-    entries = [execution.find_node(target) for target in targets]
-    return tuple((entry.node, entry.endpoint) for entry in entries)
+def _is_current(execution: Execution, outlet: Outlet) -> bool:
+    """Return whether this node still runs the task that an outlet was opened for."""
+    part = execution.parts.get(outlet.source[0])
+    return part is not None and part.outlets[outlet.source[1]] is outlet

@@ -91,11 +91,18 @@ class StepLoop:
     def on_frame(self, link: Link, data: bytes) -> None:
         """Take the inputs in one message of a peer, then schedule."""
         self._inbox.take(link, data)
-        self._schedule_soon()
+        if self._queue.executions == 1:  # nothing could join a batch
+            self.schedule()
+        elif not (self._is_schedule_due or self._is_busy):
+            # all that arrived together is read first: it may go into one batch
+            self._is_schedule_due = True
+            asyncio.get_running_loop().call_soon(self._schedule_due)
 
     def schedule(self) -> None:
         """Start the batch that is due first, unless one is running already."""
-        while not (self._is_busy or self._is_paused) and self._workers.is_running:
+        while not (self._is_busy or self._is_paused) and (self._queue or self._background):
+            if not self._workers.is_running:
+                return
             batch = self._scheduler.take_batch()
             if not batch:
                 self._run_background()
@@ -119,7 +126,8 @@ class StepLoop:
         self._set_busy(False)
         self._publish(batch, answers)
         self.schedule()
-        self._count(batch, answers)  # last: readers and the worker do not wait for it
+        # readers and the worker do not wait for it
+        asyncio.get_running_loop().call_soon(self._count, batch, answers)
 
     def _publish(self, batch: Batch, answers: Sequence[Answer]) -> None:
         """Send every run's outputs to their readers, and take them for the tasks of this node."""
@@ -150,17 +158,6 @@ class StepLoop:
             self._table.fail(execution.id, run.task, run.step, str(error))
 
     # ---- when to schedule ----------------------------------------------------------------------
-
-    def _schedule_soon(self) -> None:
-        """Schedule once all that arrived together has been read: it may go into one batch.
-
-        With a single execution nothing could join a batch, so it is scheduled at once.
-        """
-        if self._queue.executions == 1:
-            self.schedule()
-        elif not (self._is_schedule_due or self._is_busy):
-            self._is_schedule_due = True
-            asyncio.get_running_loop().call_soon(self._schedule_due)
 
     def _schedule_due(self) -> None:
         self._is_schedule_due = False

@@ -44,7 +44,7 @@ def make_end_value(execution: Execution) -> dict[str, Any]:
     takeovers = [
         signed.model_dump(mode="json") for signed in execution.executor_map.takeovers.values()
     ]
-    end = None if execution.end is None else execution.end.model_dump(mode="json")
+    end = None if execution.claims.end is None else execution.claims.end.model_dump(mode="json")
     return {"end": end, "takeovers": takeovers}
 
 
@@ -100,8 +100,8 @@ class Recovery:
         for signed in lost.takeovers:
             execution.executor_map.apply(signed)
         execution.reroute()
-        execution.end = lost.end
-        for local in execution.routes.tasks:
+        execution.claims.end = lost.end
+        for local in execution.routing.routes.tasks:
             async with self.loaded_tasks.use(request.model_id, local.index) as program:
                 await self._run_task(execution, local, program)
         await execution.writer.finish()
@@ -124,6 +124,6 @@ class Recovery:
             execution.manifest,
             execution.executor_map.executors,
             task,
-            execution.steps or 0,
+            execution.claims.steps or 0,
         )
         part.digests = await recompute(self.engine, self.workers, program, replay, log)

@@ -51,6 +51,7 @@ async def append_output(
         await store.write([LogObject(name, data, digest, len(data))])
     entry = LogEntry(name.number, digest, len(data), None if is_large else data)
     writer.append(name.task, name.port, entry)
+    writer.settle()
 
 
 async def recompute(

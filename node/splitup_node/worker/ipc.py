@@ -99,8 +99,9 @@ def decode_load(body: memoryview) -> tuple[LoadRequest, bool]:
 
 def encode_run(request: RunRequest) -> list[bytes | memoryview]:
     """Return the body of a RUN request, the tensors uncopied."""
-    head = _RUN.pack(request.session, request.program, len(request.inputs))
-    return [head + _encode_lengths(request.inputs), *request.inputs]
+    inputs = request.inputs
+    head = _RUN.pack(request.session, request.program, len(inputs))
+    return [head + struct.pack(f"<{len(inputs)}Q", *map(len, inputs)), *inputs]
 
 
 def decode_run(body: memoryview) -> RunRequest:
@@ -112,19 +113,17 @@ def decode_run(body: memoryview) -> RunRequest:
 def encode_answer(answer: RunAnswer) -> list[bytes | memoryview]:
     """Return the body of the answer to a run."""
     head = _ANSWER.pack(answer.started_ns, answer.ended_ns, len(answer.outputs))
-    return [head + _encode_lengths(answer.outputs), *answer.outputs]
+    lengths = struct.pack(f"<{len(answer.outputs)}Q", *map(len, answer.outputs))
+    return [head + lengths, *answer.outputs]
 
 
 def decode_answer(body: memoryview) -> RunAnswer:
     """Parse the answer to a run; small outputs are copied, so that they keep no buffer alive."""
     started_ns, ended_ns, count = _ANSWER.unpack_from(body)
-    return RunAnswer(
-        started_ns, ended_ns, [_keep(view) for view in _split(body, _ANSWER.size, count)]
-    )
-
-
-def _keep(view: memoryview) -> bytes | memoryview:
-    return view if len(view) > limits.INLINE_TENSOR_BYTES else bytes(view)
+    outputs: list[bytes | memoryview] = []
+    for view in _split(body, _ANSWER.size, count):
+        outputs.append(view if len(view) > limits.INLINE_TENSOR_BYTES else bytes(view))
+    return RunAnswer(started_ns, ended_ns, outputs)
 
 
 def encode_runs(requests: Sequence[RunRequest]) -> list[bytes | memoryview]:
@@ -174,10 +173,6 @@ def _encode_items(items: Sequence[Sequence[bytes | memoryview]]) -> list[bytes |
 def _decode_items(body: memoryview) -> list[memoryview]:
     (count,) = struct.unpack_from("<H", body)
     return _split(body, 2, count)
-
-
-def _encode_lengths(tensors: Sequence[bytes | memoryview]) -> bytes:
-    return struct.pack(f"<{len(tensors)}Q", *map(len, tensors))
 
 
 def _split(body: memoryview, offset: int, count: int) -> list[memoryview]:

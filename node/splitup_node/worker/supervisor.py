@@ -111,6 +111,7 @@ class Supervisor:
         self._next_id = 0
         self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
         self._longest_s: dict[int, float] = {}  # program -> its longest step, estimated
+        self.limit_s = run_timeout_s  # without an answer: the worker then counts as hung
         self._freeing: asyncio.Task[None] | None = None  # a load that was cancelled, as it ends
         self._load_moves = 0  # answers and progress of loads so far
         self._merging: set[int] = set()  # programs whose consecutive steps can run in one pass
@@ -130,15 +131,14 @@ class Supervisor:
         """Return the worker's process id, None when there is none."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def limit_s(self) -> float:
-        """Return after how long without an answer the worker counts as hung.
+    def _set_limit(self) -> None:
+        """Decide after how long without an answer the worker counts as hung.
 
         Tasks need very different times, and so do machines: the longest step that one of the loaded
         tasks can take, as measured when it was loaded, counts ``RUN_FACTOR`` times.
         """
         longest_s = max(self._longest_s.values(), default=0.0)
-        return max(self._run_timeout_s, tuning.RUN_FACTOR * longest_s)
+        self.limit_s = max(self._run_timeout_s, tuning.RUN_FACTOR * longest_s)
 
     async def start(self) -> dict[str, str]:
         """Start a worker and return its device report. Raises WorkerLost, TaskFailed."""
@@ -204,6 +204,7 @@ class Supervisor:
             raise
         self._widths[loaded["program"]] = loaded["width"]
         self._longest_s[loaded["program"]] = loaded["longest_s"]
+        self._set_limit()
         if loaded["merges"]:
             self._merging.add(loaded["program"])
         return loaded
@@ -230,6 +231,7 @@ class Supervisor:
         await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self.limit_s)
         self._widths.pop(program, None)
         self._longest_s.pop(program, None)
+        self._set_limit()
         self._merging.discard(program)
 
     def get_width(self, program: int) -> int:
@@ -254,7 +256,11 @@ class Supervisor:
         They are of several sessions, or consecutive ones of a session.
         """
         if len(requests) == 1:
-            self.run(requests[0], lambda answer: handler([answer]))
+
+            def on_only(answer: memoryview | SplitUpError) -> None:
+                handler([answer if isinstance(answer, SplitUpError) else decode_answer(answer)])
+
+            self._send(Kind.RUN, encode_run(requests[0]), self.limit_s, on_only)
             return
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
@@ -323,6 +329,7 @@ class Supervisor:
         ours.setblocking(False)
         self._lost.clear()
         self._longest_s.clear()
+        self._set_limit()
         with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
@@ -434,7 +441,8 @@ class Supervisor:
         pending = self._loads.pop(request_id, None)
         if pending is None:
             pending = self._pending.pop(request_id, None)
-            self._start_timer()
+            if self._pending:
+                self._start_timer()
         if pending is None:
             return
         if kind == Kind.FAILED:

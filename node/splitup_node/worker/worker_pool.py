@@ -46,7 +46,10 @@ class Workers:
     @property
     def is_running(self) -> bool:
         """Return whether requests can be sent to a worker."""
-        return any(supervisor.is_running for supervisor in self._supervisors)
+        for supervisor in self._supervisors:
+            if supervisor.is_running:
+                return True
+        return False
 
     @property
     def problem(self) -> str:
@@ -158,8 +161,10 @@ class Workers:
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
         """Send runs of one program; ``handler`` as in Supervisor.run_together."""
         worker, program = self._programs[requests[0].program]
-        self._sessions |= dict.fromkeys((request.session for request in requests), worker)
-        own = [replace(request, program=program) for request in requests]
+        own = []
+        for request in requests:
+            self._sessions[request.session] = worker
+            own.append(RunRequest(request.session, program, request.inputs))
         self._supervisors[worker].run_together(own, handler)
 
     async def digest_state(self, session: int) -> str:

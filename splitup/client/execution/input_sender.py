@@ -71,7 +71,7 @@ class InputSender:
         self._large = LargeInputs(identity, request, store, direct_bytes)
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
-        # of steps already sent to the first task: what the other tasks read
+        # steps already sent to the first task, and which inputs the other tasks read
         self._rest: list[tuple[Mapping[int, LogEntry], list[_Group]]] = []
         self._is_open = False
 
@@ -85,10 +85,12 @@ class InputSender:
         """Send a step, now or when the steps before it are sent."""
         self._steps = step + 1
         self._outgoing += 1
-        if any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+        largest = max(map(len, tensors), default=0)
+        if largest > limits.INLINE_TENSOR_BYTES:
             self.unstored.add(step)
-        if self._outgoing > 1 or not self._send_now(step, tensors):
-            self._outbox.put_nowait(_Outgoing(step, tensors))
+        elif self._outgoing == 1 and self._send_now(step, tensors):
+            return
+        self._outbox.put_nowait(_Outgoing(step, tensors))
 
     async def drain(self) -> None:
         """Wait until every submitted step is sent, and its large inputs are stored."""
@@ -107,6 +109,7 @@ class InputSender:
 
         A digest of a part would contradict what honest nodes received.
         """
+        self._settle()
         if self._steps_sent != self._steps:
             return ()
         return tuple(digest.hexdigest() for digest in self._digests)
@@ -116,6 +119,7 @@ class InputSender:
 
         Those of fewer steps are not kept any longer; () if they are not kept any more.
         """
+        self._settle()
         found = [digest.find(steps) for digest in self._digests]
         for digest in self._digests:
             digest.forget(steps + 1)
@@ -123,13 +127,14 @@ class InputSender:
 
     def resend_unstored(self, port: int, node: str) -> None:
         """Send a node that took a task over the inputs that it cannot read from the store yet."""
+        self._settle()
         for entry in self._writer.get_unstored(CLIENT, port):
             frame = make_entry_frame(self._execution_id, (CLIENT, port), entry)
             self.send_all(seal_frame(self._identity, frame), [node])
 
     def send_all(self, sealed: bytes, nodes: Iterable[str]) -> None:
         """Send a frame to nodes, after the inputs that wait."""
-        self._send_rest()
+        self._settle()
         for node in nodes:
             link = self._links.get(node)
             with contextlib.suppress(SplitUpError):  # the failover, or the refund, settles it
@@ -138,6 +143,7 @@ class InputSender:
 
     async def store(self) -> None:
         """Store what is left of the inputs' logs. Raises StorageUnavailable, PeerFault."""
+        self._settle()
         await self._writer.finish()
 
     async def close(self) -> None:
@@ -147,37 +153,38 @@ class InputSender:
     # ---- small inputs --------------------------------------------------------------------------
 
     def _send_now(self, step: int, tensors: list[bytes]) -> bool:
-        """Send a step that has none before it; False when it has to wait for store or network."""
-        if not self._is_open or any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+        """Send a step that has none before it; False when it has to wait for the network."""
+        if not self._is_open:
             return False
-        free = tuning.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
-        readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
-        if any(link.queued_bytes > free for link in readers):
-            return False
-        entries = {
-            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
-            for port, data in enumerate(tensors)
-        }
-        self._send_rest()
+        free = tuning.LINK_QUEUE_BYTES - sum(map(len, tensors)) - FRAME_HEADER_BYTES * len(tensors)
         groups = list(self._consumers.items())
-        for group in groups[:1]:
-            self._send_group(entries, *group)
-        # later tasks need their inputs only after the first one's output: that is sent first
+        for _, nodes in groups:
+            for node in nodes:
+                if self._links[node].queued_bytes > free:
+                    return False
+        entries = {}
+        for port, data in enumerate(tensors):
+            entries[port] = LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+        if self._rest:
+            self._settle()
+        if groups:
+            self._send_group(entries, *groups[0])
+        # the rest is done after the first task's inputs are sent, which the others wait for
         self._rest.append((entries, groups[1:]))
-        self._loop.call_soon(self._send_rest)
-        self._log_inputs(entries)
-        for port, entry in entries.items():
-            self._digests[port].add(entry.digest)
+        self._loop.call_soon(self._settle)
         self._outgoing -= 1
-        self._steps_sent += 1
         return True
 
-    def _send_rest(self) -> None:
-        """Send the later tasks' inputs of the steps whose first task has its own."""
+    def _settle(self) -> None:
+        """Send the later tasks' inputs of the steps whose first task has its own, and log them."""
         rest, self._rest = self._rest, []
         for entries, groups in rest:
             for group in groups:
                 self._send_group(entries, *group)
+            self._log_inputs(entries)
+            for port, entry in entries.items():
+                self._digests[port].add(entry.digest)
+            self._steps_sent += 1
 
     def _send_group(
         self, entries: Mapping[int, LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
@@ -191,13 +198,13 @@ class InputSender:
         """Log inputs of a step, which are sent in the same turn of the event loop or later."""
         for port, entry in entries.items():
             self._writer.append(CLIENT, port, entry)
+        self._writer.settle()
 
     def _seal_inputs(self, entries: Mapping[int, LogEntry], ports: tuple[int, ...]) -> list[bytes]:
-        frames = [
-            make_entry_frame(self._execution_id, (CLIENT, port), entries[port])
-            for port in ports
-            if port in entries
-        ]
+        frames = []
+        for port in ports:
+            if port in entries:
+                frames.append(make_entry_frame(self._execution_id, (CLIENT, port), entries[port]))
         return seal_frames(self._identity, frames)
 
     # ---- steps that wait -----------------------------------------------------------------------
@@ -223,6 +230,7 @@ class InputSender:
 
     async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
         """Send a step; return its large inputs, by port, which are to be stored."""
+        self._settle()
         step, tensors = outgoing.step, dict(enumerate(outgoing.tensors))
         most = limits.INLINE_TENSOR_BYTES
         large_tensors = {port: data for port, data in tensors.items() if len(data) > most}

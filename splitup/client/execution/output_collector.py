@@ -94,7 +94,7 @@ class OutputCollector:
     # outputs of unfinished steps by (task, port, step), None while a stored one is being fetched
     _slots: dict[tuple[int, int, int], bytes | memoryview | None] = field(default_factory=dict)
     _digests: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # of all announced
-    _first_missing: int = 0
+    received_steps: int = 0  # with all outputs, without a gap
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing
     _specs: dict[PortId, TensorSpec] = field(init=False)
     _received: dict[PortId, _Received] = field(init=False)
@@ -157,12 +157,7 @@ class OutputCollector:
         for port in self._received:
             if port[0] == task:
                 kept = self._received[port].kept
-                self._received[port] = _Received(self._first_missing, None, kept=kept)
-
-    @property
-    def received_steps(self) -> int:
-        """Return how many steps have arrived with all outputs, without a gap."""
-        return self._first_missing
+                self._received[port] = _Received(self.received_steps, None, kept=kept)
 
     def take_interim_deliveries(self, steps: int) -> tuple[str, ...]:
         """Return the deliveries after so many steps, which are kept no longer; () if one lacks."""
@@ -203,7 +198,7 @@ class OutputCollector:
                 peer=executor,
             )
         try:
-            self._verify(executor, seal)
+            self.verify(seal, self._keys[executor])
         except BadSignature:
             if self.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return []
@@ -216,7 +211,7 @@ class OutputCollector:
                 peer=executor,
                 evidence=seal.signed + seal.signature,
             )
-        if seal.signed != frame.signed_bytes() or not self._received[key[:2]].add(frame, seal):
+        if not seal.is_single or not self._received[key[:2]].add(frame, seal):
             raise PeerFault(
                 f"node {executor} did not sign what it sent before step {frame.step} of "
                 f"task {frame.task}",
@@ -240,7 +235,7 @@ class OutputCollector:
         ]
 
     def _is_done(self, step: int) -> bool:
-        return step < self._first_missing or step in self._done
+        return step < self.received_steps or step in self._done
 
     def _is_known(self, task: int, port: int, step: int) -> bool:
         """Return whether an output has arrived or is being fetched."""
@@ -257,9 +252,9 @@ class OutputCollector:
             self._slots.pop((port.task, port.port, step), None)
             self._digests.pop((port.task, port.port, step), None)
         self._done.add(step)
-        while self._first_missing in self._done:
-            self._done.discard(self._first_missing)
-            self._first_missing += 1
+        while self.received_steps in self._done:
+            self._done.discard(self.received_steps)
+            self.received_steps += 1
         return [StepDone(step, tuple(outputs))]
 
     def _verify(self, node: str, seal: Seal) -> None:

@@ -33,7 +33,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
-from splitup.messages.frames import FrameKind, decode_chunk, decode_frames
+from splitup.messages.frames import CHUNK_MAGIC, FrameKind, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.net.http import SignedClient
@@ -299,7 +299,8 @@ class Session:
     # ---- receiving -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        if (chunk := decode_chunk(data)) is not None:
+        if data.startswith(CHUNK_MAGIC):
+            chunk = decode_chunk(data)
             if self._collector.check_chunk(link.peer, chunk):
                 self._chunks.add(chunk)
             return
@@ -315,8 +316,10 @@ class Session:
                 self.loading.clear()
                 future = self._futures.pop(step, None)
                 if future is not None and not future.done():
-                    pairs = zip(self._output_specs, outputs, strict=True)
-                    future.set_result({spec.name: bytes_to_array(spec, raw) for spec, raw in pairs})
+                    arrays = {}
+                    for spec, raw in zip(self._output_specs, outputs, strict=True):
+                        arrays[spec.name] = bytes_to_array(spec, raw)
+                    future.set_result(arrays)
                 if self._collector.received_steps >= self._acknowledged + limits.INTERIM_STEPS:
                     self._loop.call_soon(self._acknowledge)
             case FetchNeeded():

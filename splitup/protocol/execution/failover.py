@@ -140,7 +140,10 @@ class Failover:
         """Return when to call ``tick``, None while nothing can time out."""
         if self._over:
             return None
-        times = [at for node, at in self._down.items() if node in self.executors]
+        times = []
+        if self._down:
+            executors = self.executors
+            times = [at for node, at in self._down.items() if node in executors]
         if self._submitted > self.first_missing:
             if self._probed_at is not None:
                 times.append(self._probed_at + tuning.PROBE_S)

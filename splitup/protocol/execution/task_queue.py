@@ -67,47 +67,77 @@ class Run:
     gate: Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Lane:
     """One task: its steps run strictly in order; it has input buffers of its own."""
 
+    execution: _Execution
     task: LocalTask
-    waiting: dict[PortId, dict[int, Tensor]]  # by port and step
+    ports: frozenset[PortId]  # that it reads
+    waiting: dict[int, dict[PortId, Tensor]] = field(default_factory=dict)  # by step
     next_step: int = 0
     busy: bool = False  # in the heap or running
+    is_dropped: bool = False
 
     def has_client_step(self, first: int) -> bool:
         """Return whether the client sent inputs of step ``first`` or a later one."""
-        ports = [tensors for port, tensors in self.waiting.items() if port[0] == CLIENT]
-        return bool(ports) and (
-            self.next_step > first or any(step >= first for tensors in ports for step in tensors)
-        )
+        if not any(port[0] == CLIENT for port in self.ports):
+            return False
+        later = (tensors for step, tensors in self.waiting.items() if step >= first)
+        return self.next_step > first or any(port[0] == CLIENT for some in later for port in some)
 
     def find_shut(self, step: int) -> Tensor | None:
         """Return the gate of a step if it has arrived and is zero."""
         if self.task.gate is None:
             return None
-        gate = self.waiting[self.task.gate].get(step)
+        gate = self.waiting.get(step, {}).get(self.task.gate)
         return gate if gate is not None and is_zero(gate.digest, len(gate.data)) else None
 
+    def is_ready(self, step: int) -> bool:
+        """Return whether a step has all its inputs, or a gate that needs no other."""
+        if len(self.waiting.get(step, ())) == len(self.ports):
+            return True
+        return self.task.gate is not None and self.find_shut(step) is not None
 
-@dataclass(slots=True)
+    def is_due(self, step: int) -> bool:
+        """Return whether a step that was ready still is, and is to be run.
+
+        It may have run in a batch, the execution or the task have ended here, or a successor of
+        the gate's producer have sent another gate.
+        """
+        if self.is_dropped or step != self.next_step or step >= self.execution.limit:
+            return False
+        if self.task.gate is None or self.is_ready(step):
+            return True
+        self.busy = False
+        return False
+
+    def make_run(self, step: int) -> Run:
+        """Return a step that is ready."""
+        shut = None if self.task.gate is None else self.find_shut(step)
+        tensors = self.waiting.get(step, {})
+        inputs = () if shut is not None else tuple(map(tensors.__getitem__, self.task.inputs))
+        return Run(self.execution.id, self.task.index, step, inputs, shut)
+
+
+@dataclass(slots=True, eq=False)
 class _Execution:
+    id: str
     max_steps: int
+    limit: int = 0  # up to which step tasks may run now
     lanes: dict[int, _Lane] = field(default_factory=dict)
+    readers: dict[PortId, list[_Lane]] = field(default_factory=dict)
     renewed: set[PortId] = field(default_factory=set)  # ports whose producer was replaced
     delivered: int = 0  # steps, as the client has signed
     end: int | None = None
     buffered_bytes: int = 0
     due: int = 0  # virtual time of its next run, see _STEP
 
-    @property
-    def limit(self) -> int:
-        """Return up to which step tasks may run now."""
-        if self.end is not None:
-            return self.end
+    def set_limit(self) -> None:
+        """Compute ``limit`` again, after a change of what it follows from."""
         unpaid = min(limits.UNPAID_STEPS, limits.INTERIM_STEPS + self.delivered)
-        return min(self.max_steps, self.delivered + unpaid)
+        most = min(self.max_steps, self.delivered + unpaid)
+        self.limit = most if self.end is None else self.end
 
 
 class TaskQueue:
@@ -115,10 +145,10 @@ class TaskQueue:
 
     def __init__(self, *, max_bytes: int = tuning.QUEUE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0  # of all tensors
         self._executions: dict[str, _Execution] = {}
-        # due, minus head start, sequence, execution, task, step
-        self._ready: list[tuple[int, int, int, str, int, int]] = []
+        # due, minus head start, sequence, lane, step
+        self._ready: list[tuple[int, int, int, _Lane, int]] = []
         self._sequence = 0
         self._now = 0  # when the last run was due
 
@@ -131,11 +161,6 @@ class TaskQueue:
         """Return how many executions have tasks here."""
         return len(self._executions)
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Return the bytes of all buffered tensors."""
-        return self._buffered_bytes
-
     def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
         """Accept tasks of an execution; may be called again, known tasks are ignored.
 
@@ -145,12 +170,15 @@ class TaskQueue:
         if execution is None:
             if len(self._executions) >= tuning.QUEUE_EXECUTIONS:
                 raise Unavailable(f"the node works on {len(self._executions)} executions already")
-            execution = self._executions[execution_id] = _Execution(max_steps)
+            execution = self._executions[execution_id] = _Execution(execution_id, max_steps)
+            execution.set_limit()
         for task in tasks:
             if task.index not in execution.lanes:
-                lane = _Lane(task, {source: {} for source in task.inputs})
+                lane = _Lane(execution, task, frozenset(task.inputs))
                 execution.lanes[task.index] = lane
-                self._schedule(execution_id, execution, lane)
+                for port in lane.ports:
+                    execution.readers.setdefault(port, []).append(lane)
+                self._schedule(lane)
 
     def offer(
         self, execution_id: str, port: PortId, step: int, tensor: Tensor, *, task: int | None = None
@@ -162,12 +190,10 @@ class TaskQueue:
         task reads, a step that was not paid for, or a second tensor with other bytes, and
         Unavailable when the buffers are full.
         """
-        execution = self._get(execution_id)
-        lanes = [
-            lane
-            for lane in execution.lanes.values()
-            if port in lane.waiting and task in (None, lane.task.index)
-        ]
+        execution = self._executions.get(execution_id) or self._get(execution_id)
+        lanes = execution.readers.get(port, [])
+        if task is not None:
+            lanes = [lane for lane in lanes if lane.task.index == task]
         if not lanes:
             raise PeerFault(
                 f"no task here reads port {port[1]} of task {port[0]} of {execution_id}"
@@ -176,15 +202,16 @@ class TaskQueue:
             raise PeerFault(
                 f"step {step} of {execution_id} is beyond its {execution.max_steps} steps"
             )
-        news = [self._take(execution_id, execution, lane, port, step, tensor) for lane in lanes]
-        return any(news)
+        is_new = False
+        for lane in lanes:
+            is_new |= self._take(lane, port, step, tensor)
+        return is_new
 
     def renew(self, execution_id: str, task: int) -> None:
         """Expect a task's outputs from another node, whose tensors replace unused ones."""
         execution = self._executions.get(execution_id)
         if execution is not None:
-            for lane in execution.lanes.values():
-                execution.renewed |= {port for port in lane.waiting if port[0] == task}
+            execution.renewed |= {port for port in execution.readers if port[0] == task}
 
     def end(self, execution_id: str, steps: int) -> None:
         """Set the number of steps; raise PeerFault if it contradicts what the client said or sent.
@@ -202,31 +229,27 @@ class TaskQueue:
                 "another end was stated"
             )
         execution.end = steps
+        execution.set_limit()
         for lane in execution.lanes.values():
-            for tensors in lane.waiting.values():
-                for step in [step for step in tensors if step >= steps]:
-                    self._discard(execution, tensors, step)
-            self._schedule(execution_id, execution, lane)
+            for step in [step for step in lane.waiting if step >= steps]:
+                self._discard(lane, step)
+            self._schedule(lane)
 
     def extend(self, execution_id: str, delivered: int) -> None:
         """Run further steps for a client that has signed for ``delivered`` ones."""
         execution = self._get(execution_id)
         execution.delivered = max(execution.delivered, delivered)
+        execution.set_limit()
         for lane in execution.lanes.values():
-            self._schedule(execution_id, execution, lane)
+            self._schedule(lane)
 
     def next(self) -> Run | None:
         """Return the run to start now, None when nothing is ready."""
         while self._ready:
-            due, _, _, execution_id, task, step = heapq.heappop(self._ready)
-            lane = self._find_due(execution_id, task, step)
-            if lane is None:
-                continue
-            self._now = max(self._now, due)
-            if (gate := lane.find_shut(step)) is not None:
-                return Run(execution_id, task, step, (), gate)
-            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
-            return Run(execution_id, task, step, inputs)
+            due, _, _, lane, step = heapq.heappop(self._ready)
+            if lane.is_due(step):
+                self._now = max(self._now, due)
+                return lane.make_run(step)
         return None
 
     def take_with(self, is_wanted: Callable[[Run], bool]) -> list[Run]:
@@ -237,13 +260,11 @@ class TaskQueue:
         """
         taken = []
         for entry in sorted(self._ready):
-            execution_id, task, step = entry[3:]
-            lane = self._find_due(execution_id, task, step)
-            if lane is None or lane.find_shut(step) is not None:
+            lane, step = entry[3:]
+            if not lane.is_due(step):
                 continue
-            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
-            run = Run(execution_id, task, step, inputs)
-            if is_wanted(run):
+            run = lane.make_run(step)
+            if run.gate is None and is_wanted(run):
                 taken.append(run)
                 self._ready.remove(entry)
         if taken:
@@ -256,21 +277,24 @@ class TaskQueue:
         They end before the first one that ``is_wanted`` refuses or whose gate is zero. All have to
         be finished in order, like runs that ``next`` returned.
         """
-        execution, lane = self._get(run.execution_id), self._find(run.execution_id, run.task)
+        lane = self._get(run.execution_id).lanes.get(run.task)
         taken: list[Run] = []
-        if lane is None or not lane.waiting:
+        if lane is None or not lane.ports:
             return taken
-        for step in range(run.step + 1, execution.limit):
-            if lane.find_shut(step) is not None:
+        for step in range(run.step + 1, lane.execution.limit):
+            if not lane.is_ready(step):
                 break
-            if any(step not in tensors for tensors in lane.waiting.values()):
-                break
-            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
-            following = Run(run.execution_id, run.task, step, inputs)
-            if not is_wanted(following):
+            following = lane.make_run(step)
+            if following.gate is not None or not is_wanted(following):
                 break
             taken.append(following)
         return taken
+
+    def has_following(self, run: Run) -> bool:
+        """Return whether anything of the step behind a run is here."""
+        execution = self._executions.get(run.execution_id)
+        lane = None if execution is None else execution.lanes.get(run.task)
+        return lane is not None and run.step + 1 in lane.waiting
 
     def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
         """Release a run's inputs and give its outputs to their local readers.
@@ -278,21 +302,17 @@ class TaskQueue:
         Returns False when the task was dropped while it ran: its outputs are not needed any more.
         """
         execution = self._executions.get(run.execution_id)
-        lane = self._find(run.execution_id, run.task)
+        lane = None if execution is None else execution.lanes.get(run.task)
         if execution is None or lane is None or lane.next_step != run.step:
             return False
         lane.busy = False
         lane.next_step += 1
-        for tensors in lane.waiting.values():
-            if run.step in tensors:  # with a zero gate other inputs may be missing
-                self._discard(execution, tensors, run.step)
+        if run.step in lane.waiting:
+            self._discard(lane, run.step)
         for port, tensor in enumerate(outputs):
-            for reader in execution.lanes.values():
-                if (run.task, port) in reader.waiting:
-                    self._take(
-                        run.execution_id, execution, reader, (run.task, port), run.step, tensor
-                    )
-        self._schedule(run.execution_id, execution, lane)
+            for reader in execution.readers.get((run.task, port), ()):
+                self._take(reader, (run.task, port), run.step, tensor)
+        self._schedule(lane)
         return True
 
     def is_complete(self, execution_id: str) -> bool:
@@ -318,26 +338,29 @@ class TaskQueue:
     def has(self, execution_id: str, port: PortId, step: int, task: int) -> bool:
         """Return whether a task has used or buffered a tensor."""
         lane = self._find(execution_id, task)
-        return lane is not None and (step < lane.next_step or step in lane.waiting[port])
+        return lane is not None and (step < lane.next_step or port in lane.waiting.get(step, ()))
 
     def drop(self, execution_id: str) -> None:
         """Drop an execution and its tensors."""
         execution = self._executions.pop(execution_id, None)
         if execution is not None:
-            self._buffered_bytes -= execution.buffered_bytes
-            self._ready = [entry for entry in self._ready if entry[3] != execution_id]
+            self.buffered_bytes -= execution.buffered_bytes
+            self._ready = [entry for entry in self._ready if entry[3].execution is not execution]
             heapq.heapify(self._ready)
 
     def drop_task(self, execution_id: str, task: int) -> None:
         """Drop one task, which another node runs from now on."""
-        execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
-        if execution is None or lane is None:
+        lane = self._find(execution_id, task)
+        if lane is None:
             return
-        for tensors in lane.waiting.values():
-            for step in list(tensors):
-                self._discard(execution, tensors, step)
-        del execution.lanes[task]
-        if not execution.lanes:
+        lane.is_dropped = True
+        for step in list(lane.waiting):
+            self._discard(lane, step)
+        for readers in lane.execution.readers.values():
+            if lane in readers:
+                readers.remove(lane)
+        del lane.execution.lanes[task]
+        if not lane.execution.lanes:
             self.drop(execution_id)
 
     def _get(self, execution_id: str) -> _Execution:
@@ -350,69 +373,57 @@ class TaskQueue:
         execution = self._executions.get(execution_id)
         return None if execution is None else execution.lanes.get(task)
 
-    def _find_due(self, execution_id: str, task: int, step: int) -> _Lane | None:
-        """Return the lane of a ready run; None if it was dropped, or is beyond the end."""
-        execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
-        if execution is None or lane is None or step >= execution.limit:
-            return None
-        return lane if lane.next_step == step else None
-
-    def _take(
-        self,
-        execution_id: str,
-        execution: _Execution,
-        lane: _Lane,
-        port: PortId,
-        step: int,
-        tensor: Tensor,
-    ) -> bool:
+    def _take(self, lane: _Lane, port: PortId, step: int, tensor: Tensor) -> bool:
         """Keep one tensor for one lane; return False when it is not needed."""
+        execution = lane.execution
         if step < lane.next_step or (execution.end is not None and step >= execution.end):
             return False
-        known = lane.waiting[port].get(step)
+        size = len(tensor.data)
+        tensors = lane.waiting.get(step)
+        known = None if tensors is None else tensors.get(port)
         if known is not None:
             if known.digest == tensor.digest:
                 return False
             if port not in execution.renewed:
                 raise PeerFault(
                     f"two different tensors for step {step} of port {port[1]} of task {port[0]} "
-                    f"of {execution_id}"
+                    f"of {execution.id}"
                 )
-            self._discard(execution, lane.waiting[port], step)
-        size = len(tensor.data)
-        if self._buffered_bytes + size > self._max_bytes:
-            raise Unavailable(f"{self._buffered_bytes} bytes of tensors are buffered here already")
-        lane.waiting[port][step] = tensor
-        execution.buffered_bytes += size
-        self._buffered_bytes += size
-        self._schedule(execution_id, execution, lane)
+        more = size - (0 if known is None else len(known.data))
+        if self.buffered_bytes + more > self._max_bytes:
+            raise Unavailable(f"{self.buffered_bytes} bytes of tensors are buffered here already")
+        if tensors is None:
+            tensors = lane.waiting[step] = {}
+        tensors[port] = tensor
+        execution.buffered_bytes += more
+        self.buffered_bytes += more
+        if not lane.busy:
+            self._schedule(lane)
         return True
 
-    def _discard(self, execution: _Execution, tensors: dict[int, Tensor], step: int) -> None:
-        size = len(tensors.pop(step).data)
-        execution.buffered_bytes -= size
-        self._buffered_bytes -= size
+    def _discard(self, lane: _Lane, step: int) -> None:
+        """Forget the tensors of a step."""
+        size = 0
+        for tensor in lane.waiting.pop(step).values():
+            size += len(tensor.data)
+        lane.execution.buffered_bytes -= size
+        self.buffered_bytes -= size
 
-    def _schedule(self, execution_id: str, execution: _Execution, lane: _Lane) -> None:
-        if lane.busy:
+    def _schedule(self, lane: _Lane) -> None:
+        """Put the lane's next step into the heap if it is ready and may run."""
+        execution, step = lane.execution, lane.next_step
+        if lane.busy or step >= execution.limit:
             return
-        step = lane.next_step
-        if step >= execution.limit:
-            return
-        if not lane.waiting and execution.end is None:
+        if not lane.ports and execution.end is None:
             return  # the number of steps of a task without inputs is not known yet
-        is_shut = lane.find_shut(step) is not None
-        if not is_shut and any(step not in tensors for tensors in lane.waiting.values()):
+        if len(lane.waiting.get(step, ())) < len(lane.ports) and not lane.is_ready(step):
             return
         lane.busy = True
         self._sequence += 1
+        is_shut = lane.task.gate is not None and lane.find_shut(step) is not None
         due = max(self._now, execution.due)
         execution.due = due + (0 if is_shut else _STEP // len(execution.lanes))
-        head_start = lane.task.head_start
-        heapq.heappush(
-            self._ready,
-            (due, -head_start, self._sequence, execution_id, lane.task.index, step),
-        )
+        heapq.heappush(self._ready, (due, -lane.task.head_start, self._sequence, lane, step))
 
 
 @dataclass(slots=True)

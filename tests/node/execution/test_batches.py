@@ -72,7 +72,7 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
     sizes: list[int] = []
-    run_together = node.supervisor.run_together
+    run_together = node.workers.run_together
 
     def record(requests: Sequence[RunRequest], handler: Any) -> None:
         sizes.append(len(requests))
@@ -85,7 +85,7 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
         if len(node.engine._table.queue) == SESSIONS:
             ready.set()
 
-    node.supervisor.run_together = record  # type: ignore[method-assign]
+    node.workers.run_together = record  # type: ignore[method-assign]
     node.engine.step_loop.schedule = watch  # type: ignore[method-assign]
     random = np.random.default_rng(0)
     try:
@@ -132,13 +132,13 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
     sizes: list[int] = []
-    run_together = node.supervisor.run_together
+    run_together = node.workers.run_together
 
     def record(requests: Sequence[RunRequest], handler: Any) -> None:
         sizes.append(len(requests))
         run_together(requests, handler)
 
-    node.supervisor.run_together = record  # type: ignore[method-assign]
+    node.workers.run_together = record  # type: ignore[method-assign]
     rows = (1, 1, 2, 1, 3, 3, 2, 1)  # 8 in the first pass, 6 in the second one
     random = np.random.default_rng(0)
     inputs = [random.integers(0, 9, (count, SIZE)).astype(np.float32) for count in rows]
@@ -187,7 +187,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
         )
         sizes.clear()
         program = node.programs[TASK_ID]
-        digests = await recompute(node.engine, node.supervisor, program, replay)
+        digests = await recompute(node.engine, node.workers, program, replay)
         own = finished.parts[0].digests
         assert (digests.inputs, digests.outputs) == (own.inputs, own.outputs)
         assert digests.state == own.state

@@ -210,10 +210,10 @@ async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> N
     assert stored == [x.tobytes() for x in xs]
     for node in large.nodes:
         execution = await node.finished.get()
-        assert execution.end is not None
-        (delivery,) = map(read_delivery, execution.end.end.outputs)
+        assert execution.claims.end is not None
+        (delivery,) = map(read_delivery, execution.claims.end.end.outputs)
         assert delivery is not None
-        for entry in execution.make_completions(lambda: bytes(32))[0].tasks:
+        for entry in execution.claims.make_completions(lambda: bytes(32))[0].tasks:
             if entry.task == delivery.task:
                 assert entry.outputs[delivery.port] == delivery.total.hex()
 

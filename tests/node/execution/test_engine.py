@@ -125,7 +125,9 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
     pair.client.end(certificate, 5)
     async with asyncio.timeout(HANG_S):
         finished = [await node.finished.get() for node in pair.nodes]
-    completions = [execution.make_completions(lambda: bytes(32))[0] for execution in finished]
+    completions = [
+        execution.claims.make_completions(lambda: bytes(32))[0] for execution in finished
+    ]
     entries = {entry.task: entry for completion in completions for entry in completion.tasks}
     for task in range(1, TASKS - 1):
         assert entries[task].inputs == entries[task - 1].outputs
@@ -153,13 +155,15 @@ async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
     xs = make_inputs(3)
     await pair.run(certificate, xs)
     execution = pair.nodes[1].engine.executions[certificate.plan.request.execution_id]
-    assert len(execution.outbox) == len(xs) and execution.outbox_bytes  # for who connects again
+    assert (
+        len(execution.outbox.frames) == len(xs) and execution.outbox.nbytes
+    )  # for who connects again
     pair.client.end(certificate, len(xs))
     async with asyncio.timeout(HANG_S):
         for node in pair.nodes:
             await node.finished.get()
-    assert all(FrameKind(sealed[4]) is FrameKind.TRACE for sealed in execution.outbox)
-    assert execution.outbox_bytes == sum(map(len, execution.outbox))
+    assert all(FrameKind(sealed[4]) is FrameKind.TRACE for sealed in execution.outbox.frames)
+    assert execution.outbox.nbytes == sum(map(len, execution.outbox.frames))
 
 
 async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
@@ -191,14 +195,14 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
 ) -> None:
     """Verifications wait at every moment of a generation; none is begun before a ready step."""
     node, steps = pair.nodes[0], 32
-    engine, start = node.engine, node.supervisor.run
+    engine, start = node.engine, node.workers.run_together
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
-    def record(request: RunRequest, handle: Any) -> None:
-        started.append((request.session, len(engine._table.queue)))
-        start(request, handle)
+    def record(requests: Sequence[RunRequest], handle: Any) -> None:
+        started.append((requests[0].session, len(engine._table.queue)))
+        start(requests, handle)
 
-    monkeypatch.setattr(node.supervisor, "run", record)
+    monkeypatch.setattr(node.workers, "run_together", record)
     checking, program = engine.new_session(), node.programs[MANIFEST.tasks[0].task_id]
     x, is_over = np.ones(SIZE, np.float32).tobytes(), asyncio.Event()
 
@@ -475,14 +479,14 @@ async def test_a_node_stops_for_a_client_that_never_acknowledges(pair: Pair) -> 
     pair.nodes[0].engine.sweep(execution.deadline_s - 1)
     async with asyncio.timeout(HANG_S):
         assert await pair.nodes[0].finished.get() is execution
-    completions = execution.make_completions(lambda: bytes(32))
+    completions = execution.claims.make_completions(lambda: bytes(32))
     assert [completion.steps for completion in completions] == list(range(16, 0, -1))
     assert all(completion.end.is_count for completion in completions)
-    assert execution.order is not None
-    assert check_order(make_order(execution.order), certificate.plan) == len(xs)
+    assert execution.claims.order is not None
+    assert check_order(make_order(execution.claims.order), certificate.plan) == len(xs)
     none = End(execution_id=execution.id, steps=0, inputs=())  # what else it says changes nothing
-    execution.end = sign_end(pair.client.identity, none)
-    completions = execution.make_completions(lambda: bytes(32))
+    execution.claims.end = sign_end(pair.client.identity, none)
+    completions = execution.claims.make_completions(lambda: bytes(32))
     assert [completion.steps for completion in completions] == list(range(16, 0, -1))
 
 
@@ -508,7 +512,7 @@ async def test_what_was_computed_is_committed_to_though_no_end_comes(pair: Pair)
     pair.client.end(certificate, 39)
     entries = {}
     for execution in executions:
-        completions = execution.make_completions(lambda: bytes(32))
+        completions = execution.claims.make_completions(lambda: bytes(32))
         assert [completion.steps for completion in completions] == [*range(39, 32, -1), 32, 16]
         assert [completion.end.is_count for completion in completions] == 7 * [True] + 2 * [False]
         assert not any(completion.end.end.final for completion in completions)
@@ -532,9 +536,9 @@ async def test_a_producer_that_sends_more_steps_keeps_nobody_from_the_end(pair: 
     async with asyncio.timeout(HANG_S):
         for node, execution in zip(pair.nodes, (first, second), strict=True):
             assert await node.finished.get() is execution
-    [completion] = second.make_completions(lambda: bytes(32))
+    [completion] = second.claims.make_completions(lambda: bytes(32))
     assert completion.steps == 2 and completion.end.end.final
-    assert first.ordered == second.ordered == 2
-    [before] = first.make_completions(lambda: bytes(32))
+    assert first.claims.ordered == second.claims.ordered == 2
+    [before] = first.claims.make_completions(lambda: bytes(32))
     assert completion.tasks[0].inputs[1:] == before.tasks[-1].outputs
     assert completion.tasks[0].outputs == (pair.client.totals[first.id, 1],)

@@ -93,13 +93,17 @@ def watch(moe: Moe) -> None:
     for node in moe.nodes:
         names = {program: task_id for task_id, program in node.programs.items()}
 
-        def run(
-            request: RunRequest, on_answer: Any, run: Any = node.supervisor.run, names: Any = names
+        def run_together(
+            requests: Sequence[RunRequest],
+            on_answers: Any,
+            run_together: Any = node.workers.run_together,
+            names: Any = names,
         ) -> None:
-            moe.runs[names[request.program]] += 1
-            run(request, on_answer)
+            for request in requests:
+                moe.runs[names[request.program]] += 1
+            run_together(requests, on_answers)
 
-        node.supervisor.run = run  # type: ignore[method-assign]
+        node.workers.run_together = run_together  # type: ignore[method-assign]
     engine = moe.nodes[1].engine
     take = engine._inbox._take_tensor
 
@@ -118,7 +122,7 @@ async def load(node: TestNode, compiled: CompiledModel, tasks: Sequence[Task]) -
         if task.weights_digest:
             weights = node.directory / task.weights_digest
             weights.write_bytes(b"".join(stored[get_weights_key(task.weights_digest)].open()))
-        loaded = await node.supervisor.load(graph, weights)
+        loaded = await node.workers.load(0, graph, weights)
         node.programs[task.task_id] = loaded["program"]
 
 
@@ -216,7 +220,7 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
             STEPS,
         )
         program = node.programs[task.task_id]
-        digests = await recompute(node.engine, node.supervisor, program, replay)
+        digests = await recompute(node.engine, node.workers, program, replay)
         own = executions[place].parts[index].digests
         assert (digests.inputs, digests.outputs) == (own.inputs, own.outputs)
         rows = await read_log(node.store, request.execution_id, index, 0, executors[index])

@@ -126,7 +126,7 @@ async def finish(scene: Scene, *nodes: int) -> None:
     for number in nodes:
         async with asyncio.timeout(HANG_S):
             execution = await scene.nodes[number].finished.get()
-        completion = execution.make_completions(lambda: bytes(32))[0]
+        completion = execution.claims.make_completions(lambda: bytes(32))[0]
         request = scene.certificate.plan.request.model_copy(update={"steps": STEPS})
         plan = scene.certificate.plan.model_copy(update={"request": request})
         for executors in (execution.executor_map.executors, plan.executors()):

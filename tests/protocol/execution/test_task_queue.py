@@ -463,6 +463,20 @@ def test_a_zero_gate_is_all_that_a_step_needs() -> None:
     assert queue.finish(run, [one]) and queue.buffered_bytes == 0
 
 
+def test_a_gate_that_a_successor_opens_again_makes_the_step_wait_for_the_rest() -> None:
+    queue, one = TaskQueue(), make_tensor((0, 1), 1)
+    queue.assign(FIRST, [GATED], 3)
+    queue.offer(FIRST, (0, 1), 0, Tensor(hashlib.sha256(bytes(4)).digest(), bytes(4)))
+    assert len(queue) == 1
+    queue.renew(FIRST, 0)  # another node produces the gate, and sends other bytes
+    queue.offer(FIRST, (0, 1), 0, one)
+    assert queue.next() is None
+    queue.offer(FIRST, (0, 0), 0, one)
+    queue.offer(FIRST, (1, 0), 0, one)
+    run = queue.next()
+    assert run is not None and run.inputs == (one, one, one)
+
+
 def test_steps_that_are_not_run_take_nothing_from_an_execution_s_share() -> None:
     queue = TaskQueue()
     queue.assign(FIRST, [GATED, LocalTask(3, ((2, 0),), 1, 0)], 4)

@@ -1,0 +1,128 @@
+"""What a client ordered and acknowledged in an execution, and what this node commits to for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from splitup.core import limits
+from splitup.graph.manifest import Manifest
+from splitup.messages.completions import UNSTATED, Completion, End, SignedEnd, TaskCommitment
+from splitup.messages.frames import Seal
+from splitup.messages.plans import Plan
+from splitup.protocol.execution.ends import make_count
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.protocol.settlement.edge_faults import find_input_faults
+from splitup_node.execution.parts import Part
+
+
+class Claims:
+    """The client's words in one execution beside what the node's parts have computed."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        node: str,
+        executor_map: ExecutorMap,
+        parts: Mapping[int, Part],  # by task; changes
+    ) -> None:
+        self._plan = plan
+        self._manifest = manifest
+        self._node = node
+        self._executor_map = executor_map
+        self._parts = parts
+        # the client's final end; if that never comes, an interim one, or our own count of its
+        # orders
+        self.end: SignedEnd | None = None
+        self.ordered = 0  # steps of which the client sent inputs to this node
+        self.order: Seal | None = None  # under the last of them
+        self._interim: deque[SignedEnd] = deque(maxlen=limits.INTERIM_ENDS)
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps there are, None before the end."""
+        return None if self.end is None else self.end.end.steps
+
+    @property
+    def delivered(self) -> int:
+        """Return how many steps the client has received, as it signed in its latest interim end."""
+        return self._interim[-1].end.steps if self._interim else 0
+
+    def add_order(self, step: int, seal: Seal) -> None:
+        """Keep the checked signature under the inputs of the highest step."""
+        if step >= self.ordered:
+            self.ordered, self.order = step + 1, seal
+
+    def add_interim(self, signed: SignedEnd) -> None:
+        """Keep a checked interim end, and forget digests that only earlier ones needed."""
+        self._interim.append(signed)
+        for part in self._parts.values():
+            part.digests.forget(self._interim[0].end.steps)
+
+    def find_substitute(self) -> SignedEnd | None:
+        """Return what stands for an end that did not come, or None: nothing is paid then.
+
+        That is the number of steps that this node computed for the client, if they are more than
+        the client has acknowledged; else the latest interim end that this node can commit to.
+        """
+        ends = [*self._make_counts(0), *reversed(self._interim)]
+        return next((signed for signed in ends if self.make(signed.end)), None)
+
+    def _make_counts(self, steps: int) -> list[SignedEnd]:
+        """Return this node's counts of steps, descending from what it computed.
+
+        They are above ``steps``, and above what the client has acknowledged.
+        """
+        computed = min((part.digests.steps for part in self._parts.values()), default=0)
+        lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
+        name = self._plan.request.execution_id
+        return [make_count(name, number) for number in range(computed, lowest, -1)]
+
+    def make(self, end: End) -> tuple[TaskCommitment, ...]:
+        """Return what this node commits to for this end of the client.
+
+        () if it has not computed so many steps, or a final end fewer than a state has seen, or the
+        end misstates the inputs that it received.
+        """
+        claims = []
+        for task, part in sorted(self._parts.items()):
+            found = part.digests.find(end.steps)
+            if found is None:
+                return ()
+            state = part.digests.state
+            if self._manifest.tasks[task].state_bytes and not end.final:
+                state = UNSTATED
+            elif self._manifest.tasks[task].state_bytes and not part.digests.is_after(end.steps):
+                return ()  # another node led it beyond the end: the state is not that of the end
+            claims.append(TaskCommitment(task=task, inputs=found[0], outputs=found[1], state=state))
+        by_task = {claim.task: claim for claim in claims}
+        return () if find_input_faults(self._manifest, by_task, [end]) else tuple(claims)
+
+    def make_completions(self, make_salt: Callable[[], bytes]) -> list[Completion]:
+        """Return what this node commits to for the end, and for what may count instead.
+
+        Those are the interim ends before it, and our counts of steps that the client ordered beyond
+        its words. ``make_salt`` returns 32 random bytes.
+        """
+        assert self.end is not None
+        takeovers, plan = self._executor_map.takeovers, self._plan
+        told = tuple(takeovers[t] for t in sorted(takeovers) if self._node in plan.tasks[t])
+        steps = self.end.end.steps
+        interim = [signed for signed in reversed(self._interim) if signed.end.steps < steps]
+        if self.end.is_count:
+            ends = [*self._make_counts(0), *interim]
+        else:
+            ends = [self.end, *interim, *self._make_counts(steps)]
+        return [
+            Completion(
+                execution_id=plan.request.execution_id,
+                node=self._node,
+                tasks=claims,
+                takeovers=told,
+                salt="0x" + make_salt().hex(),
+                end=signed,
+            )
+            for signed in ends
+            if signed.end.steps and (claims := self.make(signed.end))
+        ]

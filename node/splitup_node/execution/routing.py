@@ -1,0 +1,143 @@
+"""What comes into a node and goes out of it in an execution, decided once and not at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from splitup.core.errors import PeerFault
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Plan
+from splitup.protocol.execution.routes import Routes, compute_routes
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.protocol.execution.task_queue import PortId
+from splitup_node.execution.digests import StepsBefore
+
+Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Inlet:
+    """A port that tasks here read: who signs its tensors, and how many bytes they may have."""
+
+    key: str
+    sizes: range
+
+
+@dataclass(slots=True)
+class Outlet:
+    """An output of a task here, and who gets it."""
+
+    source: PortId
+    send_from: int  # earlier steps only repeat what their readers have already
+    before: StepsBefore | None  # of an output of the model, which goes to the client
+    readers: Readers = ()
+    # readers that need the output in some steps only, each with our outputs that are its tasks'
+    # gates: in a step in which all of these gates are zero, it needs no other output
+    gates: tuple[tuple[str, frozenset[int]], ...] = ()
+    new_readers: Readers = ()  # they took over a task, and may lack steps that others have
+
+    def route(self, step: int, zeros: Collection[int] = ()) -> tuple[Readers, bool]:
+        """Return which nodes get a step, and whether the client does.
+
+        ``zeros`` are the task's outputs that are zero in this step: readers that they gate get only
+        those.
+        """
+        if step < self.send_from:
+            return self.new_readers, False
+        readers = self.readers
+        if zeros and self.gates:
+            shut = {node for node, gates in self.gates if gates.issubset(zeros)}
+            readers = tuple(reader for reader in readers if reader[0] not in shut)
+        return readers, self.before is not None
+
+
+class Routing:
+    """The inlets and outlets of one node in one execution, computed again after a takeover."""
+
+    def __init__(
+        self, plan: Plan, manifest: Manifest, node: str, executor_map: ExecutorMap
+    ) -> None:
+        """Raises PeerFault when plan and manifest do not fit."""
+        self._plan = plan
+        self._manifest = manifest
+        self._node = node
+        self._executor_map = executor_map
+        self._inlets: dict[PortId, Inlet] = {}  # those that were asked for
+        self._outlets: dict[int, tuple[Outlet, ...]] = {}  # by task
+        self.routes: Routes = compute_routes(plan, manifest, node)
+
+    def find_inlet(self, port: PortId) -> Inlet | None:
+        """Return the inlet of a port; raise PeerFault for one that nobody may send to this node.
+
+        After a takeover, a tensor for a task that has left this node is no fault: returns None.
+        """
+        known = self._inlets.get(port)
+        return self._open_inlet(port) if known is None else known
+
+    def check_size(self, port: PortId, length_bytes: int) -> None:
+        """Raise PeerFault for a tensor that the port, which has an inlet, cannot carry."""
+        spec = self.routes.specs[port]
+        if not spec.accepts(length_bytes):
+            raise PeerFault(
+                f"port {port[1]} of task {port[0]} of {self._plan.request.execution_id} is "
+                f"{spec}, not {length_bytes} bytes"
+            )
+
+    def _open_inlet(self, port: PortId) -> Inlet | None:
+        spec = self.routes.specs.get(port)
+        key = self._executor_map.get_key(port[0])
+        if spec is None or port[0] in self._outlets:
+            if self._executor_map.takeovers:
+                return None
+            raise PeerFault(
+                f"nobody may send port {port[1]} of task {port[0]} of "
+                f"{self._plan.request.execution_id} to this node"
+            )
+        inlet = self._inlets[port] = Inlet(key, spec.sizes)
+        return inlet
+
+    def begin(self, task: int, send_from: int) -> tuple[Outlet, ...]:
+        """Return the outlets of a task that this node runs from now on."""
+        self._inlets.clear()
+        self._outlets[task] = tuple(
+            Outlet(
+                (task, port),
+                send_from,
+                StepsBefore() if (task, port) in self.routes.to_client else None,
+            )
+            for port in range(len(self._manifest.tasks[task].outputs))
+        )
+        self._connect(self._outlets[task])
+        return self._outlets[task]
+
+    def end(self, task: int) -> None:
+        """Note that another node runs a task from now on."""
+        self._outlets.pop(task, None)
+
+    def renew(self) -> None:
+        """Compute the readers of every output again, after a takeover."""
+        executors = self._executor_map.executors
+        self.routes = compute_routes(self._plan, self._manifest, self._node, executors)
+        self._inlets.clear()
+        for outlets in self._outlets.values():
+            self._connect(outlets)
+
+    def _connect(self, outlets: Sequence[Outlet]) -> None:
+        takeovers = self._executor_map.takeovers
+        for outlet in outlets:
+            outlet.readers = self.find_readers(self.routes.targets[outlet.source])
+            outlet.gates = tuple(self.routes.gates[outlet.source].items())
+            if takeovers:
+                readers = self._manifest.consumers(*outlet.source)
+                nodes = {
+                    self._executor_map.get_author(reader)
+                    for reader, _ in readers
+                    if reader in takeovers
+                }
+                outlet.new_readers = self.find_readers(sorted(nodes - {self._node}))
+
+    def find_readers(self, nodes: Iterable[str]) -> Readers:
+        """Return nodes of the plan with their endpoints; raise PeerFault for others."""
+        entries = [self._plan.node_of(node) for node in nodes]
+        return tuple((entry.node, entry.endpoint) for entry in entries)
