@@ -23,8 +23,9 @@ from typer.main import get_command
 from splitup.cli import check, receipt
 from splitup.cli import status as network_status
 from splitup.cli.console import Output
-from splitup.client.outcome import Payment, Receipt
+from splitup.client.outcome import Receipt
 from splitup.core.errors import InvalidInput
+from splitup.crypto.quorum import Payment
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.devnet.status import Health, NodeHealth
 from tests.docs.test_pages import APPS, ROOT

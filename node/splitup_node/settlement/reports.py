@@ -16,11 +16,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from splitup.chain.client import Chain
-from splitup.chain.market import distribute
+from splitup.chain.market import Status, distribute
 from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.messages import api
@@ -29,16 +28,6 @@ from splitup.storage.journal import Journal
 from splitup_node.committee.committee_client import CommitteeClient
 
 _log = logging.getLogger("splitup.node.reports")
-
-
-class Status(IntEnum):
-    """An execution's state as the Market contract numbers it."""
-
-    UNKNOWN = 0
-    REQUESTED = 1
-    PLANNED = 2
-    SETTLED = 3
-    REFUNDED = 4
 
 
 @dataclass(frozen=True, slots=True)

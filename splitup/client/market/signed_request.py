@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from splitup.chain.client import Chain
+from splitup.chain.market import Status
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
-from splitup.client.market.receipts import Status, fetch_status
+from splitup.client.market.receipts import fetch_status
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages import api

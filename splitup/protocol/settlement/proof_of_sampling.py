@@ -19,6 +19,7 @@ from typing import Final
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.crypto.quorum import Payment, Settlement, Slash
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
@@ -104,29 +105,6 @@ class Verdict:
     liars: tuple[str, ...]
     silent: tuple[str, ...] = ()  # validators that committed and never revealed
     close: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Payment:
-    to: str
-    amount_micro_usdc: int
-    from_slash: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Slash:
-    node: str
-    amount_micro_usdc: int
-
-
-@dataclass(frozen=True, slots=True)
-class SettlementTerms:
-    """What the committee signs: payments and slashes, in the order of the contract's encoding."""
-
-    execution_id: str
-    steps: int
-    payments: tuple[Payment, ...]
-    slashes: tuple[Slash, ...]
 
 
 def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
@@ -348,7 +326,9 @@ def compute_settlement(
     economics: Economics,
     executors: Sequence[str] = (),
     locked: Mapping[str, int] | None = None,
-) -> SettlementTerms:
+    *,
+    evidence_root: str,
+) -> Settlement:
     """Return who is paid and who is slashed for an execution that every executor committed to.
 
     ``executors`` are the nodes that ran the tasks; by default the plan's. ``locked`` is what the
@@ -408,9 +388,9 @@ def compute_settlement(
         from_slash[plan.request.client] += max(0, min(sum(price), left))
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
-    return SettlementTerms(
-        execution_id=plan.request.execution_id,
+    return Settlement(
         steps=steps,
+        evidence_root=evidence_root,
         payments=tuple(payments),
         slashes=tuple(Slash(node, amount) for node, amount in sorted(kept) if amount),
     )

@@ -9,8 +9,9 @@ import pytest
 
 from splitup.chain.client import Block
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.market import Status
 from splitup.client.market import receipts
-from splitup.client.market.receipts import Status, refund, wait_for_receipt
+from splitup.client.market.receipts import refund, wait_for_receipt
 from splitup.core.errors import ChainUnavailable, Unavailable
 
 EXECUTION, CLIENT = "0x" + "01" * 32, "0x" + "0c" * 20

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_node.committee.committee_client import CommitteeClient
-from splitup_node.settlement.reports import Reporter, Status
+from splitup_node.settlement.reports import Reporter
 
 from splitup.chain.clock import ChainClock
+from splitup.chain.market import Status
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity

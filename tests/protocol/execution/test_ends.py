@@ -61,7 +61,7 @@ def play(
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     settled = simulation.chain.settlements[execution_id]
     assert not settled.slashes, "the client's word costs nobody's stake"
-    return {p.to: p.amount_micro_usdc for p in settled.payments}
+    return {p.account: p.amount_micro_usdc for p in settled.payments}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -82,7 +82,7 @@ def test_who_does_not_commit_loses_its_own_pay_alone(trouble: str) -> None:
     settle(simulation, execution_id, within_s=100)
     payments = simulation.chain.settlements[execution_id].payments
     first = find_plan(simulation, execution_id).executors()[0]
-    assert first in {p.to for p in payments} and not get_slashes(simulation, execution_id)
+    assert first in {p.account for p in payments} and not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id).keys() <= {0}
 
 
@@ -113,7 +113,7 @@ def test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() -> None:
     settle(simulation, execution_id, within_s=60)
     first = find_plan(simulation, execution_id).executors()[0]
     payments = simulation.chain.settlements[execution_id].payments
-    assert first in {p.to for p in payments if not p.from_slash}
+    assert first in {p.account for p in payments if not p.from_slash}
     assert not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id) == {0: "honest"}
     assert simulation.chain.locked[bad] == simulation.by_node[bad].stake_micro_usdc

@@ -90,7 +90,9 @@ def end(simulation: Steps, execution_id: str) -> None:
 
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     payments = simulation.chain.settlements[execution_id].payments
-    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash and p.to != CLIENT}
+    return {
+        p.account: p.amount_micro_usdc for p in payments if not p.from_slash and p.account != CLIENT
+    }
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
