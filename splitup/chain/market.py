@@ -24,7 +24,7 @@ from splitup.crypto.quorum import (
     unpack_word,
 )
 from splitup.messages.base import ZERO_BYTES32
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.planning.exposure import Economics
 
 REQUEST_FIELDS: Final = (
     "client",

@@ -68,12 +68,12 @@ from splitup.messages.verification import (
     SignedAttestation,
     VerificationResult,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.sampling_clocks import VALIDATOR, compute_clock, compute_weight
 from splitup.protocol.planning.selection import compute_plan, rank_validators
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
-    Economics,
     Outcome,
     Verdict,
     compute_settlement,

@@ -30,6 +30,9 @@ ALLOWED = {
     "config": {"core", "crypto", "messages"},
 }
 
+# The rooms of ``splitup.protocol``, from below: each may import those before it.
+PROTOCOL = ("committee", "planning", "execution", "snapshots", "settlement", "member", "membership")
+
 # The only places that may import a library.
 OWNERS = {
     "web3": {"splitup/chain"},
@@ -157,6 +160,18 @@ def test_no_module_is_in_a_circle() -> None:
 def test_protocol_is_sans_io(path: Path) -> None:
     found = {module.split(".")[0] for module in imported_modules(path)} & FORBIDDEN_IN_PROTOCOL
     assert not found, f"{path.name} imports {sorted(found)}: decide purely, act outside"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "splitup/protocol").rglob("*.py")), ids=lambda p: p.name
+)
+def test_the_protocol_imports_down(path: Path) -> None:
+    room = path.relative_to(ROOT / "splitup/protocol").parts[0].removesuffix(".py")
+    for module in imported_modules(path):
+        if module.startswith("splitup.protocol."):
+            other = module.split(".")[2]
+            is_below = PROTOCOL.index(other) <= PROTOCOL.index(room)
+            assert is_below, f"protocol/{room} imports {module}, which is above it"
 
 
 def test_nothing_unpickles() -> None:

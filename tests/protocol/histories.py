@@ -29,7 +29,7 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SIGNED, SNAPSHOT, SigningGuard
 from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
     Equivocation,
@@ -37,10 +37,10 @@ from splitup.protocol.committee.peer_messages import (
     PlanVote,
     SnapshotVote,
 )
+from splitup.protocol.member import CommitteeMember
 from splitup.protocol.planning import plan_agreement, selection
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import proof_of_sampling
-from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
 from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys

@@ -16,7 +16,7 @@ from splitup.messages.base import AddressField, Bytes32Field, Count, Message
 from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
-from splitup.protocol.snapshots.observations import (
+from splitup.protocol.committee.observations import (
     ObservationShare,
     PackedProposal,
     SnapshotProposal,

@@ -48,9 +48,9 @@ from splitup.protocol.committee.peer_messages import (
     PlanRequest,
     PlanVote,
 )
+from splitup.protocol.planning.exposure import Economics, add_exposures
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.planning.signed_requests import is_same
-from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures
 
 
 @dataclass(slots=True)

@@ -12,12 +12,13 @@ from splitup.crypto import quorum
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.evidence import (
     compute_evidence_root,
     make_evidence,
 )
-from splitup.protocol.settlement.proof_of_sampling import Economics, compute_settlement
+from splitup.protocol.settlement.proof_of_sampling import compute_settlement
 from splitup.protocol.settlement.settlement_state import (
     OwnProposal,
     Proposing,

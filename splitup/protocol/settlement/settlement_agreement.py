@@ -42,12 +42,12 @@ from splitup.protocol.committee.peer_messages import (
     SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.chain_commitments import check_committed, check_revealed
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Planned, Requested, SettlementState
 from splitup.protocol.settlement.task_checks import ValidatorAnswer

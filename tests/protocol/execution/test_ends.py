@@ -21,9 +21,10 @@ from splitup.messages.frames import decode_frame, make_delivery
 from splitup.messages.plans import Plan
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, sign_end
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.edge_faults import find_input_faults
-from splitup.protocol.settlement.proof_of_sampling import Economics, check_completion
+from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.builders import (
     make_chain_manifest,
     make_diamond_manifest,

@@ -18,11 +18,11 @@ from splitup.protocol.committee.peer_messages import (
     DrawMade,
     DrawPartial,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     compute_commitments_root,
 )
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_state import Committing
 from tests.protocol.simulator import (
     VERIFY_ALL,

@@ -15,15 +15,13 @@ from splitup.messages.completions import Completion, End, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling, VerificationResult
 from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.planning.exposure import Economics, add_exposures, compute_exposures
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
-    Economics,
     Outcome,
     Verdict,
-    add_exposures,
     check_completion,
-    compute_exposures,
     compute_ruling_s,
     compute_settlement,
     count_needed,

@@ -14,7 +14,7 @@ from splitup.messages.plans import Plan
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee.certificates import check_draw
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.planning.exposure import Economics
 from tests.protocol.simulator import (
     CLIENT,
     VERIFY_ALL,

@@ -43,7 +43,7 @@ from splitup.protocol.committee.events import (
     SnapshotAccepted,
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.member import CommitteeMember
 from splitup.protocol.snapshots.demand import Holdings
 
 T = TypeVar("T")
