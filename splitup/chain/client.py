@@ -24,6 +24,7 @@ from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
+from splitup.core.closing import Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class _BlockUnknown(ChainUnavailable):
     """Whoever answered does not have a block that others had."""
 
 
-class Chain:
+class Chain(Closing):
     """A connection to one deployment, as one account or, without a key, as a reader."""
 
     def __init__(self, rpc: Rpc, deployment: Deployment, sender: Sender | None) -> None:
@@ -110,12 +111,6 @@ class Chain:
             await rpc.close()
             raise
         return cls(rpc, deployment, sender)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Stop following and guarding transactions, and close the connections."""
