@@ -35,7 +35,7 @@ _FOLLOWED: Final[tuple[ContractName, ...]] = ("committee", "nodes", "models", "m
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class TransactionReceipt:
     """The result of a transaction. Without waiting, only its hash is known."""
 
     transaction: str
@@ -46,7 +46,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ChainBlock:
     """A block; the time of the latest one is the clock of all deadlines (Unix seconds)."""
 
     number: int
@@ -78,7 +78,7 @@ class Chain(Closing):
         self.deployment = deployment
         self.clock = ChainClock()
         self._highest = 0  # block that ``fetch_head`` has returned
-        self._head: Block | None = None
+        self._head: ChainBlock | None = None
         self._head_changed = asyncio.Event()
         self._rpc = rpc
         self._log_range = LogRange()
@@ -128,7 +128,7 @@ class Chain(Closing):
     # ---- calls ---------------------------------------------------------------------------------
 
     async def call(
-        self, contract: ContractName, function: str, *args: Any, at: Block | None = None
+        self, contract: ContractName, function: str, *args: Any, at: ChainBlock | None = None
     ) -> Any:
         """Return a view's value at the chain's head, or ``at`` a block.
 
@@ -155,7 +155,7 @@ class Chain(Closing):
         """Return how many requests the endpoint has got on this connection."""
         return self._rpc.requests
 
-    async def fetch_head(self) -> Block:
+    async def fetch_head(self) -> ChainBlock:
         """Return the chain's latest block, never a lower one than before.
 
         Raises ChainUnavailable, also when the endpoint stays behind a block that it, or another
@@ -175,7 +175,7 @@ class Chain(Closing):
             "lags behind; wait, or use another RPC endpoint"
         )
 
-    async def wait_for_head(self, seen: str) -> Block:
+    async def wait_for_head(self, seen: str) -> ChainBlock:
         """Return the latest block when its hash is another one than ``seen``, also after a reorg.
 
         It waits for what others ask on this connection: somebody has to follow ``events``.
@@ -192,7 +192,7 @@ class Chain(Closing):
 
     async def send(
         self, contract: ContractName, function: str, *args: Any, wait: bool = True
-    ) -> Receipt:
+    ) -> TransactionReceipt:
         """Simulate, sign, send, and wait until the transaction is mined.
 
         Without ``wait`` the transaction is followed, and sent again if need be, in the background;
@@ -208,7 +208,7 @@ class Chain(Closing):
         if wait:
             return self._make_receipt(await sender.wait(submitted))
         self._spawn(self._follow(sender, submitted))
-        return Receipt(submitted.hashes[-1])
+        return TransactionReceipt(submitted.hashes[-1])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -222,8 +222,8 @@ class Chain(Closing):
         except SplitUpError as error:
             log.error("%s", error)
 
-    def _make_receipt(self, raw: Mapping[str, Any]) -> Receipt:
-        return Receipt(
+    def _make_receipt(self, raw: Mapping[str, Any]) -> TransactionReceipt:
+        return TransactionReceipt(
             transaction=raw["transactionHash"],
             block_number=int(raw["blockNumber"], 16),
             block_hash=raw["blockHash"],
@@ -433,7 +433,7 @@ class Chain(Closing):
             raise _BlockUnknown(f"the chain at {self._rpc.place} does not know block {which} yet")
         return block
 
-    def _note_head(self, head: Block) -> None:
+    def _note_head(self, head: ChainBlock) -> None:
         self.clock.observe(head.number, head.timestamp)
         known = self._head
         if known is None or (head.number >= known.number and head.hash != known.hash):
@@ -451,8 +451,8 @@ async def _ask_again(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
 
 
-def _make_block(block: Mapping[str, Any]) -> Block:
-    return Block(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
+def _make_block(block: Mapping[str, Any]) -> ChainBlock:
+    return ChainBlock(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
 
 
 async def _pause(seconds: float, wake: asyncio.Event | None) -> None:

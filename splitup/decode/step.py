@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Decoder(ABC):
     """
 
     def __init__(self, request: TextRequest) -> None:
-        self.request: Final = request
+        self.request = request
         self.finished = False
 
     @property

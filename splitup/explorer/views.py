@@ -32,7 +32,7 @@ from splitup.explorer.descriptions import (
     open_plan,
 )
 from splitup.explorer.earnings import Day, get_begin_s, list_dates
-from splitup.explorer.event_index import PAGE, EventIndex, Place, Total
+from splitup.explorer.event_index import PAGE, EventIndex, EventPlace, Total
 from splitup.explorer.uptimes import Uptimes
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 
@@ -110,7 +110,7 @@ class Explorer:
             "next": start + PAGE if len(entries) > start + PAGE else None,
         }
 
-    async def list_models(self, before: Place | None = None) -> View:
+    async def list_models(self, before: EventPlace | None = None) -> View:
         """Return a page of registered models, the latest first."""
         events = await asyncio.to_thread(
             self._index.list_events, names=["ModelRegistered"], before=before, limit=PAGE + 1
@@ -119,7 +119,7 @@ class Explorer:
         rows = [describe_model(event, holders) for event in events[:PAGE]]
         return {"models": rows, "next": get_next(events)}
 
-    async def list_executions(self, subject: str = "", before: Place | None = None) -> View:
+    async def list_executions(self, subject: str = "", before: EventPlace | None = None) -> View:
         """Return a page of requests, the latest first: of all, or of one client or model."""
         events = await asyncio.to_thread(
             self._index.list_events,
@@ -286,7 +286,7 @@ class Explorer:
             "verdicts": [verdict.model_dump(mode="json") for verdict in evidence.verdicts],
         }
 
-    async def show_account(self, address: str, before: Place | None = None) -> View:
+    async def show_account(self, address: str, before: EventPlace | None = None) -> View:
         """Return what an account is, earned and lost, and a page of its events."""
         totals, events, snapshot = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, address),

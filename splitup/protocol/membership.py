@@ -21,8 +21,7 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
-from splitup.protocol.committee.certificates import CommitteeMember as MemberView
-from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
 from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (

@@ -13,7 +13,7 @@ from aiohttp import web
 from splitup.client.inputs import check_execution_id
 from splitup.client.network import Network
 from splitup.core.errors import Throttled
-from splitup.explorer.event_index import EventIndex, Place
+from splitup.explorer.event_index import EventIndex, EventPlace
 from splitup.explorer.follower import Follower
 from splitup.explorer.views import Explorer
 from splitup.serve.access import Access
@@ -128,14 +128,14 @@ def _get_subject(request: web.Request) -> str:
     return subject
 
 
-def _get_place(request: web.Request) -> Place | None:
+def _get_place(request: web.Request) -> EventPlace | None:
     text = request.query.get("before")
     if text is None:
         return None
     found = _PLACE.fullmatch(text)
     if found is None:
         raise ApiError(f"'{text:.80}' is no place; give the 'next' of a page", param="before")
-    return Place(int(found[1]), int(found[2]))
+    return EventPlace(int(found[1]), int(found[2]))
 
 
 def _get_start(request: web.Request) -> int:

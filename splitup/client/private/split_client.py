@@ -167,7 +167,7 @@ class SplitClient(Closing):
     @contextlib.asynccontextmanager
     async def session(
         self, model: str, *, noise: Noise | None = None, most_rows: int | None = None
-    ) -> AsyncGenerator[DeviceSession, None]:
+    ) -> AsyncGenerator[ClientSession, None]:
         """Open a session, which takes steps like one of a network; only causal ones.
 
         ``noise`` is for ``most_rows`` rows, by default as many as the model has positions.
@@ -177,7 +177,7 @@ class SplitClient(Closing):
         if noise is not None:
             added = RowNoise(noise, most_rows or found.info.context, await measure_length(found))
         transport = SplitTransport(self._server)
-        session = DeviceSession(found, transport, added)
+        session = ClientSession(found, transport, added)
         try:
             yield session
         finally:
@@ -192,7 +192,7 @@ class _Step:
     result: asyncio.Future[dict[str, Array]]
 
 
-class DeviceSession:
+class ClientSession:
     """A text under way. Steps that wait are sent together; rows that were sent are kept here.
 
     So the whole session can be fed again when the server has forgotten it.

@@ -35,7 +35,7 @@ from splitup.protocol.committee.peer_messages import (
     CommitmentsRequest,
     CommitmentsShared,
     CommitmentsVote,
-    DrawMade,
+    DrawMessage,
     DrawPartial,
     PlanRequest,
     SettlementMessage,
@@ -276,7 +276,7 @@ class SettlementAgreement:
                 state.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(state, sender, message, now)
                 return commands + self._advance(state, now)
-            case DrawMade():
+            case DrawMessage():
                 self._draws.adopt(state, message.draw, now)
                 return self._advance(state, now)
             case Attested():
@@ -451,7 +451,7 @@ def _take_completion(
 
 def _get_execution(message: SettlementMessage) -> str:
     match message:
-        case DrawMade():
+        case DrawMessage():
             return message.draw.execution_id
         case Attested():
             return message.attestation.attestation.execution_id

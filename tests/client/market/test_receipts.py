@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from splitup.chain.client import Block
+from splitup.chain.client import ChainBlock
 from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import Status
 from splitup.client.market import receipts
@@ -45,10 +45,10 @@ class FakeChain:
         row = {"client": CLIENT, "deadline": DUE - 5, "maxPrice": PRICE}
         return {**row, "status": self.status}
 
-    async def fetch_head(self) -> Block:
+    async def fetch_head(self) -> ChainBlock:
         self._answer()
         self.now_s += 10
-        return Block(1, "0x", self.now_s)
+        return ChainBlock(1, "0x", self.now_s)
 
     async def send(self, contract: str, function: str, execution_id: str) -> None:
         self._answer()

@@ -29,7 +29,7 @@ from splitup.messages.completions import (
     Takeover,
 )
 from splitup.messages.verification import Attestation
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.execution.ends import make_count
 from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.storage.journal import Journal
@@ -118,7 +118,7 @@ MEMBERS = [Identity.from_private_key(bytes([n]) * 32) for n in range(1, 5)]
 COMMITTEE = CommitteeView(
     configuration=1,
     members=tuple(
-        CommitteeMember(member.address, member.signing_key_hex, f"http://m{n}")
+        MemberView(member.address, member.signing_key_hex, f"http://m{n}")
         for n, member in enumerate(MEMBERS, 1)
     ),
     quorum=3,

@@ -15,7 +15,7 @@ from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import (
     CommitmentsReply,
     CommitmentsVote,
-    DrawMade,
+    DrawMessage,
     DrawPartial,
 )
 from splitup.protocol.planning.exposure import Economics
@@ -276,5 +276,5 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
     assert isinstance(state.phase, Committing) and not state.chain.bound
     commands = member.handle(agreed, simulation.now)  # the same block after all
     said = [c.message for c in commands if isinstance(c, cmd.Gossip)]
-    assert any(isinstance(message, DrawPartial | DrawMade) for message in said)
+    assert any(isinstance(message, DrawPartial | DrawMessage) for message in said)
     settle(simulation, execution_id)
