@@ -285,8 +285,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/chain_commitments.py",
         "if completion.steps != steps:",
         "if False:",
-        f"{_TESTS}/committee/test_member.py::"
-        "test_a_completion_must_be_what_was_committed_steps_included",
+        f"{_TESTS}/test_member.py::test_a_completion_must_be_what_was_committed_steps_included",
         is_quick=False,
     ),
     Mutant(
@@ -429,8 +428,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/chain_commitments.py",
         "if completion.root() != root:",
         "if False:",
-        f"{_TESTS}/committee/test_member.py::"
-        "test_a_completion_must_be_what_was_committed_steps_included",
+        f"{_TESTS}/test_member.py::test_a_completion_must_be_what_was_committed_steps_included",
         is_quick=False,
     ),
     Mutant(
@@ -498,7 +496,7 @@ MUTANTS: Final = (
     # ---- stake ----------------------------------------------------------------------------------
     Mutant(
         "exposure within the free stake",
-        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "splitup/protocol/planning/exposure.py",
         "if exposures.get(n, floor) + penalty <= free[n]]",
         "]",
         f"{_TESTS}/settlement/test_stakes.py::test_what_no_stake_covers_is_refused_at_once",

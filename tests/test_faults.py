@@ -16,7 +16,7 @@ def test_a_test_belongs_to_all_rows_that_its_name_begins_with() -> None:
     found = find_tests()
     name = "test_f03_f09_a_member_restarted_in_the_middle_signs_the_same_again"
     for row in ("F03", "F09"):
-        assert f"tests/protocol/committee/test_member.py::{name}" in found[row]
+        assert f"tests/protocol/test_member.py::{name}" in found[row]
     assert "forge::test_a23_forced_ether_and_stray_tokens_change_nothing" in found["A23"]
 
 

@@ -35,7 +35,7 @@ class Text:
 def go_on(decoder: Decoder) -> None:
     """Let a text go on where the model would end it, up to the number of tokens asked for."""
     assert isinstance(decoder, SequentialDecoder)
-    decoder._request = replace(decoder._request, eos_ids=frozenset())
+    decoder.request = replace(decoder.request, eos_ids=frozenset())
 
 
 async def generate_text(

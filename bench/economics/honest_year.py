@@ -33,7 +33,8 @@ from splitup.graph.compare import PPB, Tolerance, compare_tensors, find_toleranc
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
-from splitup.protocol.settlement.proof_of_sampling import Economics, Outcome
+from splitup.protocol.planning.exposure import Economics
+from splitup.protocol.settlement.proof_of_sampling import Outcome
 from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.simulator import Node, Simulation
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.verification import Ruling, VerificationResult
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
     UNPAID,
-    Economics,
     Outcome,
     count_needed,
     find_usable,

@@ -33,7 +33,8 @@ from bench.economics.market_simulation import (
     make_garbage,
     settle,
 )
-from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES, Economics
+from splitup.protocol.planning.exposure import Economics
+from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
 
 SEED: Final = 20_240_601
 NODES: Final = 100

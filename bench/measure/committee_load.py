@@ -37,7 +37,7 @@ from splitup.protocol.committee.events import (
     RttMeasured,
     Tick,
 )
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.member import CommitteeMember
 from tests.builders import COMMON_CLASS
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 from tests.protocol.simulator import VERIFY_NONE, read_token

@@ -28,7 +28,7 @@ class JacobiDecoder(SequentialDecoder):
         if self._in_prompt or not self._pending:
             return super().next_step()
         [token] = self._pending.pop(0)
-        room = min(self._request.chunk, self._request.context - self._fed, self._remaining)
+        room = min(self.request.chunk, self.request.context - self._fed, self._remaining)
         self._guesses = (self._guesses + [token] * _GUESSES)[: min(_GUESSES, room - 1)]
         self._last_step = self._steps
         self._steps += 1
@@ -38,12 +38,12 @@ class JacobiDecoder(SequentialDecoder):
 
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
         """Take the logits of every row; return the tokens up to the first wrong guess."""
-        if step != self._last_step or self._finished:
+        if step != self._last_step or self.finished:
             return []
         if self._in_prompt:
             self._in_prompt = False
             return super().receive_logits(step, logits)
-        choose = self._request.sampler.choose
+        choose = self.request.sampler.choose
         drawn = [choose(row, self._fed + place) for place, row in enumerate(logits)]
         right = next((n for n, guess in enumerate(self._guesses) if guess != drawn[n]), None)
         accepted = drawn[: (len(self._guesses) if right is None else right) + 1]
@@ -51,10 +51,10 @@ class JacobiDecoder(SequentialDecoder):
         self._kept = tuple(range(len(accepted)))
         self._fed += len(accepted)
         for place, token in enumerate(accepted):
-            if token in self._request.eos_ids:
-                self._finished = True
+            if token in self.request.eos_ids:
+                self.finished = True
                 return accepted[:place]
         self._remaining -= len(accepted)
-        self._finished = self._remaining <= 0
+        self.finished = self._remaining <= 0
         self._pending.append((accepted[-1],))
         return accepted

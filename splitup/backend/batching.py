@@ -194,7 +194,7 @@ def _is_free(uop: UOp, row: UOp) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KernelSpan:
     """Kernels ``first`` … ``end - 1``: all are shared, or they run step after step.
 
     In the second case each step computes in the memory that it would have alone. ``read`` are the
@@ -213,7 +213,7 @@ def find_spans(
     shared: Sequence[bool],
     kinds: Mapping[UOp, Kind],
     lowered: Lowered,
-) -> tuple[Span, ...]:
+) -> tuple[KernelSpan, ...]:
     """Return how to run kernels for consecutive steps of one state, () if only step by step.
 
     ``mentioned`` are the buffers of each kernel, in the order in which kernels run. All that
@@ -240,12 +240,12 @@ def find_spans(
         places = list(group)
         first, end = places[0], places[-1] + 1
         if not is_solo:
-            spans.append(Span(first, end, is_shared=True))
+            spans.append(KernelSpan(first, end, is_shared=True))
             continue
         own = [b for b in dict.fromkeys(itertools.chain(*mentioned[first:end])) if b not in held]
         read = [buffer for buffer in own if seen[buffer][0] < first]
         kept = [buffer for buffer in own if seen[buffer][1] >= end and kinds[buffer] != "common"]
         if any(kinds[buffer] == "common" for buffer in read):
             return ()  # a step might overwrite it before the next one reads it
-        spans.append(Span(first, end, False, tuple(read), tuple(kept)))
+        spans.append(KernelSpan(first, end, False, tuple(read), tuple(kept)))
     return tuple(spans)

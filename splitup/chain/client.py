@@ -24,6 +24,7 @@ from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
+from splitup.core.closing import Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _FOLLOWED: Final[tuple[ContractName, ...]] = ("committee", "nodes", "models", "m
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class TransactionReceipt:
     """The result of a transaction. Without waiting, only its hash is known."""
 
     transaction: str
@@ -45,7 +46,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ChainBlock:
     """A block; the time of the latest one is the clock of all deadlines (Unix seconds)."""
 
     number: int
@@ -69,7 +70,7 @@ class _BlockUnknown(ChainUnavailable):
     """Whoever answered does not have a block that others had."""
 
 
-class Chain:
+class Chain(Closing):
     """A connection to one deployment, as one account or, without a key, as a reader."""
 
     def __init__(self, rpc: Rpc, deployment: Deployment, sender: Sender | None) -> None:
@@ -77,7 +78,7 @@ class Chain:
         self.deployment = deployment
         self.clock = ChainClock()
         self._highest = 0  # block that ``fetch_head`` has returned
-        self._head: Block | None = None
+        self._head: ChainBlock | None = None
         self._head_changed = asyncio.Event()
         self._rpc = rpc
         self._log_range = LogRange()
@@ -111,12 +112,6 @@ class Chain:
             raise
         return cls(rpc, deployment, sender)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Stop following and guarding transactions, and close the connections."""
         for task in self._background:
@@ -133,7 +128,7 @@ class Chain:
     # ---- calls ---------------------------------------------------------------------------------
 
     async def call(
-        self, contract: ContractName, function: str, *args: Any, at: Block | None = None
+        self, contract: ContractName, function: str, *args: Any, at: ChainBlock | None = None
     ) -> Any:
         """Return a view's value at the chain's head, or ``at`` a block.
 
@@ -160,7 +155,7 @@ class Chain:
         """Return how many requests the endpoint has got on this connection."""
         return self._rpc.requests
 
-    async def fetch_head(self) -> Block:
+    async def fetch_head(self) -> ChainBlock:
         """Return the chain's latest block, never a lower one than before.
 
         Raises ChainUnavailable, also when the endpoint stays behind a block that it, or another
@@ -180,7 +175,7 @@ class Chain:
             "lags behind; wait, or use another RPC endpoint"
         )
 
-    async def wait_for_head(self, seen: str) -> Block:
+    async def wait_for_head(self, seen: str) -> ChainBlock:
         """Return the latest block when its hash is another one than ``seen``, also after a reorg.
 
         It waits for what others ask on this connection: somebody has to follow ``events``.
@@ -197,7 +192,7 @@ class Chain:
 
     async def send(
         self, contract: ContractName, function: str, *args: Any, wait: bool = True
-    ) -> Receipt:
+    ) -> TransactionReceipt:
         """Simulate, sign, send, and wait until the transaction is mined.
 
         Without ``wait`` the transaction is followed, and sent again if need be, in the background;
@@ -213,7 +208,7 @@ class Chain:
         if wait:
             return self._make_receipt(await sender.wait(submitted))
         self._spawn(self._follow(sender, submitted))
-        return Receipt(submitted.hashes[-1])
+        return TransactionReceipt(submitted.hashes[-1])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -227,8 +222,8 @@ class Chain:
         except SplitUpError as error:
             log.error("%s", error)
 
-    def _make_receipt(self, raw: Mapping[str, Any]) -> Receipt:
-        return Receipt(
+    def _make_receipt(self, raw: Mapping[str, Any]) -> TransactionReceipt:
+        return TransactionReceipt(
             transaction=raw["transactionHash"],
             block_number=int(raw["blockNumber"], 16),
             block_hash=raw["blockHash"],
@@ -438,7 +433,7 @@ class Chain:
             raise _BlockUnknown(f"the chain at {self._rpc.place} does not know block {which} yet")
         return block
 
-    def _note_head(self, head: Block) -> None:
+    def _note_head(self, head: ChainBlock) -> None:
         self.clock.observe(head.number, head.timestamp)
         known = self._head
         if known is None or (head.number >= known.number and head.hash != known.hash):
@@ -456,8 +451,8 @@ async def _ask_again(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
 
 
-def _make_block(block: Mapping[str, Any]) -> Block:
-    return Block(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
+def _make_block(block: Mapping[str, Any]) -> ChainBlock:
+    return ChainBlock(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
 
 
 async def _pause(seconds: float, wake: asyncio.Event | None) -> None:

@@ -17,8 +17,8 @@ from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
 from splitup.protocol.committee.certificates import (
-    CommitteeMember,
     CommitteeView,
+    MemberView,
     check_certificate,
 )
 
@@ -44,7 +44,7 @@ async def fetch_committee(chain: Chain, configuration: int | None = None) -> Com
     return CommitteeView(
         configuration=configuration,
         members=tuple(
-            CommitteeMember(
+            MemberView(
                 account=member["account"],
                 signing_key=member["signingKey"],
                 endpoint=member["endpoint"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
 from splitup.chain.client import Chain
@@ -23,7 +24,7 @@ from splitup.crypto.quorum import (
     unpack_word,
 )
 from splitup.messages.base import ZERO_BYTES32
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.planning.exposure import Economics
 
 REQUEST_FIELDS: Final = (
     "client",
@@ -38,6 +39,16 @@ REQUEST_FIELDS: Final = (
     "snapshotRoot",
     "verifyBps",
 )
+
+
+class Status(IntEnum):
+    """The states of an execution in the Market contract."""
+
+    UNKNOWN = 0
+    REQUESTED = 1
+    PLANNED = 2
+    SETTLED = 3
+    REFUNDED = 4
 
 
 @dataclass(frozen=True, slots=True)

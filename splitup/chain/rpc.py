@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import ClientResponseError, ClientSession, InvalidURL, TCPConnector
 
 from splitup.core import tuning
+from splitup.core.closing import Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 # The methods in use that may be repeated when an answer is lost: they read, or they send signed
@@ -45,7 +46,7 @@ class RpcError(ChainUnavailable):
         return self.data is not None or "revert" in self.message.lower()
 
 
-class Rpc:
+class Rpc(Closing):
     """A connection to one RPC endpoint (http or https)."""
 
     def __init__(self, url: str) -> None:
@@ -55,12 +56,6 @@ class Rpc:
         self.place = _name_endpoint(url)  # for errors and logs
         self.requests = 0  # that were sent, repeated ones included
         self._session: ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections."""

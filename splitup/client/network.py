@@ -23,7 +23,6 @@ from contextlib import asynccontextmanager, closing
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -71,6 +70,7 @@ from splitup.client.text.generation import (
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import limits, tuning
+from splitup.core.closing import Closing
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
@@ -94,7 +94,7 @@ Usdc = float | int | str | Decimal
 _log = logging.getLogger("splitup.client")
 
 
-class Network:
+class Network(Closing):
     """A connection as one user, made by ``SplitUp.connect``; open inside ``async with``."""
 
     def __init__(self, config: NetworkConfig, identity: Identity) -> None:
@@ -121,14 +121,6 @@ class Network:
         self._account = MarketAccount(chain, self._identity, self._http, self._committees)
         self._models = Models(chain, self._gateway, self._http, self.config.cache_directory)
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def drain(self) -> None:
         """Wait until the nodes and the store have everything that ended executions owe them."""

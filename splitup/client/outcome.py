@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from splitup.crypto.quorum import Payment
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Trace
@@ -43,15 +44,6 @@ class Transition:
     step: int
     is_local: bool  # both on one node
     nanoseconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Payment:
-    """A payment to one account: for computing or checking, or from a slashed stake."""
-
-    account: str
-    amount_micro_usdc: int
-    from_slash: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,7 +62,7 @@ class Domain:
 class Payment:
     """A credit of a settlement, from the slashed stake or from the locked price."""
 
-    to: str
+    account: str
     amount_micro_usdc: int
     from_slash: bool = False
 
@@ -89,15 +90,15 @@ class Settlement:
         What an account gets from the price is one word, and so is what a node loses; the contract
         takes both in ascending order.
         """
-        payouts: dict[str, int] = {}
+        payouts: Counter[str] = Counter()
         for payment in self.payments:
             if not payment.from_slash:
-                payouts[payment.to] = payouts.get(payment.to, 0) + payment.amount_micro_usdc
+                payouts[payment.account] += payment.amount_micro_usdc
         return (
             self.steps,
             _bytes32(self.evidence_root),
             tuple(pack_word(to, amount) for to, amount in sorted(payouts.items())),
-            tuple((p.to, p.amount_micro_usdc) for p in self.payments if p.from_slash),
+            tuple((p.account, p.amount_micro_usdc) for p in self.payments if p.from_slash),
             tuple(sorted(pack_word(s.node, s.amount_micro_usdc) for s in self.slashes)),
         )
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
-from splitup.decode.step import StepInput, make_block_step
+from splitup.decode.step import Decoder, StepInput, make_block_step
 
 Confidence = Literal["probability", "margin", "entropy"]
 CONFIDENCES: Final[tuple[Confidence, ...]] = get_args(Confidence)
@@ -109,7 +109,7 @@ class _Iteration:
     is_behind: bool
 
 
-class BlockDiffusionDecoder:
+class BlockDiffusionDecoder(Decoder):
     """Writes blocks with a model trained for them; the text is not that of other decoders.
 
     Raises InvalidInput for a model that writes no blocks, for blocks that no step has room for, and
@@ -122,10 +122,11 @@ class BlockDiffusionDecoder:
                 "the model writes one token after the other, and the decoder 'diffusion' needs one "
                 "that was trained for blocks; use another decoder"
             )
+        super().__init__(request)
         self._options = options or DiffusionOptions()
         self._size = self._options.block_size or blocks.size
         self._mask_id, self._are_shifted = blocks.mask_id, blocks.are_shifted
-        self._request, self._sampler = request, _check(request, self._size, self._options.ahead)
+        self._sampler = _check(request, self._size, self._options.ahead)
         self._limit = len(request.prompt) + request.max_tokens
         whole = len(request.prompt) // self._size * self._size
         self._frozen = list(request.prompt[:whole])  # whole blocks
@@ -136,40 +137,29 @@ class BlockDiffusionDecoder:
         self._pending: _Iteration | None = None
         self._commit = -1  # the last step that fed frozen blocks alone
         self._first: _Logits | None = None  # of the token behind them, where logits are shifted
-        self._finished = False
         self._open_blocks()
-
-    @property
-    def finished(self) -> bool:
-        """Return whether no token follows."""
-        return self._finished
-
-    @property
-    def request(self) -> TextRequest:
-        """Return what is generated, after which prompt."""
-        return self._request
 
     @property
     def max_steps(self) -> int:
         """Return the largest number of further steps that may be needed: one token in each."""
-        if self._finished:
+        if self.finished:
             return 0
         most = self._options.iterations or self._size
         first = sum(min(len(block.list_open()), most) for block in self._active)
         steps = first + self._count_commits(len(self._frozen) - self._fed)
         for start in range(self._active[-1].end, self._last_end, self._size):
             steps += min(most, self._last_end - start)
-            steps += self._request.chunk < 2 * self._size * (1 + self._options.ahead)
+            steps += self.request.chunk < 2 * self._size * (1 + self._options.ahead)
         return steps
 
     def next_step(self) -> StepInput | None:
         """Return the next step's rows, or None while logits are awaited or all is done."""
-        if self._finished or self._pending is not None:
+        if self.finished or self._pending is not None:
             return None
         number, self._steps = self._steps, self._steps + 1
         start, certain = self._fed, self._frozen[self._fed :]
         active = [token for block in self._active for token in block.tokens]
-        chunk, size = self._request.chunk, self._size
+        chunk, size = self.request.chunk, self._size
         if len(certain) + len(active) > chunk:
             certain = certain[: chunk // size * size]
             self._commit = number
@@ -191,7 +181,7 @@ class BlockDiffusionDecoder:
         """
         if step == self._commit:
             self._first = logits[0]
-        if self._finished or self._pending is None or step != self._pending.number:
+        if self.finished or self._pending is None or step != self._pending.number:
             return []
         done, self._pending = self._pending, None
         rows: list[_Logits] = list(logits)
@@ -251,46 +241,46 @@ class BlockDiffusionDecoder:
         """Return the chosen tokens that follow those returned so far, up to the first mask."""
         tokens: list[int] = []
         for position, token in self._iter_chosen():
-            if position > self._told or self._finished:
+            if position > self._told or self.finished:
                 break
             if position < self._told:
                 continue
             if self._is_end(token):
-                self._finished = True
+                self.finished = True
                 break
             tokens.append(token)
             self._told += 1
-            self._finished = self._told == self._limit
+            self.finished = self._told == self._limit
         return tokens
 
     def _iter_chosen(self) -> Iterator[tuple[int, int]]:
         """Yield the chosen tokens of the active blocks that are no part of the prompt."""
         for block in self._active:
             for place, token in enumerate(block.tokens):
-                if block.chosen[place] and block.start + place >= len(self._request.prompt):
+                if block.chosen[place] and block.start + place >= len(self.request.prompt):
                     yield block.start + place, token
 
     def _is_end(self, token: int) -> bool:
-        return token in self._request.eos_ids
+        return token in self.request.eos_ids
 
     # ---- blocks --------------------------------------------------------------------------------
 
     @property
     def _last_end(self) -> int:
         """Return where the last block ends: it is a whole one unless the model has no positions."""
-        return min(-(-self._limit // self._size) * self._size, self._request.context)
+        return min(-(-self._limit // self._size) * self._size, self.request.context)
 
     def _open_blocks(self) -> None:
         """Begin the first active block, and blocks ahead where half of the last one is chosen."""
-        while not self._finished and len(self._active) <= self._options.ahead:
+        while not self.finished and len(self._active) <= self._options.ahead:
             start = len(self._frozen)
             if self._active:
                 last = self._active[-1]
                 start = last.end
                 if 2 * sum(last.chosen) < len(last.tokens) or start >= self._last_end:
                     return
-            given = self._request.prompt[start : start + self._size] if not self._active else ()
-            masks = min(self._size, self._request.context - start) - len(given)
+            given = self.request.prompt[start : start + self._size] if not self._active else ()
+            masks = min(self._size, self.request.context - start) - len(given)
             self._active.append(
                 _Block(
                     start,
@@ -301,7 +291,7 @@ class BlockDiffusionDecoder:
 
     def _count_commits(self, certain: int) -> int:
         """Return how many steps feed frozen tokens alone, before the first iteration."""
-        chunk, count = self._request.chunk, 0
+        chunk, count = self.request.chunk, 0
         active = sum(len(block.tokens) for block in self._active)
         while certain and certain + active > chunk:
             certain -= min(certain, chunk // self._size * self._size)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.step import StepInput, make_causal_step
+from splitup.decode.step import Decoder, StepInput, make_causal_step
 
 LEAST_GAIN: Final = 1.15  # tokens per step; below it, wide steps cost more than they save
 TRIAL_STEPS: Final = 16  # wide steps over which the gain is measured
@@ -114,11 +114,11 @@ class _Rows:
         return len(self.sees) - 1
 
 
-class LookaheadDecoder:
+class LookaheadDecoder(Decoder):
     """Generates what ``SequentialDecoder`` generates, in fewer steps."""
 
     def __init__(self, request: TextRequest, options: LookaheadOptions | None = None) -> None:
-        self._request = request
+        super().__init__(request)
         self._options = options or LookaheadOptions()
         self._prompt = split_prompt(request)
         self._text = list(request.prompt)  # prompt and certain tokens
@@ -128,7 +128,6 @@ class LookaheadDecoder:
         self._last_step = -1
         self._steps = 0
         self._remaining = request.max_tokens
-        self._finished = False
         self._text_pool = NgramPool(self._options.guesses)  # n-grams of the certain text
         self._pooled = 0  # how many of them
         self._window_pool = NgramPool(self._options.guesses)  # n-grams of the window
@@ -138,16 +137,6 @@ class LookaheadDecoder:
         self._next_pause = FIRST_PAUSE
 
     @property
-    def finished(self) -> bool:
-        """Return whether no token follows."""
-        return self._finished
-
-    @property
-    def request(self) -> TextRequest:
-        """Return what is generated, after which prompt."""
-        return self._request
-
-    @property
     def max_steps(self) -> int:
         """Return the largest number of steps that may be needed: that without any guess."""
         is_due = not self._prompt and self._last_step < 0
@@ -155,7 +144,7 @@ class LookaheadDecoder:
 
     def next_step(self) -> StepInput | None:
         """Return the next step's rows, or None while logits are awaited or all is done."""
-        if self._finished or (not self._prompt and self._last_step >= 0):
+        if self.finished or (not self._prompt and self._last_step >= 0):
             return None
         number, self._steps = self._steps, self._steps + 1
         if self._prompt:
@@ -177,12 +166,8 @@ class LookaheadDecoder:
         )
 
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
-        """Take the logits of ``step``, float32 [R, vocab]; return the tokens they make certain.
-
-        An end token finishes the machine and is not returned. Logits inside the prompt give
-        nothing.
-        """
-        if step != self._last_step or self._finished:
+        """Take the logits of ``step``, float32 [R, vocab]; return the tokens they make certain."""
+        if step != self._last_step or self.finished:
             return []
         self._last_step = -1
         if self._pending_step is None:  # the prompt's last chunk
@@ -206,18 +191,18 @@ class LookaheadDecoder:
     # ---- choosing ------------------------------------------------------------------------------
 
     def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
-        return self._request.sampler.choose(logits, position)
+        return self.request.sampler.choose(logits, position)
 
     def _accept(self, drawn: list[int]) -> list[int]:
         tokens: list[int] = []
         for token in drawn:
-            if token in self._request.eos_ids:
-                self._finished = True
+            if token in self.request.eos_ids:
+                self.finished = True
                 break
             tokens.append(token)
             self._remaining -= 1
             if self._remaining == 0:
-                self._finished = True
+                self.finished = True
                 break
         self._text += tokens
         length = self._options.length
@@ -245,12 +230,12 @@ class LookaheadDecoder:
     def _make_rows(self) -> _Rows:
         rows = _Rows([self._text[-1]], [0], [(0,)])
         # the cache has no rows beyond the context; tokens beyond the last are not needed
-        space = min(self._request.chunk, self._request.context - self._fed) - 1
+        space = min(self.request.chunk, self.request.context - self._fed) - 1
         if self._pause or self._remaining == 1:
             return rows
         depths = self._options.length - 1
         window = depths * self._options.columns
-        if space >= window and self._options.columns + depths < self._request.context - self._fed:
+        if space >= window and self._options.columns + depths < self.request.context - self._fed:
             self._add_window(rows)
             space -= window
         token = self._text[-1]
@@ -292,7 +277,7 @@ class LookaheadDecoder:
 
     def _start_window(self) -> list[list[int]]:
         """Return levels of columns, filled with tokens of the prompt at first."""
-        prompt, columns = self._request.prompt, self._options.columns
+        prompt, columns = self.request.prompt, self._options.columns
         return [
             [prompt[(column + level) % len(prompt)] for column in range(columns)]
             for level in range(self._options.length - 1)

@@ -11,30 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
-from splitup.decode.step import StepInput, make_causal_step
+from splitup.decode.step import Decoder, StepInput, make_causal_step
 
 
-class SequentialDecoder:
+class SequentialDecoder(Decoder):
     """One token per step. Every other decoder has to generate the same text."""
 
     def __init__(self, request: TextRequest) -> None:
-        self._request = request
+        super().__init__(request)
         self._pending = split_prompt(request)  # certain, not fed yet
         self._fed = request.cached  # the position of the next token to feed
         self._last_step = -1  # the step whose logits give a token
         self._steps = 0
         self._remaining = request.max_tokens
-        self._finished = False
-
-    @property
-    def finished(self) -> bool:
-        """Return whether no token follows."""
-        return self._finished
-
-    @property
-    def request(self) -> TextRequest:
-        """Return what is generated, after which prompt."""
-        return self._request
 
     @property
     def max_steps(self) -> int:
@@ -43,9 +32,9 @@ class SequentialDecoder:
 
     def next_step(self) -> StepInput | None:
         """Return the next step's rows, or None while logits are awaited or all is done."""
-        if self._finished or not self._pending:
+        if self.finished or not self._pending:
             return None
-        step = make_causal_step(self._pending.pop(0), self._fed, images=self._request.images)
+        step = make_causal_step(self._pending.pop(0), self._fed, images=self.request.images)
         self._fed += len(step.tokens)
         if not self._pending:
             self._last_step = self._steps
@@ -53,20 +42,16 @@ class SequentialDecoder:
         return step
 
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
-        """Take the logits of ``step``, float32 [1, vocab]; return the tokens they make certain.
-
-        An end token finishes the machine and is not returned. Logits inside the prompt give
-        nothing.
-        """
-        if step != self._last_step or self._finished:
+        """Take the logits of ``step``, float32 [1, vocab]; return the tokens they make certain."""
+        if step != self._last_step or self.finished:
             return []
-        token = self._request.sampler.choose(logits[0], self._fed - 1)
-        if token in self._request.eos_ids:
-            self._finished = True
+        token = self.request.sampler.choose(logits[0], self._fed - 1)
+        if token in self.request.eos_ids:
+            self.finished = True
             return []
         self._remaining -= 1
         if self._remaining == 0:
-            self._finished = True
+            self.finished = True
         else:
             self._pending.append((token,))
         return [token]

@@ -20,9 +20,10 @@ a window keep the last rows only; how far steps may go back, the manifest says: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,35 +55,34 @@ class StepInput:
         return len(self.tokens)
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """A decoding algorithm without I/O: it returns steps, takes logits, and returns tokens.
 
     A step may be run as soon as ``next_step`` returns it, before the logits of earlier steps are
-    back. ``receive_logits`` is called with the number of the step, in order.
+    back. ``receive_logits`` is called with the number of the step, in order. ``request`` is what is
+    generated, after which prompt; no token follows when it is ``finished``.
     """
 
-    @property
-    def finished(self) -> bool:
-        """Return whether no token follows."""
-        ...
+    def __init__(self, request: TextRequest) -> None:
+        self.request = request
+        self.finished = False
 
     @property
-    def request(self) -> TextRequest:
-        """Return what is generated, after which prompt."""
-        ...
-
-    @property
+    @abstractmethod
     def max_steps(self) -> int:
         """Return the largest number of further steps that may be needed."""
-        ...
 
+    @abstractmethod
     def next_step(self) -> StepInput | None:
         """Return the next step, or None while logits are awaited or all is done."""
-        ...
 
+    @abstractmethod
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
-        """Take the logits of a step, float32 [R, vocab]; return the tokens they make certain."""
-        ...
+        """Take the logits of a step, float32 [R, vocab]; return the tokens they make certain.
+
+        An end token finishes the machine and is not returned. Logits inside the prompt give
+        nothing.
+        """
 
 
 def make_causal_step(

@@ -30,7 +30,7 @@ from splitup.devnet.state import (
     read_runtime,
     read_supervisor,
 )
-from splitup.devnet.status import Health, fetch_health
+from splitup.devnet.status import NetworkHealth, fetch_health
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
@@ -44,7 +44,7 @@ class NetworkStatus:
     directory: Path
     supervisor: int | None
     processes: tuple[tuple[str, int, bool], ...]  # name, process id, whether it runs
-    health: Health | None
+    health: NetworkHealth | None
     problem: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str
     ``update`` gets lines of progress, of which each replaces the one before.
     """
 
-    def greet(health: Health) -> None:
+    def greet(health: NetworkHealth) -> None:
         say(f"ready: {health.describe()}")
         say(
             f"the network runs in {options.directory}; stop it with Ctrl-C, or in another terminal "
@@ -178,7 +178,7 @@ def fetch_status(directory: Path) -> NetworkStatus:
     return NetworkStatus(directory, read_supervisor(directory), processes, health, problem)
 
 
-async def _fetch_health(config: NetworkConfig, state: DevnetState) -> Health:
+async def _fetch_health(config: NetworkConfig, state: DevnetState) -> NetworkHealth:
     deployment = Deployment.load(config.deployment)
     async with await Chain.connect(config.rpc_url, deployment) as chain, SignedClient() as http:
         return await fetch_health(chain, http, state)

@@ -32,7 +32,7 @@ from splitup.devnet.state import (
     read_runtime,
     write_runtime,
 )
-from splitup.devnet.status import Health, fetch_health, read_load_problems
+from splitup.devnet.status import NetworkHealth, fetch_health, read_load_problems
 from splitup.net.http import SignedClient
 
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
@@ -89,7 +89,7 @@ class Devnet:
     def children(self) -> list[Child]:
         return [child for group in self._groups for child in group]
 
-    async def start(self) -> Health:
+    async def start(self) -> NetworkHealth:
         """Start or resume the network and return when it is ready to execute.
 
         Raises ConfigurationError (running already, port taken, damaged directory, missing
@@ -107,7 +107,7 @@ class Devnet:
             await self.stop()
             raise
 
-    async def _start(self, state: DevnetState) -> Health:
+    async def _start(self, state: DevnetState) -> NetworkHealth:
         directory = self.directory
         mnemonic = funding.load_mnemonic(directory)
         parties = funding.load_parties(directory, mnemonic, state)
@@ -273,7 +273,7 @@ class Devnet:
 
     async def _wait_until_ready(
         self, chain: Chain, http: SignedClient, state: DevnetState
-    ) -> Health:
+    ) -> NetworkHealth:
         loop = asyncio.get_running_loop()
         ends, said = loop.time() + _QUIET_S, ""
         while True:
@@ -328,7 +328,7 @@ class Devnet:
 async def run_devnet(
     options: DevnetOptions,
     report: Report,
-    on_ready: Callable[[Health], None],
+    on_ready: Callable[[NetworkHealth], None],
     *,
     report_progress: Report | None = None,
     restart: bool = False,
@@ -357,7 +357,7 @@ async def run_devnet(
 
 
 async def _start_and_watch(
-    net: Devnet, on_ready: Callable[[Health], None], *, restart: bool
+    net: Devnet, on_ready: Callable[[NetworkHealth], None], *, restart: bool
 ) -> None:
     on_ready(await net.start())
     await net.watch(restart=restart)

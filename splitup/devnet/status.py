@@ -42,7 +42,7 @@ class NodeHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class NetworkHealth:
     """A network at one moment. ``gateways`` and ``members`` list those that answer."""
 
     block: int
@@ -103,7 +103,7 @@ class Health:
         }
 
 
-async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> Health:
+async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> NetworkHealth:
     """Ask chain, gateways, members and nodes at once; raise ChainUnavailable."""
     member_urls = [make_endpoint(port) for port in state.member_ports]
     gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
@@ -129,7 +129,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         for node, answer in zip(registered, node_answers, strict=True)
         for entry in [entries.get(node["account"])]
     )
-    return Health(
+    return NetworkHealth(
         block=head.number,
         has_group_key=bool(group_key),
         gateways=tuple(url for url in gateway_urls if url in answering),

@@ -15,14 +15,14 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from splitup.core import limits, tuning
+from splitup.core.closing import Closing
 from splitup.core.codec import parse_json
 from splitup.core.errors import (
     BadSignature,
@@ -288,7 +288,7 @@ async def read_unsigned(request: web.Request, route: Route[M]) -> M:
 # ---- clients -----------------------------------------------------------------------------------
 
 
-class SignedClient:
+class SignedClient(Closing):
     """An HTTP session that signs with one identity. Close it, or use ``async with``.
 
     Every call raises Unavailable when the server does not answer or answers 5xx, Throttled for 429,
@@ -327,17 +327,6 @@ class SignedClient:
                 trust_env=False,
             )
         return self._session
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the session and its connections."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from eth_utils.crypto import keccak
 
 from splitup.core import tuning
+from splitup.core.closing import Closing
 from splitup.core.errors import (
     InvalidInput,
     PeerFault,
@@ -68,7 +68,7 @@ def _hash_account_key(signing_key: str) -> bytes:
     return keccak(_ACCOUNT_KEY_TYPE + bytes.fromhex(signing_key[2:]))
 
 
-class GatewayClient:
+class GatewayClient(Closing):
     """A client of the gateways of one bucket. Close it, or use ``async with``.
 
     It uses one gateway until that fails, then the next one; a call tries each once. The first one
@@ -88,17 +88,6 @@ class GatewayClient:
         self._place = int(identity.signing_key_hex, 16) % len(urls) if identity else 0
         self._http = http or SignedClient(identity)
         self._owns_http = http is None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the HTTP session, unless the caller passed it."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from splitup.backend import batching
-from splitup.backend.batching import Span
+from splitup.backend.batching import KernelSpan
 from splitup.backend.compiler import schedule
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
@@ -157,17 +157,17 @@ def test_a_graph_that_looks_at_other_rows_gives_the_bytes_of_single_steps(build:
     assert check_passes(program, make_draw(1), 2) > 10
 
 
-def forget_reads(found: Sequence[Span], lowered: Any) -> list[Span]:
+def forget_reads(found: Sequence[KernelSpan], lowered: Any) -> list[KernelSpan]:
     return [replace(span, read=()) for span in found]
 
 
-def forget_kept(found: Sequence[Span], lowered: Any) -> list[Span]:
+def forget_kept(found: Sequence[KernelSpan], lowered: Any) -> list[KernelSpan]:
     return [replace(span, kept=()) for span in found]
 
 
 @pytest.mark.parametrize("forget", [forget_reads, forget_kept])
 def test_values_that_cross_a_border_have_to_be_saved(
-    forget: Callable[[Sequence[Span], Any], list[Span]], monkeypatch: pytest.MonkeyPatch
+    forget: Callable[[Sequence[KernelSpan], Any], list[KernelSpan]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_spans = batching.find_spans
     monkeypatch.setattr(schedule, "find_spans", lambda *of: forget(find_spans(*of), of[-1]))
@@ -179,7 +179,7 @@ def test_values_that_cross_a_border_have_to_be_saved(
 def test_all_that_touches_a_state_has_to_run_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spans = batching.find_spans
 
-    def split(mentioned: Any, shared: Any, kinds: Any, lowered: Any) -> list[Span]:
+    def split(mentioned: Any, shared: Any, kinds: Any, lowered: Any) -> list[KernelSpan]:
         held = {*lowered.states, *lowered.updates}
         rest = [[buffer for buffer in buffers if buffer not in held] for buffers in mentioned]
         return list(find_spans(rest, shared, kinds, lowered))

@@ -55,7 +55,9 @@ from bench.economics.scenarios import (
     watch,
 )
 from splitup.chain.deployment import MarketParameters
+from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import compute_reference
@@ -66,14 +68,13 @@ from splitup.messages.verification import (
     SignedAttestation,
     VerificationResult,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.sampling_clocks import VALIDATOR, compute_clock, compute_weight
 from splitup.protocol.planning.selection import compute_plan, rank_validators
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
-    Economics,
     Outcome,
-    SettlementTerms,
     Verdict,
     compute_settlement,
     is_disputed,
@@ -214,7 +215,7 @@ def test_money_is_that_of_the_protocol(
         paid[CLIENT] = int(money.to_client[execution])
         expected: Counter[str] = Counter()
         for payment in terms.payments:
-            expected[payment.to] += payment.amount_micro_usdc
+            expected[payment.account] += payment.amount_micro_usdc
         assert +paid == +expected
         assert +slashed == {slash.node: slash.amount_micro_usdc for slash in terms.slashes}
         deposit = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
@@ -443,7 +444,7 @@ def attest(commitment: TaskCommitment, results: dict[str, VerificationResult]) -
 
 def settle_by_protocol(
     market: Draws, verdicts: Verdicts, economics: Economics, manifest: Manifest, execution: int
-) -> SettlementTerms:
+) -> Settlement:
     executors = [address_of(executor) for executor in market.executors[execution]]
     plan = Plan(
         request=make_request(1).model_copy(update={"client": CLIENT}),
@@ -459,4 +460,4 @@ def settle_by_protocol(
             liars.append(executors[task])
         paid = tuple(name_judges(market, row, verdicts.paid))
         found.append(Verdict(task, verdicts.outcomes[row], paid, tuple(liars)))
-    return compute_settlement(plan, manifest, 1, (), found, economics)
+    return compute_settlement(plan, manifest, 1, (), found, economics, evidence_root=ZERO_BYTES32)

@@ -26,8 +26,8 @@ from splitup.messages.snapshots import Snapshot
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.planning.challenges import Challenge, find_wrong_choice, open_plan, open_task
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.chain.conftest import Network
 

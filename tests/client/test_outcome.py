@@ -4,9 +4,9 @@ import pytest
 
 from splitup.chain.event_stream import ChainEvent
 from splitup.client.market.receipts import make_receipt
-from splitup.client.outcome import Payment, compute_percentile, compute_transitions, make_trace
+from splitup.client.outcome import compute_percentile, compute_transitions, make_trace
 from splitup.core.errors import Unavailable
-from splitup.crypto.quorum import pack_word
+from splitup.crypto.quorum import Payment, pack_word
 from splitup.demo.screen import draw_gantt
 from splitup.messages.progress import Span, Trace
 from tests.builders import address, make_chain_manifest

@@ -23,10 +23,11 @@ from splitup.chain.registered_models import RegisteredModel
 from splitup.cli import check, receipt
 from splitup.cli import status as network_status
 from splitup.cli.console import Output
-from splitup.client.outcome import Payment, Receipt
+from splitup.client.outcome import Receipt
 from splitup.core.errors import InvalidInput
+from splitup.crypto.quorum import Payment
 from splitup.decode.lookahead import LookaheadOptions
-from splitup.devnet.status import Health, NodeHealth
+from splitup.devnet.status import NetworkHealth, NodeHealth
 from tests.docs.test_pages import APPS, ROOT
 
 USE: Final = "docs/guides/use.md"
@@ -232,7 +233,7 @@ def test_a_networks_status_is_shown_as_it_is_printed(
         in_snapshot=True,
         tasks=tuple(str(number) for number in range(12)),
     )
-    health = Health(
+    health = NetworkHealth(
         block=9,
         has_group_key=True,
         gateways=("a", "b"),

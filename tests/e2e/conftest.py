@@ -24,7 +24,7 @@ from splitup.config import NETWORK_FILE, NetworkConfig, find_cache_directory
 from splitup.crypto.keystore import load_identity
 from splitup.devnet.processes import find_program, read_tail
 from splitup.devnet.state import DevnetState, is_ready, read_runtime
-from splitup.devnet.status import Health, fetch_health
+from splitup.devnet.status import NetworkHealth, fetch_health
 from splitup.net.http import SignedClient
 from tests.builders import HANG_S
 from tests.texts import read_account
@@ -210,8 +210,8 @@ class Network:
                 await chain.send("usdc", "approve", deployment.nodes, amount, wait=False)
                 await chain.send("nodes", "topUp", amount)
 
-    def fetch_health(self) -> Health:
-        async def fetch() -> Health:
+    def fetch_health(self) -> NetworkHealth:
+        async def fetch() -> NetworkHealth:
             state = DevnetState.load(self.directory)
             assert state is not None
             async with SplitUp.connect(self.config) as net, SignedClient() as http:

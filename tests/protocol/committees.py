@@ -7,7 +7,7 @@ from functools import cache
 
 from splitup.crypto import dkg, quorum
 from splitup.crypto.keys import Identity
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.committee.key_generation import make_ceremony
 from tests.builders import address
 
@@ -30,7 +30,7 @@ def make_view(identities: Sequence[Identity], configuration: int = 1) -> Committ
     return CommitteeView(
         configuration=configuration,
         members=tuple(
-            CommitteeMember(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
+            MemberView(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
             for i, m in enumerate(members)
         ),
         quorum=quorum.compute_quorum_size(len(members)),

@@ -24,8 +24,8 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.member import CommitteeMember
-from splitup.protocol.committee.membership import Membership
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.membership import Membership
 from tests.protocol.committee.test_key_generation import spoil
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_identity, make_view
 from tests.protocol.histories import ECONOMICS

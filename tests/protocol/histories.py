@@ -29,7 +29,7 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SIGNED, SNAPSHOT, SigningGuard
 from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
     Equivocation,
@@ -37,10 +37,9 @@ from splitup.protocol.committee.peer_messages import (
     PlanVote,
     SnapshotVote,
 )
-from splitup.protocol.planning import plan_agreement, selection
-from splitup.protocol.settlement import proof_of_sampling
-from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.planning import exposure, plan_agreement, selection
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
 from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
@@ -527,10 +526,10 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
 
 
 def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
-    """As ``verification.add_exposures``, once for all members that hold the same plan."""
+    """As ``exposure.add_exposures``, once for all members that hold the same plan."""
     key = (id(plan), economics)
     if key not in _EXPOSED:
-        _EXPOSED[key] = (plan, proof_of_sampling.add_exposures(plan, manifest, snapshot, economics))
+        _EXPOSED[key] = (plan, exposure.add_exposures(plan, manifest, snapshot, economics))
         while len(_EXPOSED) > 64:
             _EXPOSED.popitem(last=False)
     return _EXPOSED[key][1]  # the plan is kept beside it, so that its id is nobody else's

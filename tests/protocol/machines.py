@@ -17,13 +17,13 @@ from splitup.messages.plans import MemberSignature, PlanCertificate
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     compute_commitments_root,
 )
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.settlement_transitions import (
     CommitmentsCompleted,

@@ -51,14 +51,14 @@ from splitup.protocol.committee.certificates import (
     compute_plan_hash,
 )
 from splitup.protocol.committee.context import SIGNED, SigningGuard
-from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import sign_takeover
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 

@@ -27,7 +27,7 @@ from splitup.graph.manifest import (
     get_blob_key,
 )
 from splitup.graph.rules import load_graph
-from splitup_deploy.calibration.calibration_report import Report, TaskReport
+from splitup_deploy.calibration.calibration_report import CalibrationReport, TaskReport
 from splitup_deploy.calibration.perturbations import Perturbation, list_perturbations
 from splitup_deploy.calibration.separation import (
     Spread,
@@ -61,7 +61,7 @@ def calibrate_model(
     tokens: Sequence[int] = (),
     variants: Sequence[Variant] = VARIANTS,
     say: Say = lambda text: None,
-) -> Report:
+) -> CalibrationReport:
     """Calibrate every task of the nodes over ``steps`` steps, in files under ``directory``.
 
     Tasks that the client runs before the nodes are computed once, with the first variant. Takes
@@ -85,7 +85,7 @@ def calibrate_model(
     tasks = [
         _calibrate_task(run, index, task) for index, task in enumerate(compiled.manifest.tasks)
     ]
-    return Report(tuple(run.variants), tuple(tasks), steps)
+    return CalibrationReport(tuple(run.variants), tuple(tasks), steps)
 
 
 def encode_prompt(compiled: CompiledModel, prompt: str) -> list[int]:

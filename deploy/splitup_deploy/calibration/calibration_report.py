@@ -24,7 +24,7 @@ class TaskReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CalibrationReport:
     """What ``calibrate_model`` found."""
 
     variants: tuple[Variant, ...]
@@ -74,7 +74,7 @@ class Report:
         }
 
 
-def render_report(report: Report) -> Table:
+def render_report(report: CalibrationReport) -> Table:
     """Return the table for a terminal: differences by relative L2, and the tolerances."""
     table = Table(box=None)
     left = ("task", "smallest perturbation")

@@ -17,7 +17,7 @@ from splitup_deploy.cli.steps import run_quietly
 
 if TYPE_CHECKING:
     from splitup.crypto.keys import Identity
-    from splitup_deploy.network.deployment import Plan
+    from splitup_deploy.network.deployment import DeploymentPlan
     from splitup_deploy.network.settings import NetworkSettings
 
 ROLES: Final = {
@@ -211,7 +211,7 @@ def _confirm(question: str) -> None:
         raise typer.Exit(1)
 
 
-def _make_json(plan: Plan, settings: NetworkSettings) -> dict[str, Any]:
+def _make_json(plan: DeploymentPlan, settings: NetworkSettings) -> dict[str, Any]:
     return {
         **{key: value for key, value in asdict(plan).items() if key != "blocked"},
         "blocked": [difference.to_dict() for difference in plan.blocked],
@@ -223,7 +223,7 @@ def _make_json(plan: Plan, settings: NetworkSettings) -> dict[str, Any]:
     }
 
 
-def _show_plan(plan: Plan, settings: NetworkSettings, output: Output) -> None:
+def _show_plan(plan: DeploymentPlan, settings: NetworkSettings, output: Output) -> None:
     def say(text: str) -> None:
         output.out.print(text, soft_wrap=True)
 

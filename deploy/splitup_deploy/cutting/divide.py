@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
 from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import find_regions
-from splitup_deploy.cutting.piece_plans import PiecePlan, Scope
+from splitup_deploy.cutting.piece_plans import PiecePlan, PieceScope
 from splitup_deploy.cutting.slices import (
     Box,
     has,
@@ -49,7 +49,7 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
 
     An operation that cannot be divided stays; ``partition`` then reports it.
     """
-    scope = Scope(model)
+    scope = PieceScope(model)
     banks = {bank.root: bank for bank in model.banks}
     plans: dict[int, PiecePlan] = {}
     done: set[int] = set()
@@ -82,7 +82,7 @@ class _Piece:
 class _Writer:
     """Writes a new graph in which pieces replace the operations that are too large."""
 
-    def __init__(self, scope: Scope, plans: Mapping[int, PiecePlan]) -> None:
+    def __init__(self, scope: PieceScope, plans: Mapping[int, PiecePlan]) -> None:
         self._scope, self._plans = scope, plans
         self._nodes: list[Node] = []
         self._known: dict[Node, int] = {}

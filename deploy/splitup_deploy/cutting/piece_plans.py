@@ -41,7 +41,7 @@ class Cone:
     reads: frozenset[int]  # inputs and values in memory
 
 
-class Scope:
+class PieceScope:
     """Finds which part of a graph a piece needs, and how much memory that takes."""
 
     def __init__(self, model: TracedModel) -> None:

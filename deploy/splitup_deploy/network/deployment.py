@@ -50,7 +50,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentPlan:
     """What ``deploy`` would do now, and what it would cost at the chain's present price of gas."""
 
     chain_id: int
@@ -68,7 +68,7 @@ class Plan:
         return sum(step.gas or 0 for step in self.steps)
 
 
-async def make_plan(settings: NetworkSettings) -> Plan:
+async def make_plan(settings: NetworkSettings) -> DeploymentPlan:
     """Return what is missing on the chain; sends nothing, and opens no key.
 
     New contracts are simulated: what they would refuse, such as unsafe parameters, is an error now.
@@ -96,7 +96,7 @@ async def make_plan(settings: NetworkSettings) -> Plan:
             rpc.request("eth_getBalance", account, "latest"),
             fetch_fees(rpc, settings.fee_ceiling_wei),
         )
-        return Plan(
+        return DeploymentPlan(
             record.chain_id,
             account,
             int(balance, 16),

@@ -16,7 +16,7 @@ from splitup.core.errors import Throttled
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import get_principal
 from splitup_gateway.errors import ApiError
-from splitup_gateway.explorer.event_index import EventIndex, Place
+from splitup_gateway.explorer.event_index import EventIndex, EventPlace
 from splitup_gateway.explorer.follower import Follower
 from splitup_gateway.explorer.views import Explorer
 from splitup_gateway.timelines import Timelines
@@ -128,14 +128,14 @@ def _get_subject(request: web.Request) -> str:
     return subject
 
 
-def _get_place(request: web.Request) -> Place | None:
+def _get_place(request: web.Request) -> EventPlace | None:
     text = request.query.get("before")
     if text is None:
         return None
     found = _PLACE.fullmatch(text)
     if found is None:
         raise ApiError(f"'{text:.80}' is no place; give the 'next' of a page", param="before")
-    return Place(int(found[1]), int(found[2]))
+    return EventPlace(int(found[1]), int(found[2]))
 
 
 def _get_start(request: web.Request) -> int:

@@ -18,7 +18,7 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
 _OVER: Final = 410  # a member's answer for an execution that was settled or refunded
@@ -151,7 +151,7 @@ class CommitteeClient:
         return _count_over(answers) >= committee.quorum
 
     async def _fetch(
-        self, execution_id: str, member: CommitteeMember, committee: CommitteeView
+        self, execution_id: str, member: MemberView, committee: CommitteeView
     ) -> SignedAttestation:
         url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
         value = await self._http.get_json(url, timeout_s=api.ATTESTATION.timeout_s)

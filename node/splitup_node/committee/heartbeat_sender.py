@@ -23,7 +23,7 @@ from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup_node.tasks.placement import DemandEntry, parse_demand
 
 _HASH: Final = re.compile(r"0x[0-9a-f]{64}")
@@ -121,7 +121,7 @@ class HeartbeatSender:
                 del self._calls[account]
                 call.result()  # raises when the call ended with a bug of ours
 
-    async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
+    async def _tell(self, member: MemberView, sign: Callable[[str], str]) -> None:
         shortest_s = limits.HEARTBEAT_PERIOD_S
         self._periods[member.account] = (shortest_s, shortest_s)  # after a failure
         try:
@@ -136,7 +136,7 @@ class HeartbeatSender:
             self._outcomes[member.account] = error
             _log.debug("heartbeat: %s", error)
 
-    async def _fetch_demand(self, member: CommitteeMember, sign: Callable[[str], str]) -> Demand:
+    async def _fetch_demand(self, member: MemberView, sign: Callable[[str], str]) -> Demand:
         """Send the heartbeat, and once more when the member names another block than it did."""
         head, named = "", ZERO_BYTES32
         for _ in range(2):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 from splitup.chain.client import Chain
@@ -13,12 +12,13 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute
 from splitup.client.inputs import format_usdc
+from splitup.core.closing import Closing
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup_node.config import NodeConfig
 
 
-class Account:
+class Account(Closing):
     """A node's account on the chain. Opened by ``open``; closed by ``async with``."""
 
     def __init__(self, config: NodeConfig, identity: Identity, chain: Chain) -> None:
@@ -34,15 +34,8 @@ class Account:
         chain = await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
         return cls(config, identity, chain)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
+        """Close the connections to the chain."""
         await self._chain.close()
 
     async def fetch(self) -> dict[str, Any]:

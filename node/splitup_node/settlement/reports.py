@@ -16,11 +16,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from splitup.chain.client import Chain
-from splitup.chain.market import distribute
+from splitup.chain.market import Status, distribute
 from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.messages import api
@@ -31,18 +30,8 @@ from splitup_node.committee.committee_client import CommitteeClient
 _log = logging.getLogger("splitup.node.reports")
 
 
-class Status(IntEnum):
-    """An execution's state as the Market contract numbers it."""
-
-    UNKNOWN = 0
-    REQUESTED = 1
-    PLANNED = 2
-    SETTLED = 3
-    REFUNDED = 4
-
-
 @dataclass(frozen=True, slots=True)
-class Report:
+class CompletionReport:
     """A completion to be reported; it is given up after ``give_up_s`` (Unix seconds).
 
     ``earlier`` are those that may count if the executors of the other tasks lack the client's final
@@ -76,7 +65,7 @@ class Reporter:
         self._journal = journal
         self._chain = chain
         self._committee_client = committee_client
-        self._waiting: asyncio.Queue[Report] = asyncio.Queue()
+        self._waiting: asyncio.Queue[CompletionReport] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._committed: dict[str, set[int]] = {}  # steps of what members got, by execution
         self._released_to = 0  # executions requested before this block are closed and released
@@ -141,7 +130,7 @@ class Reporter:
         self._released_to = done.next_block
         _log.info("%d executions were credited, which releases stake", done.executions)
 
-    async def _report(self, report: Report) -> None:
+    async def _report(self, report: CompletionReport) -> None:
         """Commit towards the members; reveal once the chain has the root over all commitments."""
         execution_id = report.completion.execution_id
         reason = ""
@@ -164,7 +153,7 @@ class Reporter:
         _log.error("%s is not reported any more: %s", execution_id, reason)
         self._committed.pop(execution_id, None)
 
-    def _send_commitments(self, report: Report) -> None:
+    def _send_commitments(self, report: CompletionReport) -> None:
         """Send the members what is due, once in a run of this node."""
         completion = report.completion
         is_late = self._chain.clock.now_s() > report.deadline_s - tuning.STOP_MARGIN_S
@@ -183,7 +172,7 @@ class Reporter:
                 self._committee_client.spread(api.EXECUTOR_COMMITMENT, message, report.give_up_s)
             )
 
-    async def _reveal(self, report: Report) -> None:
+    async def _reveal(self, report: CompletionReport) -> None:
         """Wait until it is time to reveal, then send the members the completion that counts."""
         completion = report.completion
         self._committed.pop(completion.execution_id, None)
@@ -196,7 +185,7 @@ class Reporter:
         ):
             await self._mark_revealed(report)
 
-    async def _mark_revealed(self, report: Report) -> None:
+    async def _mark_revealed(self, report: CompletionReport) -> None:
         execution_id = report.completion.execution_id
         try:
             await asyncio.to_thread(self._journal.put, "revealed", execution_id, {})
@@ -239,8 +228,8 @@ def _make_commitment(
     )
 
 
-def _read_report(value: dict[str, Any]) -> Report:
-    return Report(
+def _read_report(value: dict[str, Any]) -> CompletionReport:
+    return CompletionReport(
         Completion.from_value(value["completion"]),
         tuple(map(Completion.from_value, value.get("earlier", ()))),
         value.get("order", ""),

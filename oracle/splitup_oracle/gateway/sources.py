@@ -14,7 +14,8 @@ import aiohttp
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
-from splitup.client.market.receipts import Status, fetch_status
+from splitup.chain.market import Status
+from splitup.client.market.receipts import fetch_status
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
 from splitup.graph.manifest import Manifest, check_refused, get_manifest_key, load_manifest

@@ -9,7 +9,7 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
 from splitup.crypto.quorum import unpack_word
 from splitup.messages.plans import Request
-from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (
     BoardFact,
     ComplaintPosted,
@@ -84,7 +84,7 @@ def make_board_event(event: ChainEvent) -> BoardFact | None:
             return ConfigurationSeen(
                 configuration=args["configuration"],
                 members=tuple(
-                    CommitteeMember(m["account"], m["signingKey"], m["endpoint"])
+                    MemberView(m["account"], m["signingKey"], m["endpoint"])
                     for m in args["members"]
                 ),
                 is_handover=event.name == "HandoverBegun",

@@ -15,7 +15,7 @@ from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_chunked_message
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.commands import Gossip
 from splitup.protocol.committee.events import Event, GossipReceived, MemberLost
 from splitup.protocol.committee.peer_messages import (
@@ -69,7 +69,7 @@ class GossipTransport:
     def peers(self) -> Iterable[Peer]:
         return self._peers.values()
 
-    def set_peers(self, members: Iterable[CommitteeMember]) -> None:
+    def set_peers(self, members: Iterable[MemberView]) -> None:
         """Take over the other members of our configurations; keep what is known of old ones."""
         old = self._peers
         self._peers = {}

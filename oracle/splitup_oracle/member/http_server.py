@@ -30,7 +30,7 @@ from splitup.net.http import (
     read_unsigned,
 )
 from splitup.net.relay import Relay
-from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (
     CompletionReceived,
     Event,
@@ -186,7 +186,7 @@ class MemberServer:
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})
 
-    def _find_sender(self, claims: Claims) -> CommitteeMember:
+    def _find_sender(self, claims: Claims) -> MemberView:
         sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)

@@ -33,7 +33,7 @@ _ANSWER_BYTES: Final = limits.MIB  # of JSON: digests of a task's ports
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class RecomputeJob:
     """One task to recompute from files in ``directory``."""
 
     directory: Path
@@ -61,7 +61,7 @@ class Recomputer:
         self._cache = cache
         self._devices: dict[str, _Device] = {}
 
-    async def replay(self, job: Replay) -> dict[str, Any]:
+    async def replay(self, job: RecomputeJob) -> dict[str, Any]:
         """Return the digests ``inputs``, ``outputs`` and ``state`` of a recomputed task.
 
         Also which of the claims are ``accepted``, one bool for each, and whether the result is
@@ -139,14 +139,14 @@ class _Device:
         self._child.close()
         self._compiler.close()
 
-    async def compile(self, graph: bytes, job: Replay, *, is_noisy: bool = False) -> bytes:
+    async def compile(self, graph: bytes, job: RecomputeJob, *, is_noisy: bool = False) -> bytes:
         """Return the code of the task, or of the task with noise."""
         return await self._compiler.find(
             graph, self.report, job.memory_bytes, job.gate, is_noisy=is_noisy
         )
 
     async def ask(
-        self, what: str, job: Replay, kernels: Sequence[bytes], noisy_steps: int = 0
+        self, what: str, job: RecomputeJob, kernels: Sequence[bytes], noisy_steps: int = 0
     ) -> object:
         """Return what the process says of a job."""
         programs = 2 * len(kernels)  # with noise the task is computed by a second program

@@ -89,7 +89,7 @@ class Rulings:
             logs, missing = await self._store_logs(command, read)
             if missing:
                 return (_fail(order.task, missing),)
-            job = recomputation.Replay(
+            job = recomputation.RecomputeJob(
                 directory=directory,
                 task=graph,
                 weights=weights,
@@ -112,7 +112,7 @@ class Rulings:
         return (Ruling.from_value({"task": order.task, "error": "", "close": close, **found}),)
 
     async def _compare(
-        self, command: RecomputeTask, manifest: Manifest, job: recomputation.Replay
+        self, command: RecomputeTask, manifest: Manifest, job: recomputation.RecomputeJob
     ) -> tuple[Ruling, ...]:
         """Compare the outputs that each party stored with this machine's, of another class."""
         order, claims = command.order, command.claims
@@ -175,7 +175,7 @@ class Rulings:
             return False
 
     async def _replay(
-        self, job: recomputation.Replay, claimed: set[tuple[tuple[str, ...], str]]
+        self, job: recomputation.RecomputeJob, claimed: set[tuple[tuple[str, ...], str]]
     ) -> dict[str, Any]:
         """Recompute a task; where parties, or they and this machine, disagree, step by step.
 
@@ -269,8 +269,11 @@ def _get_validator(claim: _Claim) -> str | None:
 
 
 def _add_claims(
-    job: recomputation.Replay, manifest: Manifest, task: int, claims: Sequence[list[Path] | None]
-) -> recomputation.Replay:
+    job: recomputation.RecomputeJob,
+    manifest: Manifest,
+    task: int,
+    claims: Sequence[list[Path] | None],
+) -> recomputation.RecomputeJob:
     """Return the job with what is to be compared with its result."""
     logits = [p.port for p in manifest.outputs if p.task == task and p.name == _LOGITS]
     return replace(

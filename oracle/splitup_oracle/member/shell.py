@@ -1,6 +1,6 @@
 """The shell of one committee member: connects the state machine to chain, peers, nodes and journal.
 
-The machine makes every decision (``splitup.protocol.committee.member``). Its journal commands are
+The machine makes every decision (``splitup.protocol.member``). Its journal commands are
 on disk before anything is sent. When a send fails, the machine repeats the message in time.
 """
 
@@ -64,15 +64,15 @@ from splitup.protocol.committee.events import (
     SnapshotFetched,
     TaskRecomputed,
 )
-from splitup.protocol.committee.member import CommitteeMember
-from splitup.protocol.committee.membership import Membership
 from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     Equivocation,
     PlanPartial,
 )
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.membership import Membership
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.snapshots.demand import Holdings
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal

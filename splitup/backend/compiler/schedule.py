@@ -17,7 +17,7 @@ from tinygrad.schedule import create_linear_with_vars
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.batching import Kind, Rows, Span, classify_kernel, find_kinds, find_spans
+from splitup.backend.batching import KernelSpan, Kind, Rows, classify_kernel, find_kinds, find_spans
 from splitup.backend.compiler.arena_layout import Plan, plan_memory
 from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
@@ -316,7 +316,7 @@ class _Writer:
         index = self._programs[program]
         self._launches.append(Launch("executable", index, places, kernel.is_shared))
 
-    def finish(self, outputs: Sequence[UOp], spans: Sequence[Span]) -> Schedule:
+    def finish(self, outputs: Sequence[UOp], spans: Sequence[KernelSpan]) -> Schedule:
         """Return all that was added; ``spans`` cover the kernels."""
         lowered = self._lowered
         places = tuple(self._place(uop) for uop in outputs)

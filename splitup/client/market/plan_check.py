@@ -29,8 +29,8 @@ from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_certificate
 from splitup.protocol.planning.challenges import Challenge, find_wrong_choice
+from splitup.protocol.planning.exposure import Economics, add_exposures, compute_exposure
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
 from splitup.protocol.snapshots.liveness import quantise_up
 
 _OLD_SNAPSHOTS: Final = 3  # members observe the registry at most so many snapshots late

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
-from splitup.chain.market import refund_unclosed, try_refund
-from splitup.client.outcome import Payment, Receipt
+from splitup.chain.market import Status, refund_unclosed, try_refund
+from splitup.client.outcome import Receipt
 from splitup.core.errors import ChainUnavailable, Unavailable
-from splitup.crypto.quorum import unpack_word
+from splitup.crypto.quorum import Payment, unpack_word
 
 _POLL_S: Final = 0.25
 _UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
 _GRACE_S: Final = 120.0  # after an execution's deadline, until it is settled or refunded
 _CLOSING: Final = ("Settled", "Refunded")
 _UNCLOSED_S: Final = 7 * 86_400.0  # how far back executions are looked for that nobody closed
-
-
-class Status(IntEnum):
-    """The states of an execution in the Market contract."""
-
-    UNKNOWN = 0
-    REQUESTED = 1
-    PLANNED = 2
-    SETTLED = 3
-    REFUNDED = 4
 
 
 async def fetch_status(chain: Chain, execution_id: str) -> Status:

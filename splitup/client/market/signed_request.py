@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from splitup.chain.client import Chain
+from splitup.chain.market import Status
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
-from splitup.client.market.receipts import Status, fetch_status
+from splitup.client.market.receipts import fetch_status
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.planning.signed_requests import is_same, sign_request
 
 _RETRY_S: Final = 0.1  # a member may not have seen yet that our last request is on chain
@@ -86,7 +87,7 @@ async def fetch_signed_plan(
     refusals: list[str] = []
     refused = asyncio.Event()
 
-    async def tell(member: CommitteeMember) -> None:
+    async def tell(member: MemberView) -> None:
         while True:
             try:
                 await http.post_json(api.SIGNED_REQUEST.url(member.endpoint), signed)

@@ -31,7 +31,7 @@ from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
 from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
 from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Node, Place, choose_rows
-from splitup.decode.step import StepInput, make_tree_step
+from splitup.decode.step import Decoder, StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
@@ -115,7 +115,7 @@ class _Sent:
     sent_s: float
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Decoder):
     """Generates what ``SequentialDecoder`` generates, in fewer steps.
 
     ``next_draft`` returns what the draft model should compute, if there is one, ``receive_draft``
@@ -133,7 +133,7 @@ class SpeculativeDecoder:
         may_go_back: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._request = request
+        super().__init__(request)
         self._instant = [source for source in sources if source.is_instant]
         self._models = [source for source in sources if not source.is_instant]
         self._pools = [source for source in sources if isinstance(source, TargetNgrams)]
@@ -154,17 +154,6 @@ class SpeculativeDecoder:
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: Question | None = None  # what it is asked
         self._draft_begun_s: float | None = None
-        self._finished = False
-
-    @property
-    def finished(self) -> bool:
-        """Return whether no token follows."""
-        return self._finished
-
-    @property
-    def request(self) -> TextRequest:
-        """Return what it generates."""
-        return self._request
 
     @property
     def max_steps(self) -> int:
@@ -175,7 +164,7 @@ class SpeculativeDecoder:
 
     def next_step(self) -> StepInput | None:
         """Return the next step, or None while logits or drafts are awaited or all is done."""
-        if self._finished:
+        if self.finished:
             return None
         if self._frontier.root is not self._root:
             self._frontier = self._make_frontier()
@@ -183,10 +172,7 @@ class SpeculativeDecoder:
         return self._step_ahead() if self._root.is_sent else self._step_behind_text()
 
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
-        """Take the logits of ``step``, float32 [R, vocab]; return the tokens they make certain.
-
-        An end token finishes the machine and is not returned.
-        """
+        """Take the logits of ``step``, float32 [R, vocab]; return the tokens they make certain."""
         sent, now_s = self._in_flight.pop(step), self._clock()
         self._learn_times(sent, now_s)
         for node, row in zip(sent.nodes, logits, strict=False):
@@ -194,8 +180,8 @@ class SpeculativeDecoder:
         for pool in () if self._known.pace.is_paused else self._pools:
             pool.learn(self._text, sent.nodes, logits)
         tokens: list[int] = []
-        while (found := self._root.logits) is not None and not self._finished:
-            tokens += self._accept(self._request.sampler.choose(found, self._root.position))
+        while (found := self._root.logits) is not None and not self.finished:
+            tokens += self._accept(self.request.sampler.choose(found, self._root.position))
         if tokens:
             if self._last_s is not None:
                 pair = self._known.steps, self._known.drafts
@@ -210,12 +196,12 @@ class SpeculativeDecoder:
         root = self._root
         for rate, drafts in root.drafts:
             rate.learn(drafts.index(token) if token in drafts else None)
-        if token in self._request.eos_ids:
-            self._finished = True
+        if token in self.request.eos_ids:
+            self.finished = True
             return []
         self._text.append(token)
         self._remaining -= 1
-        self._finished = self._remaining == 0
+        self.finished = self._remaining == 0
         child = root.children.get(token)
         self._root = child or Node(token, root.position + 1, extended=root.extended)
         self._root.parent = None  # the nodes beside it are forgotten
@@ -223,7 +209,7 @@ class SpeculativeDecoder:
 
     def _step_behind_text(self) -> StepInput | None:
         """Return a step that begins at the root, or None if drafts are worth waiting for."""
-        text, request, fed = self._text, self._request, len(self._text) - 1
+        text, request, fed = self._text, self.request, len(self._text) - 1
         start, kept = self._cache.find(text, fed)
         limit = min(request.chunk, request.context - start)
         if fed - start >= limit:  # a part of a long prompt
@@ -252,7 +238,7 @@ class SpeculativeDecoder:
         if start == len(text) + len(path) and not kept:
             start -= 1  # a target worker needs the row before the drafts to judge them
         fed = len(text) + len(path) - start
-        limit = min(self._request.chunk, self._request.context - start) - fed
+        limit = min(self.request.chunk, self.request.context - start) - fed
         among = {place, *(node for _, _, node in unsent)}
         nodes = self._choose(unsent, among, limit) if limit > 0 else None
         return None if nodes is None else self._send([*text, *path][start:], start, kept, nodes)
@@ -278,7 +264,7 @@ class SpeculativeDecoder:
 
     def _make_frontier(self) -> Frontier:
         # a path that is accepted as a whole has to fit into a step, should it be fed again
-        last = min(self._last_position, self._root.position + self._request.chunk - 1)
+        last = min(self._last_position, self._root.position + self.request.chunk - 1)
         return Frontier(self._root, last)
 
     def _send(
@@ -302,7 +288,7 @@ class SpeculativeDecoder:
     def _learn_times(self, sent: _Sent, now_s: float) -> None:
         known = self._known
         is_round = self._root in sent.nodes
-        is_prompt = self._root.position < len(self._request.prompt)
+        is_prompt = self._root.position < len(self.request.prompt)
         if is_round and not (is_prompt and known.steps.is_known):
             known.steps.learn(sent.rows, now_s - sent.sent_s)
         if self._arrival is not None and self._arrival[1] > sent.sent_s:  # both were on their way
@@ -313,7 +299,7 @@ class SpeculativeDecoder:
 
     def next_draft(self) -> Question | None:
         """Return what the draft model is asked next, None while it computes or has nothing to."""
-        if self._draft is None or self._draft_begun_s is not None or self._finished:
+        if self._draft is None or self._draft_begun_s is not None or self.finished:
             return None
         self._draft_begun_s = self._clock()
         return self._draft

@@ -176,7 +176,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RowChoice:
     """How many nodes a step takes, and the tokens, and tokens per second, to expect."""
 
     rows: int
@@ -184,7 +184,7 @@ class Choice:
     tokens_per_s: float
 
 
-def choose_rows(places: Sequence[Place], limit: int, constant_s: float, row_s: float) -> Choice:
+def choose_rows(places: Sequence[Place], limit: int, constant_s: float, row_s: float) -> RowChoice:
     """Return how many of these nodes give the most tokens per second, ``limit`` at most.
 
     They are sorted by reach; a step takes ``constant_s`` seconds and ``row_s`` for each row.
@@ -194,4 +194,4 @@ def choose_rows(places: Sequence[Place], limit: int, constant_s: float, row_s: f
         if rows >= limit or -negative * step_s <= tokens * row_s:
             break
         rows, tokens, step_s = rows + 1, tokens - negative, step_s + row_s
-    return Choice(rows, tokens, tokens / step_s)
+    return RowChoice(rows, tokens, tokens / step_s)

@@ -31,7 +31,7 @@ _DRAW_TAG: Final = b"splitup/draw-seed/v2"
 
 
 @dataclass(frozen=True, slots=True)
-class CommitteeMember:
+class MemberView:
     account: str
     signing_key: str
     endpoint: str
@@ -42,12 +42,12 @@ class CommitteeView:
     """The committee as the chain states it. ``group_key`` is "" before key generation has ended."""
 
     configuration: int
-    members: tuple[CommitteeMember, ...]  # sorted by account
+    members: tuple[MemberView, ...]  # sorted by account
     quorum: int
     group_key: str
     domain: Domain
 
-    def member_of(self, account: str) -> CommitteeMember:
+    def member_of(self, account: str) -> MemberView:
         """Return the member with this account; raise PeerFault when there is none."""
         for member in self.members:
             if member.account == account:
@@ -56,7 +56,7 @@ class CommitteeView:
             f"{account} is no committee member of configuration {self.configuration}", peer=account
         )
 
-    def member_with_key(self, signing_key: str) -> CommitteeMember | None:
+    def member_with_key(self, signing_key: str) -> MemberView | None:
         """Return the member that signs its messages with this key, or None."""
         return next((m for m in self.members if m.signing_key == signing_key), None)
 

@@ -18,7 +18,7 @@ from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationResult,
 )
-from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.peer_messages import GossipMessage
 
 # ---- from the chain ----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class ConfigurationSeen:
     """The chain announced a configuration (``is_handover``: same key), or made it current."""
 
     configuration: int
-    members: tuple[CommitteeMember, ...]
+    members: tuple[MemberView, ...]
     is_handover: bool
     is_current: bool
     block_number: int

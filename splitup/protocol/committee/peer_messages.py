@@ -16,7 +16,7 @@ from splitup.messages.base import AddressField, Bytes32Field, Count, Message
 from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
-from splitup.protocol.snapshots.observations import (
+from splitup.protocol.committee.observations import (
     ObservationShare,
     PackedProposal,
     SnapshotProposal,
@@ -83,7 +83,7 @@ class Equivocation(Message):
     second: SnapshotVote | PlanVote
 
 
-class PlanCertified(Message):
+class PlanCertificateMessage(Message):
     """The answer to a member that lacks the certificate; proves itself."""
 
     certificate: PlanCertificate
@@ -151,7 +151,7 @@ class DrawPartial(Message):
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
-class DrawMade(Message):
+class DrawMessage(Message):
     """The answer to a member that lacks the draw; proves itself."""
 
     draw: Draw
@@ -190,14 +190,14 @@ class SettlementSignature(Message):
 SnapshotMessage = (
     EpochTimeoutVote | ObservationRequest | ObservationShare | SnapshotProposal | SnapshotVote
 )
-PlanMessage = PlanPartial | PlanVote | PlanCertified | PlanDelivered | PlanRequest
+PlanMessage = PlanPartial | PlanVote | PlanCertificateMessage | PlanDelivered | PlanRequest
 SettlementMessage = (
     CommitmentsVote
     | CommitmentsRequest
     | CommitmentsReply
     | CommitmentsShared
     | DrawPartial
-    | DrawMade
+    | DrawMessage
     | Attested
     | SettlementProposal
     | SettlementSignature
@@ -212,7 +212,7 @@ _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "snapshot-vote": SnapshotVote,
     "plan-partial": PlanPartial,
     "plan-vote": PlanVote,
-    "plan-certified": PlanCertified,
+    "plan-certified": PlanCertificateMessage,
     "plan-delivered": PlanDelivered,
     "plan-request": PlanRequest,
     "equivocation": Equivocation,
@@ -221,7 +221,7 @@ _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "commitments-reply": CommitmentsReply,
     "commitments-shared": CommitmentsShared,
     "draw-partial": DrawPartial,
-    "draw-made": DrawMade,
+    "draw-made": DrawMessage,
     "attested": Attested,
     "settlement-proposal": SettlementProposal,
     "settlement-signature": SettlementSignature,

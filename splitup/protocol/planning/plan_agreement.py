@@ -41,16 +41,16 @@ from splitup.protocol.committee.equivocation import (
     make_plan_slot,
 )
 from splitup.protocol.committee.peer_messages import (
-    PlanCertified,
+    PlanCertificateMessage,
     PlanDelivered,
     PlanMessage,
     PlanPartial,
     PlanRequest,
     PlanVote,
 )
+from splitup.protocol.planning.exposure import Economics, add_exposures
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.planning.signed_requests import is_same
-from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures
 
 
 @dataclass(slots=True)
@@ -260,7 +260,7 @@ class PlanAgreement:
         match message:
             case PlanPartial() | PlanVote():
                 return self._process_vote(sender, message, now)
-            case PlanCertified():
+            case PlanCertificateMessage():
                 return self._process_certified(message.certificate, now)
             case PlanDelivered():
                 known = self._rounds.get(message.execution_id)
@@ -271,7 +271,7 @@ class PlanAgreement:
                 certificate = self.find_certificate(message.execution_id)
                 if certificate is None:
                     return []
-                return [Gossip(sender, PlanCertified(certificate=certificate))]
+                return [Gossip(sender, PlanCertificateMessage(certificate=certificate))]
             case _ as never:
                 assert_never(never)
 
@@ -285,7 +285,7 @@ class PlanAgreement:
             finished = self._finished.get(message.execution_id)
             is_same_request = finished and finished.plan.request.hash() == message.request_hash
             if finished and is_same_request and isinstance(message, PlanPartial):
-                return [Gossip(sender, PlanCertified(certificate=finished))]
+                return [Gossip(sender, PlanCertificateMessage(certificate=finished))]
             waiting = self._early.setdefault(sender, OrderedDict())
             waiting[message.execution_id, type(message)] = message
             while len(waiting) > tuning.MAX_EARLY_MESSAGES:
@@ -297,7 +297,7 @@ class PlanAgreement:
             # a share right after the certificate only crossed it; later its sender lacks the plan
             late = now - known.certified_at > tuning.GOSSIP_RETRY_S / 2
             if late and isinstance(message, PlanPartial):
-                return [Gossip(sender, PlanCertified(certificate=known.certificate))]
+                return [Gossip(sender, PlanCertificateMessage(certificate=known.certificate))]
             if isinstance(message, PlanVote) and message.root != known.certificate.plan.root():
                 return [*self._detector.process_vote(message), Gossip(None, message)]
             return []

@@ -8,7 +8,7 @@ from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.committee.commands import Command, Fault, Gossip, Log
 from splitup.protocol.committee.context import MemberContext, SigningGuard
-from splitup.protocol.committee.peer_messages import DrawMade, DrawPartial
+from splitup.protocol.committee.peer_messages import DrawMessage, DrawPartial
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.settlement_state import (
     Committing,
@@ -31,7 +31,7 @@ class DrawAgreement:
         verification = state.verification
         if verification is not None:
             late = now >= verification.late_from
-            return [Gossip(sender, DrawMade(draw=verification.draw))] if late else []
+            return [Gossip(sender, DrawMessage(draw=verification.draw))] if late else []
         index = self._context.index_of(sender)
         if isinstance(state.phase, Drawing):
             state.phase.collector.add(index, message.partial)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitup.core.codec import compute_digest, encode_canonical
-from splitup.crypto import quorum
 from splitup.messages.verification import Draw, Evidence, TaskVerdict
-from splitup.protocol.settlement.proof_of_sampling import SettlementTerms, Verdict
+from splitup.protocol.settlement.proof_of_sampling import Verdict
 
 
 def compute_evidence_root(evidence: Evidence) -> str:
@@ -44,16 +43,4 @@ def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
             )
             for verdict in verdicts
         ),
-    )
-
-
-def make_settlement(terms: SettlementTerms, evidence_root: str) -> quorum.Settlement:
-    """Return the contract's form of a settlement."""
-    return quorum.Settlement(
-        steps=terms.steps,
-        evidence_root=evidence_root,
-        payments=tuple(
-            quorum.Payment(p.to, p.amount_micro_usdc, p.from_slash) for p in terms.payments
-        ),
-        slashes=tuple(quorum.Slash(s.node, s.amount_micro_usdc) for s in terms.slashes),
     )

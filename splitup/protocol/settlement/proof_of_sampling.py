@@ -11,67 +11,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
 from splitup.core import limits
-from splitup.core.errors import InvalidInput, PeerFault
+from splitup.core.errors import PeerFault
+from splitup.crypto.quorum import Payment, Settlement, Slash
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
-from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Ruling, VerificationResult
 from splitup.protocol.execution.ends import check_count, check_end
 from splitup.protocol.execution.takeovers import get_candidate, is_replaced
+from splitup.protocol.planning.exposure import Economics, compute_exposures, compute_penalty
 
 MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
 BIT_FLIP_SHARE: Final = 10  # a difference that a bit flip explains costs 1/10 of F
-
-
-@dataclass(frozen=True, slots=True)
-class Economics:
-    """The Market contract's parameters that settlement needs.
-
-    ``sampling_bps`` is p in 1/10,000, the least share of tasks that a request may have verified.
-    A price pays R = ``reward_milli``/1000 of a task's cost C,
-    and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
-    1/10,000 are the treasury's. ``floor_micro_usdc`` is F, what an execution exposes of an executor
-    besides S for each of its tasks.
-    """
-
-    sampling_bps: int
-    reward_milli: int
-    slash_milli: int
-    treasury_bps: int = 2_000
-    floor_micro_usdc: int = limits.EXPOSURE_FLOOR_MICRO_USDC
-
-    def compute_rewards(self, slashed_micro_usdc: int) -> int:
-        """Return a slash without the treasury's share, rounded as by the contract."""
-        return slashed_micro_usdc * (10_000 - self.treasury_bps) // 10_000
-
-    @property
-    def silence_milli(self) -> int:
-        """The cost of withholding a drawn completion, in 1/1000 of C: twice the break-even C / p.
-
-        It is less than S, because a crash looks the same, and enough to make hiding a lie a loss.
-        A request with a larger share does not lower it: a liar that knows it will be drawn would
-        rather be silent.
-        """
-        return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
-
-    def compute_outsider_bps(self, verify_bps: int) -> int:
-        """Return the share, in 1/10,000, of drawn tasks of small pools that a member recomputes.
-
-        If all validators repeat the executor's lie, it is found with probability p q 2/3, as two
-        thirds of the members are honest. A lie saves C and then costs R + S, so it loses when
-        q > 3/2 C / (p (R + S)). A third is added: q = 2 C / (p (R + S)). With p = ``verify_bps``,
-        the request's share, the members' work per task, p q, is the same for every share.
-        """
-        stake_milli = max(1, verify_bps * (self.reward_milli + self.slash_milli))
-        return min(10_000, -(-2 * 1000 * 10_000 * 10_000 // stake_milli))
 
 
 class Outcome(Enum):
@@ -104,87 +62,6 @@ class Verdict:
     liars: tuple[str, ...]
     silent: tuple[str, ...] = ()  # validators that committed and never revealed
     close: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Payment:
-    to: str
-    amount_micro_usdc: int
-    from_slash: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Slash:
-    node: str
-    amount_micro_usdc: int
-
-
-@dataclass(frozen=True, slots=True)
-class SettlementTerms:
-    """What the committee signs: payments and slashes, in the order of the contract's encoding."""
-
-    execution_id: str
-    steps: int
-    payments: tuple[Payment, ...]
-    slashes: tuple[Slash, ...]
-
-
-def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
-    """Return S for a task that pays this price: what one proven lie costs, in micro-USDC."""
-    return price_micro_usdc * economics.slash_milli // economics.reward_milli
-
-
-def compute_exposure(
-    tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
-) -> int:
-    """Return what an executor of these tasks is exposed with: F, and S for each, in micro-USDC."""
-    prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
-    return economics.floor_micro_usdc + sum(compute_penalty(price, economics) for price in prices)
-
-
-def compute_exposures(
-    plan: Plan, manifest: Manifest, executors: Sequence[str], economics: Economics
-) -> tuple[tuple[str, int], ...]:
-    """Return (executor, micro-USDC), sorted by executor, that the chain locks with the commitments.
-
-    ``executors`` answer for the tasks; empty for the plan's.
-    """
-    tasks: dict[str, list[int]] = {}
-    for task, executor in enumerate(executors or plan.executors()):
-        tasks.setdefault(executor, []).append(task)
-    steps = plan.request.steps
-    return tuple(
-        (node, compute_exposure(own, manifest, steps, economics))
-        for node, own in sorted(tasks.items())
-    )
-
-
-def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
-    """Return the plan with the exposure of every executor: F, and S for each of its tasks.
-
-    A node whose free stake does not cover its exposure is passed over, because the chain would
-    refuse its commitment. Raises InvalidInput when no candidate is left for a task.
-    """
-    free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
-    exposures: dict[str, int] = {}
-    places: list[int] = []
-    floor = economics.floor_micro_usdc
-    for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
-        penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
-        able = [p for p, n in enumerate(listed) if exposures.get(n, floor) + penalty <= free[n]]
-        if not able:
-            raise InvalidInput(
-                f"no node's free stake covers task {number} ({task.label}) over "
-                f"{plan.request.steps} steps; ask for fewer, or wait until executions have ended"
-            )
-        places.append(able[0])
-        executor = listed[able[0]]
-        exposures[executor] = exposures.get(executor, floor) + penalty
-    nodes = tuple(
-        entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
-        for entry in plan.nodes
-    )
-    return plan.model_copy(update={"nodes": nodes, "places": tuple(places) if any(places) else ()})
 
 
 def is_sampled(seed: str, task: int, verify_bps: int) -> bool:
@@ -348,7 +225,9 @@ def compute_settlement(
     economics: Economics,
     executors: Sequence[str] = (),
     locked: Mapping[str, int] | None = None,
-) -> SettlementTerms:
+    *,
+    evidence_root: str,
+) -> Settlement:
     """Return who is paid and who is slashed for an execution that every executor committed to.
 
     ``executors`` are the nodes that ran the tasks; by default the plan's. ``locked`` is what the
@@ -408,9 +287,9 @@ def compute_settlement(
         from_slash[plan.request.client] += max(0, min(sum(price), left))
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
-    return SettlementTerms(
-        execution_id=plan.request.execution_id,
+    return Settlement(
         steps=steps,
+        evidence_root=evidence_root,
         payments=tuple(payments),
         slashes=tuple(Slash(node, amount) for node, amount in sorted(kept) if amount),
     )

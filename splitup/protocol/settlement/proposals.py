@@ -12,13 +12,13 @@ from splitup.crypto import quorum
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.evidence import (
     compute_evidence_root,
     make_evidence,
-    make_settlement,
 )
-from splitup.protocol.settlement.proof_of_sampling import Economics, compute_settlement
+from splitup.protocol.settlement.proof_of_sampling import compute_settlement
 from splitup.protocol.settlement.settlement_state import (
     OwnProposal,
     Proposing,
@@ -122,7 +122,12 @@ class Proposals:
         verification = phase.verification
         verdicts = verification.list_verdicts()
         executors = verification.executors
-        terms = compute_settlement(
+        evidence = make_evidence(verification.draw, verdicts)
+        root = compute_evidence_root(evidence)
+        phase.evidence[root] = evidence
+        while len(phase.evidence) > limits.MAX_SETTLEMENT_ROUNDS:
+            del phase.evidence[next(iter(phase.evidence))]
+        return compute_settlement(
             verification.context.plan,
             verification.context.manifest,
             verification.draw.steps,
@@ -131,13 +136,8 @@ class Proposals:
             self._economics,
             executors,
             state.chain.get_locked(),
+            evidence_root=root,
         )
-        evidence = make_evidence(verification.draw, verdicts)
-        root = compute_evidence_root(evidence)
-        phase.evidence[root] = evidence
-        while len(phase.evidence) > limits.MAX_SETTLEMENT_ROUNDS:
-            del phase.evidence[next(iter(phase.evidence))]
-        return make_settlement(terms, root)
 
     def process_signature(
         self, state: SettlementState, sender: str, message: SettlementSignature

@@ -35,19 +35,19 @@ from splitup.protocol.committee.peer_messages import (
     CommitmentsRequest,
     CommitmentsShared,
     CommitmentsVote,
-    DrawMade,
+    DrawMessage,
     DrawPartial,
     PlanRequest,
     SettlementMessage,
     SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.chain_commitments import check_committed, check_revealed
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Planned, Requested, SettlementState
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
@@ -276,7 +276,7 @@ class SettlementAgreement:
                 state.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(state, sender, message, now)
                 return commands + self._advance(state, now)
-            case DrawMade():
+            case DrawMessage():
                 self._draws.adopt(state, message.draw, now)
                 return self._advance(state, now)
             case Attested():
@@ -451,7 +451,7 @@ def _take_completion(
 
 def _get_execution(message: SettlementMessage) -> str:
     match message:
-        case DrawMade():
+        case DrawMessage():
             return message.draw.execution_id
         case Attested():
             return message.attestation.attestation.execution_id

@@ -27,6 +27,7 @@ from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, V
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.peer_messages import SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
+from splitup.protocol.planning.exposure import Economics, compute_exposures
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
@@ -35,7 +36,6 @@ from splitup.protocol.settlement.chain_commitments import (
 )
 from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
-from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposures
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
 

@@ -21,13 +21,10 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import draw_alpha
 from splitup.protocol.committee.context import ThresholdSignatureCollector
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import is_pool_small, rank_validators
 from splitup.protocol.settlement.chain_commitments import DrawBasis
-from splitup.protocol.settlement.proof_of_sampling import (
-    Economics,
-    get_sampled_tasks,
-    is_for_outsider,
-)
+from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks, is_for_outsider
 from splitup.protocol.settlement.settlement_state import (
     Committing,
     Drawing,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from splitup.core.errors import PeerFault
 from splitup.messages.snapshots import NodeView, Observation
 from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.snapshots.observations import (
+from splitup.protocol.committee.observations import (
     OBSERVATION_DOMAIN,
     ObservationShare,
     SnapshotProposal,

@@ -21,6 +21,11 @@ from splitup.messages.snapshots import NodeView, Snapshot
 from splitup.protocol.committee.commands import Command, FetchSnapshot, Gossip, Log, SubmitSnapshot
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
+from splitup.protocol.committee.observations import (
+    ObservationShare,
+    SnapshotProposal,
+    choose_fitting,
+)
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
     ObservationRequest,
@@ -29,11 +34,6 @@ from splitup.protocol.committee.peer_messages import (
 )
 from splitup.protocol.snapshots.liveness import NodeLiveness
 from splitup.protocol.snapshots.observation_shares import check_proposal, check_share, make_share
-from splitup.protocol.snapshots.observations import (
-    ObservationShare,
-    SnapshotProposal,
-    choose_fitting,
-)
 from splitup.protocol.snapshots.pacemaker import Pacemaker, compute_leader
 from splitup.protocol.snapshots.snapshot_rules import (
     StableFields,

@@ -9,8 +9,8 @@ from splitup.core.errors import InvalidModel
 from splitup.crypto.quorum import pack_word
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.snapshots import UNRULED, Snapshot
+from splitup.protocol.planning.exposure import Economics, add_exposures, compute_exposure
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
 from tests.builders import (
     FOREIGN_CLASS,
     make_chain_manifest,

@@ -13,7 +13,7 @@ from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailab
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from tests.builders import HANG_S
 from tests.client.parties import always, make_parties, make_wanted
 
@@ -25,7 +25,7 @@ WANTED = make_wanted(PLAN)
 
 def make_committee(endpoints: Sequence[str]) -> CommitteeView:
     members = tuple(
-        CommitteeMember(f"0x{i:040x}", f"0x{i:064x}", url) for i, url in enumerate(endpoints)
+        MemberView(f"0x{i:040x}", f"0x{i:064x}", url) for i, url in enumerate(endpoints)
     )
     return CommitteeView(1, members, 3, "", Domain(REQUEST.chain_id, "0x" + "0" * 40))
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from splitup.chain.client import Block
+from splitup.chain.client import ChainBlock
 from splitup.chain.event_stream import ChainEvent
+from splitup.chain.market import Status
 from splitup.client.market import receipts
-from splitup.client.market.receipts import Status, refund, wait_for_receipt
+from splitup.client.market.receipts import refund, wait_for_receipt
 from splitup.core.errors import ChainUnavailable, Unavailable
 
 EXECUTION, CLIENT = "0x" + "01" * 32, "0x" + "0c" * 20
@@ -44,10 +45,10 @@ class FakeChain:
         row = {"client": CLIENT, "deadline": DUE - 5, "maxPrice": PRICE}
         return {**row, "status": self.status}
 
-    async def fetch_head(self) -> Block:
+    async def fetch_head(self) -> ChainBlock:
         self._answer()
         self.now_s += 10
-        return Block(1, "0x", self.now_s)
+        return ChainBlock(1, "0x", self.now_s)
 
     async def send(self, contract: str, function: str, execution_id: str) -> None:
         self._answer()

@@ -16,8 +16,8 @@ from splitup.messages.verification import Draw, Evidence, TaskVerdict
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
-    CommitteeMember,
     CommitteeView,
+    MemberView,
     draw_alpha,
 )
 from splitup.protocol.settlement.evidence import compute_evidence_root
@@ -82,7 +82,7 @@ async def late() -> AsyncIterator[tuple[LateMember, CommitteeView]]:
     member, app = LateMember(), make_app()
     app.router.add_get("/v1/evidence/{execution_id}", member.handle)
     server = await serve_app(app, "127.0.0.1", 0)
-    seat = CommitteeMember(address(9), "0x" + "01" * 32, server.url)
+    seat = MemberView(address(9), "0x" + "01" * 32, server.url)
     key = bls.compute_public_key(SECRET)
     yield member, CommitteeView(1, (seat,), 1, key, Domain(31337, address(10)))
     await server.close()

@@ -15,7 +15,7 @@ from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, SignedRequest
 from splitup.net.http import SignedClient, error_reply, make_app, read_json, serve_app
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.planning.signed_requests import sign_request
 from tests.builders import HANG_S
 from tests.client.parties import always, make_parties, make_wanted
@@ -60,9 +60,7 @@ async def serve_members(
         app.router.add_post(api.SIGNED_REQUEST.path, take)
         app.router.add_get("/v1/plan/{id}", show)
         servers.append(await serve_app(app, "127.0.0.1", 0))
-    members = tuple(
-        CommitteeMember(f"0x{i:040x}", f"0x{i:064x}", s.url) for i, s in enumerate(servers)
-    )
+    members = tuple(MemberView(f"0x{i:040x}", f"0x{i:064x}", s.url) for i, s in enumerate(servers))
     try:
         yield CommitteeView(1, members, 3, "", Domain(REQUEST.chain_id, "0x" + "0" * 40))
     finally:

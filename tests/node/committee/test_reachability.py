@@ -20,7 +20,7 @@ from splitup.crypto.quorum import Domain
 from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
 from splitup.net.tunnel import Tunnel
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from tests.builders import HANG_S, anybody
 from tests.net.relays import RelayServer
 from tests.node.network import (
@@ -99,8 +99,7 @@ def make_view(members: list[RelayServer]) -> CommitteeView:
     return CommitteeView(
         configuration=1,
         members=tuple(
-            CommitteeMember(f"0x{n:040x}", f"0x{n:064x}", member.url)
-            for n, member in enumerate(members)
+            MemberView(f"0x{n:040x}", f"0x{n:064x}", member.url) for n, member in enumerate(members)
         ),
         quorum=3,
         group_key="",

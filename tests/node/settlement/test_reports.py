@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_node.committee.committee_client import CommitteeClient
-from splitup_node.settlement.reports import Reporter, Status
+from splitup_node.settlement.reports import Reporter
 
 from splitup.chain.clock import ChainClock
+from splitup.chain.market import Status
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity
@@ -28,7 +29,7 @@ from splitup.messages.completions import (
     Takeover,
 )
 from splitup.messages.verification import Attestation
-from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.execution.ends import make_count
 from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.storage.journal import Journal
@@ -117,7 +118,7 @@ MEMBERS = [Identity.from_private_key(bytes([n]) * 32) for n in range(1, 5)]
 COMMITTEE = CommitteeView(
     configuration=1,
     members=tuple(
-        CommitteeMember(member.address, member.signing_key_hex, f"http://m{n}")
+        MemberView(member.address, member.signing_key_hex, f"http://m{n}")
         for n, member in enumerate(MEMBERS, 1)
     ),
     quorum=3,

@@ -13,14 +13,14 @@ import pytest
 from splitup_oracle.member.http_server import MemberServer
 from splitup_oracle.member.shell import Member
 
-from splitup.chain.client import Receipt
+from splitup.chain.client import TransactionReceipt
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import Server, SignedClient, serve_app
-from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (
     BlockSeen,
     ConfigurationSeen,
@@ -48,13 +48,13 @@ class Board:
     def __init__(self) -> None:
         self.roots: list[str] = []
 
-    async def send(self, contract: str, function: str, *arguments: Any) -> Receipt:
+    async def send(self, contract: str, function: str, *arguments: Any) -> TransactionReceipt:
         if function == "submitSnapshot":
             self.roots.append(arguments[2])
-        return Receipt("0x" + "00" * 32, 1, "0x" + "00" * 32, 0)
+        return TransactionReceipt("0x" + "00" * 32, 1, "0x" + "00" * 32, 0)
 
 
-def make_events(members: list[CommitteeMember], nodes: int) -> list[Any]:
+def make_events(members: list[MemberView], nodes: int) -> list[Any]:
     records = tuple(NodeRecord(address(n), f"0x{n:064x}", "http://n", 10**9) for n in range(nodes))
     beats = [
         HeartbeatReceived(
@@ -110,7 +110,7 @@ async def test_a_snapshot_of_thousands_of_nodes_is_agreed_on(
             for directory, identity in zip(directories, identities, strict=True)
         ]
         members = [
-            CommitteeMember(i.address, i.signing_key_hex, server.url)
+            MemberView(i.address, i.signing_key_hex, server.url)
             for i, (_, server) in zip(identities, shells, strict=True)
         ]
         for event in make_events(members, nodes):

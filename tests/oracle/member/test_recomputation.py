@@ -41,7 +41,7 @@ def recomputer(tmp_path: Path) -> Iterator[Recomputer]:
 
 def make_job(
     directory: Path, graph: Graph, ports: int
-) -> tuple[recomputation.Replay, list[np.ndarray]]:
+) -> tuple[recomputation.RecomputeJob, list[np.ndarray]]:
     (directory / "task.json").write_bytes(graph.to_bytes())
     data = [np.random.default_rng(port).random((STEPS, SIZE), np.float32) for port in range(ports)]
     for port, array in enumerate(data):
@@ -49,7 +49,7 @@ def make_job(
             for row in array:
                 write_tensor(file, row.tobytes())
             file.write(b"more")
-    job = recomputation.Replay(
+    job = recomputation.RecomputeJob(
         directory=directory,
         task=directory / "task.json",
         weights=None,
@@ -99,7 +99,7 @@ async def test_a_contradiction_is_judged_step_by_step(
     wrong = (right[0], "ab" * 32)
     replay, passes = recomputer.replay, list[bool]()
 
-    async def record(asked: recomputation.Replay) -> dict[str, Any]:
+    async def record(asked: recomputation.RecomputeJob) -> dict[str, Any]:
         passes.append(asked.merges)
         return await replay(asked)
 

@@ -168,7 +168,7 @@ class Market:
         for slash in settlement.slashes:
             self.stakes[slash.node] -= min(self.stakes[slash.node], slash.amount_micro_usdc)
         for payment in settlement.payments:
-            self.balances[payment.to] += payment.amount_micro_usdc
+            self.balances[payment.account] += payment.amount_micro_usdc
         self._release(record)
         self._emit(ev.ExecutionEnded(command.execution_id, settlement.evidence_root))
 

@@ -227,7 +227,7 @@ class _Settled:
         self.lost: Counter[str] = Counter()
         assert record.settlement is not None
         for payment in record.settlement.payments:
-            self.paid[payment.to] += payment.amount_micro_usdc
+            self.paid[payment.account] += payment.amount_micro_usdc
         for slash in record.settlement.slashes:
             self.lost[slash.node] += slash.amount_micro_usdc
         self.used = evidence.draw.steps

@@ -26,9 +26,9 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.equivocation import get_slot
-from splitup.protocol.committee.member import CommitteeMember
-from splitup.protocol.committee.peer_messages import DrawPartial, PlanCertified, PlanVote
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.committee.peer_messages import DrawPartial, PlanCertificateMessage, PlanVote
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.planning.exposure import Economics
 from tests.builders import make_manifest, make_tolerant
 from tests.protocol.adversary.deviations import Adversary
 from tests.protocol.adversary.market import GRACE_S, MAX_DEADLINE_S, MIN_DEADLINE_S, START_S, Market
@@ -344,7 +344,7 @@ class World:
                 self.drawn.add(message.execution_id)
         if isinstance(message, PlanVote) and message.member == account:
             self.plan_votes[account, get_slot(message)].add(message.root)
-        if isinstance(message, PlanCertified):
+        if isinstance(message, PlanCertificateMessage):
             self._note_certificate(message.certificate)
 
     def _note_certificate(self, certificate: PlanCertificate) -> None:

@@ -12,8 +12,8 @@ from splitup.messages.plans import MemberSignature, Plan, PlanCertificate
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
-    CommitteeMember,
     CommitteeView,
+    MemberView,
     check_certificate,
     check_draw,
     compute_plan_hash,
@@ -30,7 +30,7 @@ MEMBERS = sorted(
 )
 COMMITTEE = CommitteeView(
     configuration=1,
-    members=tuple(CommitteeMember(m.address, m.signing_key_hex, "http://m:1") for m in MEMBERS),
+    members=tuple(MemberView(m.address, m.signing_key_hex, "http://m:1") for m in MEMBERS),
     quorum=3,
     group_key=bls.compute_public_key(SECRET),
     domain=DOMAIN,

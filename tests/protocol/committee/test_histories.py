@@ -19,7 +19,7 @@ import pytest
 from splitup.crypto.signature_scheme import REAL
 from splitup.protocol.committee.commands import Command, Persist, SubmitEvidence
 from splitup.protocol.committee.events import Tick
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.member import CommitteeMember
 from tests.protocol.histories import History, run_scenario, run_seed
 from tests.protocol.scenarios import Broken, Partition, Scenario, make_scenario
 

@@ -19,10 +19,10 @@ from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.context import SIGNED, SigningGuard
 from splitup.protocol.committee.equivocation import compute_vote_hash, get_slot
-from splitup.protocol.committee.member import CommitteeMember
-from splitup.protocol.committee.membership import Membership
 from splitup.protocol.committee.peer_messages import PlanVote
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.member import CommitteeMember
+from splitup.protocol.membership import Membership
+from splitup.protocol.planning.exposure import Economics
 from tests.builders import make_chain_manifest, make_request, make_snapshot
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_view

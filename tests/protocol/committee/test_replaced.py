@@ -38,7 +38,9 @@ def play(simulation: Simulation) -> tuple[Plan, tuple[str, ...], str]:
 
 
 def find_paid(simulation: Simulation, execution_id: str) -> set[str]:
-    return {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    return {
+        p.account for p in simulation.chain.settlements[execution_id].payments if not p.from_slash
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))

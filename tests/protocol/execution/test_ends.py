@@ -21,9 +21,10 @@ from splitup.messages.frames import decode_frame, make_delivery
 from splitup.messages.plans import Plan
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, sign_end
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.edge_faults import find_input_faults
-from splitup.protocol.settlement.proof_of_sampling import Economics, check_completion
+from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.builders import (
     make_chain_manifest,
     make_diamond_manifest,
@@ -61,7 +62,7 @@ def play(
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     settled = simulation.chain.settlements[execution_id]
     assert not settled.slashes, "the client's word costs nobody's stake"
-    return {p.to: p.amount_micro_usdc for p in settled.payments}
+    return {p.account: p.amount_micro_usdc for p in settled.payments}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

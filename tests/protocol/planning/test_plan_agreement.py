@@ -27,7 +27,7 @@ from splitup.protocol.committee.equivocation import (
     make_plan_slot,
 )
 from splitup.protocol.committee.peer_messages import (
-    PlanCertified,
+    PlanCertificateMessage,
     PlanDelivered,
     PlanPartial,
     PlanRequest,
@@ -216,7 +216,7 @@ def test_a_member_that_is_behind_gets_the_certificate() -> None:
     certify(agreement)
     assert agreement.process_gossip(ACCOUNTS[3], make_partial(3), 0.1) == [], "it only crossed"
     (answer,) = get_messages(agreement.process_gossip(ACCOUNTS[3], make_partial(3), 5.0))
-    assert isinstance(answer, PlanCertified)
+    assert isinstance(answer, PlanCertificateMessage)
     wanted = PlanRequest(execution_id=EXECUTION)
     assert get_messages(agreement.process_gossip(ACCOUNTS[3], wanted, 5.0)) == [answer]
     behind = make_agreement(3)
@@ -233,7 +233,7 @@ def test_a_certificate_for_other_words_than_the_requests_is_refused() -> None:
     assert certificate is not None
     behind.process_request(REQUEST.model_copy(update={"max_price_micro_usdc": 10**6 + 1}), 0.0)
     with pytest.raises(PeerFault, match="states another request"):
-        behind.process_gossip(ACCOUNTS[0], PlanCertified(certificate=certificate), 5.0)
+        behind.process_gossip(ACCOUNTS[0], PlanCertificateMessage(certificate=certificate), 5.0)
     assert behind.find_certificate(EXECUTION) is None
 
 

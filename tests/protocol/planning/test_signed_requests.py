@@ -13,8 +13,8 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import compute_plan_hash
 from splitup.protocol.committee.context import SIGNED
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.protocol.simulator import (
     CLIENT_IDENTITY,
     GRACE_S,

@@ -15,14 +15,14 @@ from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import (
     CommitmentsReply,
     CommitmentsVote,
-    DrawMade,
+    DrawMessage,
     DrawPartial,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     compute_commitments_root,
 )
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_state import Committing
 from tests.protocol.simulator import (
     VERIFY_ALL,
@@ -82,7 +82,7 @@ def test_who_does_not_commit_loses_its_own_pay_alone(trouble: str) -> None:
     settle(simulation, execution_id, within_s=100)
     payments = simulation.chain.settlements[execution_id].payments
     first = find_plan(simulation, execution_id).executors()[0]
-    assert first in {p.to for p in payments} and not get_slashes(simulation, execution_id)
+    assert first in {p.account for p in payments} and not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id).keys() <= {0}
 
 
@@ -113,7 +113,7 @@ def test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() -> None:
     settle(simulation, execution_id, within_s=60)
     first = find_plan(simulation, execution_id).executors()[0]
     payments = simulation.chain.settlements[execution_id].payments
-    assert first in {p.to for p in payments if not p.from_slash}
+    assert first in {p.account for p in payments if not p.from_slash}
     assert not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id) == {0: "honest"}
     assert simulation.chain.locked[bad] == simulation.by_node[bad].stake_micro_usdc
@@ -276,5 +276,5 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
     assert isinstance(state.phase, Committing) and not state.chain.bound
     commands = member.handle(agreed, simulation.now)  # the same block after all
     said = [c.message for c in commands if isinstance(c, cmd.Gossip)]
-    assert any(isinstance(message, DrawPartial | DrawMade) for message in said)
+    assert any(isinstance(message, DrawPartial | DrawMessage) for message in said)
     settle(simulation, execution_id)

@@ -81,7 +81,7 @@ def play(simulation: Deliveries) -> tuple[str, str]:
 
 def get_paid(simulation: Simulation, execution_id: str) -> dict[str, int]:
     payments = simulation.chain.settlements[execution_id].payments
-    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash}
+    return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
 @pytest.mark.parametrize("economics", [VERIFY_ALL, VERIFY_NONE])
@@ -107,7 +107,7 @@ def test_s07_who_signs_other_outputs_for_the_client_than_it_commits_to_is_slashe
         due = {node: PRICE * executors[:LAST].count(node) for node in executors[:LAST]}
         assert paid == due, "the others are paid, and the deceiver for its other tasks at most"
         back = simulation.chain.settlements[execution_id].payments
-        assert [p.amount_micro_usdc for p in back if p.to == CLIENT] == [TASKS * PRICE]
+        assert [p.amount_micro_usdc for p in back if p.account == CLIENT] == [TASKS * PRICE]
 
 
 STRANGER = Identity.from_private_key(bytes([9]) * 32)

@@ -10,7 +10,7 @@ from splitup.messages.base import Message
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, draw_alpha
 from splitup.protocol.committee.commands import Command, Fault, Gossip, Log, Persist
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.peer_messages import DrawMade, DrawPartial
+from splitup.protocol.committee.peer_messages import DrawMessage, DrawPartial
 from splitup.protocol.settlement.draws import DrawAgreement
 from splitup.protocol.settlement.settlement_state import (
     Committing,
@@ -140,4 +140,4 @@ def test_a_late_share_is_answered_with_the_draw() -> None:
     draws.make(state, 0.0)
     assert give(draws, state, 3, 0.1) == [], "it only crossed the draw"
     answer = get_messages(give(draws, state, 3, tuning.GOSSIP_RETRY_S))
-    assert [type(message) for message in answer] == [DrawMade]
+    assert [type(message) for message in answer] == [DrawMessage]

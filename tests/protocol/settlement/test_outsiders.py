@@ -10,9 +10,9 @@ import pytest
 from splitup.messages.plans import Plan
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.committee import commands as cmd
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan, is_pool_small, rank_validators
 from splitup.protocol.settlement.proof_of_sampling import (
-    Economics,
     Outcome,
     is_for_outsider,
     is_sampled,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,21 +10,18 @@ from hypothesis import strategies as st
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.crypto.quorum import Payment, Slash
 from splitup.messages.completions import Completion, End, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling, VerificationResult
 from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.planning.exposure import Economics, add_exposures, compute_exposures
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import (
     MAX_JUDGES,
-    Economics,
     Outcome,
-    Payment,
-    Slash,
     Verdict,
-    add_exposures,
     check_completion,
-    compute_exposures,
     compute_ruling_s,
     compute_settlement,
     count_needed,
@@ -49,6 +47,7 @@ ECONOMICS = Economics(sampling_bps=800, reward_milli=1200, slash_milli=100_000)
 GOOD, BAD, WORSE, IN = "a" * 64, "b" * 64, "c" * 64, "1" * 64
 V1, V2, V3, V4 = (f"0x{n:040x}" for n in (101, 102, 103, 104))
 STATE = "e" * 64
+decide = partial(compute_settlement, evidence_root="0x" + "e" * 64)
 FLOOR = limits.EXPOSURE_FLOOR_MICRO_USDC
 
 
@@ -189,27 +188,27 @@ def test_a_result_s_root_hides_it_behind_its_salt() -> None:
 
 
 def test_honest_execution_pays_every_task_and_step() -> None:
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [], ECONOMICS)
+    terms = decide(PLAN, MANIFEST, STEPS, (), [], ECONOMICS)
     assert terms.steps == STEPS and terms.slashes == ()
     assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * STEPS * PRICE_MICRO_USDC
-    assert {p.to for p in terms.payments} == set(PLAN.executors())
+    assert {p.account for p in terms.payments} == set(PLAN.executors())
 
 
 def test_fewer_steps_cost_less() -> None:
-    terms = compute_settlement(PLAN, MANIFEST, 1, (), [], ECONOMICS)
+    terms = decide(PLAN, MANIFEST, 1, (), [], ECONOMICS)
     assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * PRICE_MICRO_USDC
 
 
 def test_liar_pays_validators_and_client_and_others_keep_their_pay() -> None:
     liar = PLAN.executors()[2]
     verdict = Verdict(2, Outcome.LIED, (V1, V2), (liar,))
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    terms = decide(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     task_price = PRICE_MICRO_USDC * STEPS
     assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
         (liar, task_price * 100_000 // 1_200 + FLOOR)
     ]
-    from_escrow = {p.to: p.amount_micro_usdc for p in terms.payments if not p.from_slash}
-    from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
+    from_escrow = {p.account: p.amount_micro_usdc for p in terms.payments if not p.from_slash}
+    from_slash = {p.account: p.amount_micro_usdc for p in terms.payments if p.from_slash}
     for node in set(PLAN.executors()):
         tasks = [t for t, e in enumerate(PLAN.executors()) if e == node and t != 2]
         assert from_escrow.get(node, 0) == len(tasks) * task_price
@@ -231,7 +230,7 @@ def test_settlement_never_exceeds_quote_or_slash(outcomes: list[Outcome]) -> Non
         )
         for task, outcome in enumerate(outcomes)
     ]
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), verdicts, ECONOMICS)
+    terms = decide(PLAN, MANIFEST, STEPS, (), verdicts, ECONOMICS)
     escrow = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
     slash = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
     assert escrow <= 2 * TASKS * STEPS * PRICE_MICRO_USDC
@@ -246,13 +245,13 @@ def test_withholding_costs_twice_the_break_even_and_at_most_s(
     assert economics.silence_milli == cost_milli
     executor = PLAN.executors()[2]
     verdict = Verdict(2, Outcome.WITHHELD, (V1,), ())
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, {executor}, [verdict], economics)
+    terms = decide(PLAN, MANIFEST, STEPS, {executor}, [verdict], economics)
     price = PRICE_MICRO_USDC * STEPS
     assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
         (executor, price * cost_milli // 1_200 + FLOOR)
     ]
-    assert executor not in {p.to for p in terms.payments}
-    from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
+    assert executor not in {p.account for p in terms.payments}
+    from_slash = {p.account: p.amount_micro_usdc for p in terms.payments if p.from_slash}
     assert from_slash[V1] == price
     if sampling_bps == 800:  # hiding a lie does not pay, not even from every second judge
         assert 0.08 * (1 - 0.5) * (1.2 + cost_milli / 1000) > 1
@@ -260,7 +259,7 @@ def test_withholding_costs_twice_the_break_even_and_at_most_s(
 
 def test_a_validator_that_withholds_its_result_pays_the_one_that_is_heard_instead() -> None:
     verdict = Verdict(1, Outcome.HONEST, (V2,), (), silent=(V1,))
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    terms = decide(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     price = PRICE_MICRO_USDC * STEPS
     assert terms.slashes == (Slash(V1, 2 * price),)
     assert [p for p in terms.payments if p.from_slash] == [Payment(V2, price, True)]
@@ -268,7 +267,7 @@ def test_a_validator_that_withholds_its_result_pays_the_one_that_is_heard_instea
 
 def test_who_is_outvoted_is_not_paid_and_loses_nothing() -> None:
     verdict = Verdict(1, Outcome.OUTVOTED, (), ())
-    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    terms = decide(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     assert not terms.slashes
     paid = sum(p.amount_micro_usdc for p in terms.payments)
     assert paid == (TASKS - 1) * STEPS * PRICE_MICRO_USDC
@@ -280,7 +279,7 @@ def test_compensation_never_exceeds_what_the_liar_pays() -> None:
     manifest = make_chain_manifest(120)
     plan = compute_plan(make_request(1), f"0x{3:064x}", make_snapshot(6, 120), manifest)
     verdict = Verdict(5, Outcome.LIED, (V1, V2), (plan.executors()[5],))
-    terms = compute_settlement(plan, manifest, 1, (), [verdict], economics)
+    terms = decide(plan, manifest, 1, (), [verdict], economics)
     rewards = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
     assert rewards == terms.slashes[0].amount_micro_usdc * 80 // 100, "as the contract rounds it"
 
@@ -296,17 +295,17 @@ def test_at_most_as_many_are_slashed_as_the_contract_takes() -> None:
         Verdict(task, Outcome.LIED, (f"0x{5000 + task:040x}",), (executors[task],))
         for task in range(count)
     ]
-    terms = compute_settlement(plan, manifest, 1, (), verdicts, ECONOMICS, executors)
+    terms = decide(plan, manifest, 1, (), verdicts, ECONOMICS, executors)
     assert [slash.node for slash in terms.slashes] == executors[:most], "of equal ones, the first"
     rewards = [p for p in terms.payments if p.from_slash]
-    assert len(rewards) == most and sum(p.to == request.client for p in rewards) == 1
-    paid = {p.to: p.amount_micro_usdc for p in terms.payments if p.to != request.client}
+    assert len(rewards) == most and sum(p.account == request.client for p in rewards) == 1
+    paid = {p.account: p.amount_micro_usdc for p in terms.payments if p.account != request.client}
     assert paid == {verdict.validators[0]: PRICE_MICRO_USDC for verdict in verdicts}
     taken = sum(slash.amount_micro_usdc for slash in terms.slashes)
     assert sum(p.amount_micro_usdc for p in rewards) <= ECONOMICS.compute_rewards(taken)
     twice = [replace(verdict, liars=(executors[0],)) for verdict in verdicts[-2:]]
     twice = [*verdicts[:-2], *twice]  # the first node is guilty of three
-    worst = compute_settlement(plan, manifest, 1, (), twice, ECONOMICS, executors).slashes[0]
+    worst = decide(plan, manifest, 1, (), twice, ECONOMICS, executors).slashes[0]
     assert worst.node == executors[0]
     assert worst.amount_micro_usdc > 2 * (terms.slashes[0].amount_micro_usdc - FLOOR)
 
@@ -358,9 +357,7 @@ def settle(*verdicts: Verdict, locked: dict[str, int] | None = None) -> dict[str
         for verdict in verdicts
         if verdict.outcome is Outcome.WITHHELD
     }
-    terms = compute_settlement(
-        PLAN, MANIFEST, STEPS, withheld, verdicts, ECONOMICS, locked=locked or {}
-    )
+    terms = decide(PLAN, MANIFEST, STEPS, withheld, verdicts, ECONOMICS, locked=locked or {})
     return {slash.node: slash.amount_micro_usdc for slash in terms.slashes}
 
 

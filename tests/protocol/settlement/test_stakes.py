@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from splitup.core import limits
-from splitup.protocol.settlement.proof_of_sampling import compute_penalty
+from splitup.protocol.planning.exposure import compute_penalty
 from tests.protocol.simulator import (
     VERIFY_ALL,
     VERIFY_NONE,

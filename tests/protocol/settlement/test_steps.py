@@ -14,7 +14,7 @@ from splitup.messages.plans import Plan
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee.certificates import check_draw
-from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.planning.exposure import Economics
 from tests.protocol.simulator import (
     CLIENT,
     VERIFY_ALL,
@@ -90,7 +90,9 @@ def end(simulation: Steps, execution_id: str) -> None:
 
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     payments = simulation.chain.settlements[execution_id].payments
-    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash and p.to != CLIENT}
+    return {
+        p.account: p.amount_micro_usdc for p in payments if not p.from_slash and p.account != CLIENT
+    }
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -53,11 +53,11 @@ def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> 
     lies = plan.executors().count(liar.address)
     penalty = lies * 10 * 4 * 100_000 // 1_200 + FLOOR
     assert [(s.node, s.amount_micro_usdc) for s in settlement.slashes] == [(liar.address, penalty)]
-    paid = {p.to: p.amount_micro_usdc for p in settlement.payments if not p.from_slash}
+    paid = {p.account: p.amount_micro_usdc for p in settlement.payments if not p.from_slash}
     assert liar.address not in paid
-    refund = [p.amount_micro_usdc for p in settlement.payments if p.to == plan.request.client]
+    refund = [p.amount_micro_usdc for p in settlement.payments if p.account == plan.request.client]
     assert refund == [2 * 4 * 10], "the client got back what the execution cost"
-    assert any(p.from_slash and p.to in simulation.by_node for p in settlement.payments)
+    assert any(p.from_slash and p.account in simulation.by_node for p in settlement.payments)
 
 
 def test_a_validator_that_accuses_falsely_is_slashed_instead() -> None:
@@ -85,7 +85,7 @@ def test_an_executor_that_withholds_its_completion_pays_and_the_client_gets_it_a
     assert slashes == {node: n * (price * 2_000 // 1_200) + FLOOR for node, n in executors.items()}
     payments = simulation.chain.settlements[execution_id].payments
     assert not [p for p in payments if not p.from_slash], "nobody is paid for what nobody saw"
-    validators = [p.amount_micro_usdc for p in payments if p.to in simulation.by_node]
+    validators = [p.amount_micro_usdc for p in payments if p.account in simulation.by_node]
     assert sum(validators) == 2 * price, "but those are who checked it"
     assert simulation.recomputed == {}
 
@@ -98,7 +98,7 @@ def test_a_crashed_executor_that_comes_back_in_time_loses_nothing() -> None:
     simulation.pause(executor, limits.EXECUTOR_REVEAL_S / 2)
     settle(simulation, execution_id, within_s=120)
     assert get_slashes(simulation, execution_id) == {}
-    assert executor in {p.to for p in simulation.chain.settlements[execution_id].payments}
+    assert executor in {p.account for p in simulation.chain.settlements[execution_id].payments}
 
 
 def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> None:
@@ -189,7 +189,9 @@ def test_two_colluding_validators_cannot_convict() -> None:
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     slashes = get_slashes(simulation, execution_id)
     assert len(slashes) == MAX_JUDGES and plan.executors()[0] not in slashes
-    paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    paid = {
+        p.account for p in simulation.chain.settlements[execution_id].payments if not p.from_slash
+    }
     assert paid == {plan.executors()[0]}
 
 
@@ -271,7 +273,7 @@ def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[
 
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
     payments = simulation.chain.settlements[execution_id].payments
-    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash}
+    return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
 @pytest.mark.parametrize("shape", ["chain", "diamond"])
@@ -353,7 +355,7 @@ def test_members_of_another_class_find_a_liar_among_two(fault: str) -> None:
     penalty = 10 * 4 * 100_000 // 1_200 + FLOOR
     assert get_slashes(simulation, execution_id) == ({executor: penalty} if lied else {})
     (validator,) = simulation.by_node.keys() - {executor}
-    paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+    paid = {p.account for p in simulation.chain.settlements[execution_id].payments}
     assert paid & simulation.by_node.keys() == {validator} if lied else {validator, executor}
     assert bool(simulation.recomputed) == bool(fault), "nobody recomputes what nobody doubts"
 
@@ -367,7 +369,7 @@ def test_who_judges_an_executor_that_stores_nothing_is_paid_for_right_numbers() 
     assert simulation.find_outcomes(execution_id) == {0: "withheld"}
     (validator,) = simulation.by_node.keys() - {executor}
     assert get_slashes(simulation, execution_id).keys() == {executor}
-    assert validator in {p.to for p in simulation.chain.settlements[execution_id].payments}
+    assert validator in {p.account for p in simulation.chain.settlements[execution_id].payments}
 
 
 @pytest.mark.parametrize("nodes", [2, 6])
@@ -379,7 +381,7 @@ def test_two_honest_nodes_of_a_class_may_differ_within_the_tolerance(nodes: int)
     settle(simulation, execution_id, within_s=120)
     assert simulation.find_outcomes(execution_id) == {0: "honest"}
     assert get_slashes(simulation, execution_id) == {}
-    paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+    paid = {p.account for p in simulation.chain.settlements[execution_id].payments}
     assert executor in paid and len(paid & simulation.by_node.keys()) == 2
     if nodes == 2:
         assert simulation.recomputed[execution_id, 0] == 4
@@ -407,7 +409,9 @@ def test_who_accuses_falsely_loses_stake_to_members_of_another_class(
     accusing = {n.address for n in simulation.nodes if getattr(n, fault)} & asked
     assert slashes == dict.fromkeys(accusing, lie)
     assert len(accusing) == (1 if accusers == 1 else MAX_JUDGES)
-    paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    paid = {
+        p.account for p in simulation.chain.settlements[execution_id].payments if not p.from_slash
+    }
     assert paid & simulation.by_node.keys() == {executor}
 
 
@@ -433,7 +437,7 @@ def test_a_silent_validator_is_passed_over() -> None:
     ids = [simulation.request(n) for n in range(1, 5)]
     settle(simulation, *ids, within_s=90)
     for execution_id in ids:
-        paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+        paid = {p.account for p in simulation.chain.settlements[execution_id].payments}
         assert paid & {node.address for node in simulation.nodes[2:]}
 
 
@@ -443,7 +447,7 @@ def test_a22_the_only_holder_is_not_asked_to_verify_itself() -> None:
     settle(simulation, execution_id)
     assert simulation.orders == []
     settlement = simulation.chain.settlements[execution_id]
-    assert [p.to for p in settlement.payments] == [simulation.nodes[0].address]
+    assert [p.account for p in settlement.payments] == [simulation.nodes[0].address]
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.snapshots.observation_shares import check_proposal, check_share
+from tests.protocol.committee.test_observations import make_proposal, make_share
 from tests.protocol.committees import make_committee
-from tests.protocol.snapshots.test_observations import make_proposal, make_share
 
 IDENTITIES, VIEW = make_committee()
 CONTEXT = MemberContext(IDENTITIES[0], VIEW)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from splitup_gateway.explorer.event_index import PAGE, EventIndex, Place
+from splitup_gateway.explorer.event_index import PAGE, EventIndex, EventPlace
 from splitup_gateway.explorer.follower import Follower
 
 from splitup.chain.event_stream import ChainEvent
@@ -158,7 +158,7 @@ async def test_pages_follow_each_other_without_gaps(network: Network, url: str) 
     before = None
     while page := index.list_events(names=["ModelRegistered"], before=before):
         seen += [event.block_number for event in page]
-        before = Place(page[-1].block_number, page[-1].log_index)
+        before = EventPlace(page[-1].block_number, page[-1].log_index)
     assert seen == list(range(2 * PAGE + 2, 0, -1))
     index.close()
 

@@ -60,7 +60,7 @@ PAGE: Final = 50  # entries of a page
 MOST_ROLES: Final = 4  # that one event gives to one subject
 
 
-class Place(NamedTuple):
+class EventPlace(NamedTuple):
     """Where an event stands on the chain; a page goes on before the last one of the page before."""
 
     block_number: int
@@ -190,7 +190,7 @@ class EventIndex:
         subject: str = "",
         *,
         names: Collection[str] = (),
-        before: Place | None = None,
+        before: EventPlace | None = None,
         limit: int = PAGE,
     ) -> list[ChainEvent]:
         """Return the latest events, latest first: of a subject, and of these names."""

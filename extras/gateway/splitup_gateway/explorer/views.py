@@ -33,7 +33,7 @@ from splitup_gateway.explorer.descriptions import (
     get_search_text,
     open_plan,
 )
-from splitup_gateway.explorer.event_index import PAGE, EventIndex, Place, Total
+from splitup_gateway.explorer.event_index import PAGE, EventIndex, EventPlace, Total
 from splitup_gateway.explorer.uptimes import Uptimes
 
 SNAPSHOT_S: Final = 3.0  # that a list of live nodes is shown before the next one is asked for
@@ -110,7 +110,7 @@ class Explorer:
             "next": start + PAGE if len(entries) > start + PAGE else None,
         }
 
-    async def list_models(self, before: Place | None = None) -> View:
+    async def list_models(self, before: EventPlace | None = None) -> View:
         """Return a page of registered models, the latest first."""
         events = await asyncio.to_thread(
             self._index.list_events, names=["ModelRegistered"], before=before, limit=PAGE + 1
@@ -119,7 +119,7 @@ class Explorer:
         rows = [describe_model(event, holders) for event in events[:PAGE]]
         return {"models": rows, "next": get_next(events)}
 
-    async def list_executions(self, subject: str = "", before: Place | None = None) -> View:
+    async def list_executions(self, subject: str = "", before: EventPlace | None = None) -> View:
         """Return a page of requests, the latest first: of all, or of one client or model."""
         events = await asyncio.to_thread(
             self._index.list_events,
@@ -286,7 +286,7 @@ class Explorer:
             "verdicts": [verdict.model_dump(mode="json") for verdict in evidence.verdicts],
         }
 
-    async def show_account(self, address: str, before: Place | None = None) -> View:
+    async def show_account(self, address: str, before: EventPlace | None = None) -> View:
         """Return what an account is, earned and lost, and a page of its events."""
         totals, events, snapshot = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, address),

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -25,6 +24,7 @@ from splitup.client.text.generation import Token, encode_prompt, generate_tokens
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import find_cache_directory
 from splitup.core import limits
+from splitup.core.closing import Closing
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel, PeerFault, SplitUpError, Unavailable
 from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
@@ -72,7 +72,7 @@ class DeviceModel:
         return names.index(self.info.input)
 
 
-class SplitClient:
+class SplitClient(Closing):
     """A device. Use ``async with SplitClient(url) as device``; one event loop at a time.
 
     ``url`` is the server's, ``api_key`` one of its keys if it has any.
@@ -87,12 +87,8 @@ class SplitClient:
         self._server.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
+        """Close the models and the connection."""
         for model in self._models.values():
             model.programs.close()
             model.tokenizer.close()
@@ -171,7 +167,7 @@ class SplitClient:
     @contextlib.asynccontextmanager
     async def session(
         self, model: str, *, noise: Noise | None = None, most_rows: int | None = None
-    ) -> AsyncGenerator[DeviceSession, None]:
+    ) -> AsyncGenerator[ClientSession, None]:
         """Open a session, which takes steps like one of a network; only causal ones.
 
         ``noise`` is for ``most_rows`` rows, by default as many as the model has positions.
@@ -181,7 +177,7 @@ class SplitClient:
         if noise is not None:
             added = RowNoise(noise, most_rows or found.info.context, await measure_length(found))
         transport = SplitTransport(self._server)
-        session = DeviceSession(found, transport, added)
+        session = ClientSession(found, transport, added)
         try:
             yield session
         finally:
@@ -196,7 +192,7 @@ class _Step:
     result: asyncio.Future[dict[str, Array]]
 
 
-class DeviceSession:
+class ClientSession:
     """A text under way. Steps that wait are sent together; rows that were sent are kept here.
 
     So the whole session can be fed again when the server has forgotten it.

@@ -11,13 +11,13 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.crypto.signature_scheme import REAL
 from splitup.messages.snapshots import NodeView, Observation
-from splitup.protocol.committee.peer_messages import encode_gossip, parse_gossip
-from splitup.protocol.snapshots.observations import (
+from splitup.protocol.committee.observations import (
     OBSERVATION_DOMAIN,
     ObservationShare,
     SnapshotProposal,
     choose_fitting,
 )
+from splitup.protocol.committee.peer_messages import encode_gossip, parse_gossip
 from tests.builders import address, task_id
 from tests.protocol.committees import make_committee
 

@@ -21,8 +21,7 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
-from splitup.protocol.committee.certificates import CommitteeMember as MemberView
-from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
 from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (
@@ -43,7 +42,7 @@ from splitup.protocol.committee.events import (
     SnapshotAccepted,
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.member import CommitteeMember
 from splitup.protocol.snapshots.demand import Holdings
 
 T = TypeVar("T")

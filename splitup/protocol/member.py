@@ -59,9 +59,9 @@ from splitup.protocol.committee.peer_messages import (
     SettlementMessage,
     SnapshotMessage,
 )
+from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
-from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_agreement import SettlementAgreement, TokenReader
 from splitup.protocol.snapshots.demand import Holdings, compute_demand
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement

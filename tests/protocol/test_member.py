@@ -14,7 +14,11 @@ from splitup.messages.completions import EMPTY_DIGEST, Completion, TaskCommitmen
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.observations import (
+    OBSERVATION_DOMAIN,
+    ObservationShare,
+    SnapshotProposal,
+)
 from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     PlanPartial,
@@ -22,14 +26,10 @@ from splitup.protocol.committee.peer_messages import (
     SettlementProposal,
     encode_gossip,
 )
+from splitup.protocol.member import CommitteeMember
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     compute_commitments_root,
-)
-from splitup.protocol.snapshots.observations import (
-    OBSERVATION_DOMAIN,
-    ObservationShare,
-    SnapshotProposal,
 )
 from tests.builders import make_chain_manifest, task_id
 from tests.protocol.committees import make_committee, make_identity, make_keys
