@@ -1,5 +1,6 @@
 // Arrays with strides, as numpy has them, and the operations of a graph on them.
 import type { Node } from "./graph";
+import { decode, type TableKind } from "./kernels";
 
 type Data = Float32Array | Float64Array | Int32Array | Uint32Array | Int16Array | Uint16Array | Int8Array | Uint8Array;
 export type Value = { dtype: string; shape: number[]; strides: number[]; offset: number; data: Data };
@@ -211,6 +212,9 @@ function cast(dtype: string, source: Value): Value {
 function bitcast(dtype: string, source: Value): Value {
   const values = flatten(source).slice();
   const target = ARRAYS[dtype];
+  if (/^(bfloat|float)16$/.test(dtype) && values.BYTES_PER_ELEMENT === 2) { // scales of quantised blocks
+    return wrap(dtype, source.shape, decode(dtype as TableKind, new Uint8Array(values.buffer)));
+  }
   const isHalf = /float16$/.test(dtype) || /float16$/.test(source.dtype);
   if (isHalf || target === undefined || new target(0).BYTES_PER_ELEMENT !== values.BYTES_PER_ELEMENT) {
     throw new Error(`${source.dtype} cannot be read as ${dtype} in a browser`);

@@ -19,6 +19,7 @@ from splitup.graph.ir import bind_rows
 from splitup.graph.manifest import get_task_key, get_weights_key
 from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph, load_graph
+from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import save_llama
 from tests.deploy.saved import save_case
 
@@ -26,7 +27,9 @@ Steps = Sequence[Sequence[Array]]
 CHUNK = 4
 STEPS = ((0, 3), (3, 1), (4, 4))  # start and rows of each
 RUN = """
-    const WORDS = { U16: ["uint16", Uint16Array], I32: ["int32", Int32Array] };
+    const WORDS = {
+        U8: ["uint8", Uint8Array], U16: ["uint16", Uint16Array], I32: ["int32", Int32Array],
+    };
     const KINDS = { F16: "float16", BF16: "bfloat16", F32: "float32" };
     function load({ graph, weights }) {
         const parsed = page.parseGraph(readFileSync(graph, "utf8"), "task");
@@ -154,6 +157,13 @@ def check(model: str, folder: Path, private: int) -> int:
 def test_the_client_s_tasks(case: str, blocks: int, tables: int, tmp_path: Path) -> None:
     save_case(case, tmp_path / "m")
     assert check(str(tmp_path / "m"), tmp_path, blocks) == tables
+
+
+@pytest.mark.parametrize("form", ["Q4_0", "Q8_0"])
+def test_blocks_with_half_scales(form: str, tmp_path: Path) -> None:
+    """The embedding and head of a quantised GGUF file, which the user computes with no table."""
+    save_gguf(tmp_path / "m.gguf", forms={"token_embd": form, "output": form})
+    assert check(str(tmp_path / "m.gguf"), tmp_path, 0) == 0
 
 
 def test_an_untied_head(tmp_path: Path) -> None:
