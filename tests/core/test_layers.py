@@ -67,7 +67,7 @@ OWNERS = {
 # Class names that stood for several things when this rule came, in programs or rooms that do not
 # meet. The list may only get shorter.
 REPEATED = {
-    *"Address Blob Cache Call Child Choice Comparison Decoder Ended Fields Kernel Kind".split(),
+    *"Address Blob Cache Call Child Choice Comparison Decoder Fields Kernel Kind".split(),
     *"Launch Layout Message Node Output Part Plan Progress Rate Region Right Sampling".split(),
     *"ServedModel Sessions Split SplitModel Step Symbol Table Text TextOptions".split(),
 }

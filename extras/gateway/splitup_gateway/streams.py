@@ -67,8 +67,8 @@ class Stream:
     """An answer: its head, and its events as they come.
 
     Events that every reader has are dropped when there are too many; while a reader is behind, the
-    producer waits. One that nobody reads goes on for ``tuning.STREAM_GRACE_S`` if its client can
-    come back to it.
+    producer waits. It waits, too, while nobody reads events, for ``tuning.STREAM_GRACE_S`` if the
+    client can come back; then the work ends. An answer in one piece is computed meanwhile.
     """
 
     def __init__(self, call: Call) -> None:
@@ -111,12 +111,12 @@ class Stream:
         self._tell()
 
     async def append(self, events: Sequence[bytes]) -> None:
-        """Add events; wait while a reader is behind by as many as are kept."""
+        """Add events; wait while nobody reads, or a reader is behind by as many as are kept."""
         for event in events:
             self._add(event)
         self._tell()
         self._drop()
-        while self.size > tuning.STREAM_BYTES and len(self._events) > 1:
+        while self.is_left or (self.size > tuning.STREAM_BYTES and len(self._events) > 1):
             await self._changed.wait()
             self._drop()
 
@@ -174,6 +174,7 @@ class Stream:
             self._grace = None
         reader = Reader(self)
         self._at[reader] = min(after, self.count)
+        self._tell()  # the producer may wait for somebody
         try:
             yield reader
         finally:

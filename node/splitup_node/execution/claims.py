@@ -16,7 +16,7 @@ from splitup.protocol.settlement.edge_faults import find_input_faults
 from splitup_node.execution.parts import Part
 
 
-class Claims:
+class EarnedClaims:
     """The client's words in one execution beside what the node's parts have computed."""
 
     def __init__(

@@ -14,7 +14,7 @@ from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.log_store import LogStore, LogWriter
-from splitup_node.execution.claims import Claims
+from splitup_node.execution.claims import EarnedClaims
 from splitup_node.execution.digests import Recorder
 from splitup_node.execution.parts import Part, make_part
 from splitup_node.execution.routing import Routing
@@ -54,7 +54,7 @@ class Execution:
     node: str
     executor_map: ExecutorMap
     routing: Routing
-    claims: Claims
+    claims: EarnedClaims
     parts: dict[int, Part]  # by task
     store: LogStore
     writer: LogWriter
@@ -126,7 +126,7 @@ def make_execution(
         node=node,
         executor_map=executor_map,
         routing=Routing(plan, manifest, node, executor_map),
-        claims=Claims(plan, manifest, node, executor_map, parts),
+        claims=EarnedClaims(plan, manifest, node, executor_map, parts),
         parts=parts,
         store=store,
         writer=LogWriter(plan.request.execution_id, node, store),

@@ -53,6 +53,27 @@ async def test_any_number_of_readers_read_the_same(streams: Streams) -> None:
     assert await read(stream, 2) == b"c" and await read(stream, 9) == b""
 
 
+async def test_a_text_that_nobody_reads_pauses_until_its_client_comes_back(
+    streams: Streams,
+) -> None:
+    told: list[int] = []
+
+    async def work(stream: Stream) -> None:
+        stream.begin(HEAD)
+        for number in range(9):
+            await stream.append([b"x"])
+            told.append(number)
+            await asyncio.sleep(0)
+
+    stream = streams.join_or_start(ask(), work)
+    with stream.attach() as reader:
+        assert await anext(aiter(reader))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(told) < 5, "no step is computed for nobody"
+    assert await read(stream) == b"x" * 9
+
+
 async def test_a_slow_reader_holds_the_producer_and_no_other_reader(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
