@@ -66,7 +66,7 @@ class Models:
             except Refused as error:
                 raise InvalidInput(
                     f"there is no model '{model}' ({error}); list the models with: "
-                    "splitup-deploy list"
+                    "splitup models"
                 ) from None
             manifest = await asyncio.to_thread(load_manifest, data)
             await self._recorded.check(manifest)
@@ -161,4 +161,4 @@ class Models:
         except ChainRejected as error:
             if error.error_name != "UnknownName":
                 raise
-        raise InvalidInput(f"there is no model '{name}'; list the models with: splitup-deploy list")
+        raise InvalidInput(f"there is no model '{name}'; list the models with: splitup models")

@@ -67,12 +67,12 @@ class Patience:
                 f"all {found.tasks} tasks of {self._model} are loaded; waiting for the chain to "
                 "list their nodes"
             )
-        return describe_holders(found, self._model)
+        return describe_holders(found, f" of {self._model}")
 
 
-def describe_holders(found: ModelHolders, model: str = "it") -> str:
-    """Return how far nodes have loaded a model, called ``model``, and what is in the way."""
-    text = f"loading {found.reported} of {found.tasks} tasks of {model}"
+def describe_holders(found: ModelHolders, of_model: str = "") -> str:
+    """Return how far nodes have loaded a model, and what is in the way."""
+    text = f"loading {found.reported} of {found.tasks} tasks{of_model}"
     if found.loading:
         return text
     if not found.live:
