@@ -38,6 +38,7 @@ from splitup.core.places import Places
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.rates import Pace
 from splitup.decode.step import make_arrays, make_causal_step, make_tree_step
 from splitup.demo.models import find_example
 from tests.builders import HANG_S
@@ -201,7 +202,9 @@ async def test_workers_that_die_are_replaced_or_done_without(
     model: TextModel,
     wanted: list[list[int]],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Pace, "is_paused", False)  # drafts are asked for, however slow they are
     targets = [await workers.start(TargetWorker) for _ in range(2)]
     drafting = [await workers.start(DraftWorker) for _ in range(2)]
     target = workers.connect(TargetWorker, *targets)
