@@ -65,8 +65,7 @@ class Models:
                 data = await self._gateway.fetch_manifest(model_id)
             except Refused as error:
                 raise InvalidInput(
-                    f"there is no model '{model}' ({error}); list the models with: "
-                    "splitup models"
+                    f"there is no model '{model}' ({error}); list the models with: splitup models"
                 ) from None
             manifest = await asyncio.to_thread(load_manifest, data)
             await self._recorded.check(manifest)

@@ -32,6 +32,7 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
+from splitup.client.execution.opening import SessionOpener, Terms
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import (
     ImageFile,
@@ -42,8 +43,7 @@ from splitup.client.images.image_prompts import (
 )
 from splitup.client.images.image_reader import ImageReader
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
-from splitup.client.market.account import MarketAccount, Order
-from splitup.client.market.holders import wait_until_held
+from splitup.client.market.account import MarketAccount
 from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
@@ -51,9 +51,7 @@ from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
-from splitup.client.private.final_states import AdapterChoice, StateAdapter, find_final_state
-from splitup.client.private.private_session import PrivateSession
-from splitup.client.private.private_tasks import ClientPrograms
+from splitup.client.private.final_states import AdapterChoice, find_final_state
 from splitup.client.text.drafting import LocalModel, Speculation, bring_home, check_vocabulary
 from splitup.client.text.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
 from splitup.client.text.generation import (
@@ -69,7 +67,7 @@ from splitup.client.text.generation import (
 )
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.closing import Closing
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
@@ -82,7 +80,6 @@ from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
@@ -105,10 +102,10 @@ class Network(Closing):
         self._background: set[asyncio.Task[None]] = set()
         self._experiences: dict[tuple[str, str], Experience] = {}  # by names of target and draft
         self._equal_vocabularies: set[tuple[str, str]] = set()  # pairs of tokenizers, by digest
-        self._held_until: dict[str, float] = {}  # by model: no look is due before
         self._chain: Chain | None = None
-        self._committees: Committees  # these three exist once the connection is open
+        self._committees: Committees  # these four exist once the connection is open
         self._account: MarketAccount
+        self._opener: SessionOpener
         self._models: Models
 
     async def __aenter__(self) -> Self:
@@ -120,6 +117,14 @@ class Network(Closing):
         self._committees = Committees(chain)
         self._account = MarketAccount(chain, self._identity, self._http, self._committees)
         self._models = Models(chain, self._gateway, self._http, self.config.cache_directory)
+        self._opener = SessionOpener(
+            chain,
+            self._committees,
+            self._account,
+            self._models,
+            (self._identity, self._http, self._gateway),
+            allow_loopback=self.config.allow_loopback,
+        )
         return self
 
     async def drain(self) -> None:
@@ -297,12 +302,20 @@ class Network(Closing):
         are paid. Nodes stop what has not ended 7 s before the deadline, and are paid for the steps
         that they computed.
         """
+        self._check_open()
         limit = (
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
-        session = await self._open(
-            model, steps, limit, deadline_s, verify, inputs_digest, nodes_only, adapter
+        terms = Terms(
+            steps=steps,
+            most_micro_usdc=limit,
+            deadline_s=deadline_s,
+            verify=verify,
+            inputs_digest=inputs_digest,
+            nodes_only=nodes_only,
+            adapter=adapter,
         )
+        session = await self._opener.open(model, terms)
         try:
             yield session
             await session.finish()
@@ -663,106 +676,12 @@ class Network(Closing):
         """Return the receipt as an awaitable, which fetches it when it is awaited."""
         return PendingReceipt(execution_id, lambda: self.receipt(execution_id))
 
-    # ---- one execution -------------------------------------------------------------------------
-
-    async def _open(
-        self,
-        name: str,
-        steps: int,
-        limit: int | None,
-        deadline_s: float | None,
-        verify: float | str | None,
-        inputs_digest: str | None,
-        nodes_only: bool,
-        adapter: AdapterChoice | None,
-    ) -> Session:
-        if not 1 <= steps <= limits.MAX_STEPS:
-            raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
-        if nodes_only and adapter is not None:
-            raise InvalidInput("an adapter is applied where the client's tasks run")
-        model = await self.fetch_model(name)
-        programs = None
-        if not nodes_only:
-            programs = await self._models.load_programs(model)  # may fail, so before the payment
-        quote, _ = await asyncio.gather(
-            fetch_quote(self.chain, model.model_id, steps, verify),
-            self._committees.fetch_current(),
-        )
-        price = quote.locked_micro_usdc
-        if limit is not None and limit < price:
-            raise InvalidInput(
-                f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
-                f"cost up to {format_usdc(price)}; raise it to that"
-            )
-        await self._wait_until_held(model)
-        order = Order(
-            model_id=model.model_id,
-            task_ids=tuple(task.task_id for task in model.manifest.tasks),
-            steps=steps,
-            price_micro_usdc=price,
-            deadline_s=defaults.get_deadline_s(steps) if deadline_s is None else deadline_s,
-            verify_bps=quote.verify_bps,
-            inputs_digest=inputs_digest,
-        )
-        opened = await self._open_adapter(model, adapter)
-        try:
-            certificate, ends = await self._account.request(order)
-        except BaseException:
-            if opened is not None:
-                await opened.close()
-            raise
-        session = self._make_session(certificate, model, programs, ends, opened)
-        session.open()
-        return session
-
-    async def _wait_until_held(self, model: Model) -> None:
-        """Wait until nodes hold a model; raise Unavailable when that is hopeless."""
-        if time.monotonic() > self._held_until.get(model.model_id, 0.0):
-            fetch = self._committees.fetch_current
-            await wait_until_held(self._http, fetch, model.name, model.model_id)
-            self._held_until[model.model_id] = time.monotonic() + tuning.HOLDERS_AGE_S
-
-    async def _open_adapter(
-        self, model: Model, choice: AdapterChoice | None
-    ) -> StateAdapter | None:
-        """Return an adapter that is ready; raise before anything is paid."""
-        if choice is None:
-            return None
-        return await choice.open(self._http, find_final_state(model.manifest, model.name).shape[1])
-
     async def _choose_adapter(
         self, name: str, prompt: str | Sequence[int], choice: AdapterChoice
     ) -> AdapterChoice | None:
         width = find_final_state((await self.fetch_model(name)).manifest, name).shape[1]
         question = prompt if isinstance(prompt, str) else None
         return await choice.choose(self._http, question, width)
-
-    def _make_session(
-        self,
-        certificate: PlanCertificate,
-        model: Model,
-        programs: ClientPrograms | None,
-        deadline: float,
-        adapter: StateAdapter | None,
-    ) -> Session:
-        parties = self._identity, self._http, self._gateway
-        if programs is None:
-            return Session(
-                certificate,
-                model.manifest,
-                *parties,
-                deadline=deadline,
-                allow_loopback=self.config.allow_loopback,
-            )
-        return PrivateSession(
-            certificate,
-            model.manifest,
-            *parties,
-            deadline=deadline,
-            allow_loopback=self.config.allow_loopback,
-            programs=programs,
-            adapter=adapter,
-        )
 
     def _check_open(self) -> None:
         """Raise InvalidInput before ``async with``."""

@@ -1,0 +1,147 @@
+"""Opens executions: the most they may cost, nodes that hold the model, the request, the session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from splitup.chain.client import Chain
+from splitup.chain.committee_reader import Committees
+from splitup.client import defaults
+from splitup.client.execution.session import Session
+from splitup.client.inputs import format_usdc
+from splitup.client.market.account import MarketAccount, Order
+from splitup.client.market.holders import wait_until_held
+from splitup.client.market.payments import fetch_quote
+from splitup.client.models import Model, Models
+from splitup.client.private.final_states import AdapterChoice, StateAdapter, find_final_state
+from splitup.client.private.private_session import PrivateSession
+from splitup.client.private.private_tasks import ClientPrograms
+from splitup.core import limits, tuning
+from splitup.core.errors import InvalidInput
+from splitup.crypto.keys import Identity
+from splitup.messages.plans import PlanCertificate
+from splitup.net.http import SignedClient
+from splitup.storage.gateway_client import GatewayClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a user asks of an execution; ``Network.session`` says what each means."""
+
+    steps: int
+    most_micro_usdc: int | None
+    deadline_s: float | None
+    verify: float | str | None
+    inputs_digest: str | None = None
+    nodes_only: bool = False
+    adapter: AdapterChoice | None = None
+
+
+class SessionOpener:
+    """Opens the executions of one connection."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        committees: Committees,
+        account: MarketAccount,
+        models: Models,
+        parties: tuple[Identity, SignedClient, GatewayClient],
+        *,
+        allow_loopback: bool,
+    ) -> None:
+        self._chain = chain
+        self._committees = committees
+        self._account = account
+        self._models = models
+        self._parties = parties
+        self._http = parties[1]
+        self._allow_loopback = allow_loopback
+        self._held_until: dict[str, float] = {}  # by model: no look is due before
+
+    async def open(self, name: str, terms: Terms) -> Session:
+        """Request an execution and connect to its nodes; raise SplitUpError."""
+        steps, most = terms.steps, terms.most_micro_usdc
+        if not 1 <= steps <= limits.MAX_STEPS:
+            raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
+        if terms.nodes_only and terms.adapter is not None:
+            raise InvalidInput("an adapter is applied where the client's tasks run")
+        model = await self._models.fetch(name)
+        programs = None
+        if not terms.nodes_only:
+            programs = await self._models.load_programs(model)  # may fail, so before the payment
+        quote, _ = await asyncio.gather(
+            fetch_quote(self._chain, model.model_id, steps, terms.verify),
+            self._committees.fetch_current(),
+        )
+        price = quote.locked_micro_usdc
+        if most is not None and most < price:
+            raise InvalidInput(
+                f"the maximum price is {format_usdc(most)}, and {steps} steps of model {name} "
+                f"cost up to {format_usdc(price)}; raise it to that"
+            )
+        await self._wait_until_held(model)
+        order = Order(
+            model_id=model.model_id,
+            task_ids=tuple(task.task_id for task in model.manifest.tasks),
+            steps=steps,
+            price_micro_usdc=price,
+            deadline_s=(
+                defaults.get_deadline_s(steps) if terms.deadline_s is None else terms.deadline_s
+            ),
+            verify_bps=quote.verify_bps,
+            inputs_digest=terms.inputs_digest,
+        )
+        opened = await self._open_adapter(model, terms.adapter)
+        try:
+            certificate, ends = await self._account.request(order)
+        except BaseException:
+            if opened is not None:
+                await opened.close()
+            raise
+        session = self._make_session(certificate, model, programs, ends, opened)
+        session.open()
+        return session
+
+    async def _wait_until_held(self, model: Model) -> None:
+        """Wait until nodes hold a model; raise Unavailable when that is hopeless."""
+        if time.monotonic() > self._held_until.get(model.model_id, 0.0):
+            fetch = self._committees.fetch_current
+            await wait_until_held(self._http, fetch, model.name, model.model_id)
+            self._held_until[model.model_id] = time.monotonic() + tuning.HOLDERS_AGE_S
+
+    async def _open_adapter(
+        self, model: Model, choice: AdapterChoice | None
+    ) -> StateAdapter | None:
+        """Return an adapter that is ready; raise before anything is paid."""
+        if choice is None:
+            return None
+        return await choice.open(self._http, find_final_state(model.manifest, model.name).shape[1])
+
+    def _make_session(
+        self,
+        certificate: PlanCertificate,
+        model: Model,
+        programs: ClientPrograms | None,
+        deadline: float,
+        adapter: StateAdapter | None,
+    ) -> Session:
+        if programs is None:
+            return Session(
+                certificate,
+                model.manifest,
+                *self._parties,
+                deadline=deadline,
+                allow_loopback=self._allow_loopback,
+            )
+        return PrivateSession(
+            certificate,
+            model.manifest,
+            *self._parties,
+            deadline=deadline,
+            allow_loopback=self._allow_loopback,
+            programs=programs,
+            adapter=adapter,
+        )
