@@ -32,7 +32,7 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
-from splitup.client.execution.opening import SessionOpener, Terms
+from splitup.client.execution.opening import SessionOpener, SessionTerms
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import (
     ImageFile,
@@ -306,7 +306,7 @@ class Network(Closing):
         limit = (
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
-        terms = Terms(
+        terms = SessionTerms(
             steps=steps,
             most_micro_usdc=limit,
             deadline_s=deadline_s,

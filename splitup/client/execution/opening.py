@@ -27,7 +27,7 @@ from splitup.storage.gateway_client import GatewayClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SessionTerms:
     """What a user asks of an execution; ``Network.session`` says what each means."""
 
     steps: int
@@ -61,7 +61,7 @@ class SessionOpener:
         self._allow_loopback = allow_loopback
         self._held_until: dict[str, float] = {}  # by model: no look is due before
 
-    async def open(self, name: str, terms: Terms) -> Session:
+    async def open(self, name: str, terms: SessionTerms) -> Session:
         """Request an execution and connect to its nodes; raise SplitUpError."""
         steps, most = terms.steps, terms.most_micro_usdc
         if not 1 <= steps <= limits.MAX_STEPS:
