@@ -45,7 +45,7 @@ def test_a_file_that_is_skipped_as_a_whole_keeps_no_other_from_running(
     )
     wanted = ("test_optional.py::test_f01_it", "test_there.py::test_f01_it_runs")
     recorder = Recorder(frozenset(wanted))
-    pytester.inline_run("test_optional.py", "test_there.py", plugins=[recorder])
+    pytester.inline_run("-pno:asyncio", "test_optional.py", "test_there.py", plugins=[recorder])
     assert {name: (one.ran, one.skipped) for name, one in recorder.outcomes.items()} == {
         wanted[0]: (False, True),
         wanted[1]: (True, False),
