@@ -26,6 +26,8 @@ from hypothesis import HealthCheck, settings
 
 from splitup.devnet.processes import make_death_pact
 
+pytest_plugins = ["pytester"]  # runs pytest in a test, in tests/test_faults.py
+
 ROOT: Final = Path(__file__).parent
 # One process runs all tests of whole networks, in this order: two networks that start at once take
 # three times as long. The first has its own, on WebGPU; the others share one, and those that damage

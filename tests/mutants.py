@@ -139,6 +139,20 @@ MUTANTS: Final = (
         "tests/core/test_codec.py::test_s20_values_are_counted_before_anything_is_built",
     ),
     Mutant(
+        "order of keys",
+        "splitup/core/codec.py",
+        "map(operator.lt, map(get_key",
+        "map(operator.ne, map(get_key",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "spelling of signed bytes",
+        "splitup/core/codec.py",
+        "        _check_spelling(text)\n",
+        "",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
         "a refused manifest",
         "splitup/graph/manifest.py",
         "        _refused[digest] = str(error)\n",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests import faults
-from tests.faults import Outcome, find_tests, judge
+from tests.faults import Outcome, Recorder, find_tests, judge
 
 
 def test_each_fault_and_attack_has_a_test_and_each_test_a_row() -> None:
@@ -34,6 +34,22 @@ def test_a_row_passes_when_all_its_tests_ran_and_passed(
 ) -> None:
     assert judge(["a", "b"], outcomes)[0] == result
     assert judge([], outcomes)[0] == "no test"
+
+
+def test_a_file_that_is_skipped_as_a_whole_keeps_no_other_from_running(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_optional="import pytest\npytest.skip('no such library', allow_module_level=True)",
+        test_there="def test_f01_it_runs(): pass\ndef test_f02_another(): assert False",
+    )
+    wanted = ("test_optional.py::test_f01_it", "test_there.py::test_f01_it_runs")
+    recorder = Recorder(frozenset(wanted))
+    pytester.inline_run("-pno:asyncio", "test_optional.py", "test_there.py", plugins=[recorder])
+    assert {name: (one.ran, one.skipped) for name, one in recorder.outcomes.items()} == {
+        wanted[0]: (False, True),
+        wanted[1]: (True, False),
+    }
 
 
 def test_the_command_of_the_makefile_means_all_rows(capsys: pytest.CaptureFixture[str]) -> None:

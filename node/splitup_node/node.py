@@ -46,6 +46,7 @@ from splitup_node.execution.device_states import compute_state_bytes
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution
 from splitup_node.health import Health
+from splitup_node.settlement.account import find_low_stake
 from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier, VerifierContext
@@ -177,7 +178,7 @@ class Node:
                 ("placement", self._presence.place_tasks()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
-                ("stake", self._every(tuning.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
+                ("stake", self._every(tuning.DISTRIBUTE_PERIOD_S, self._look_at_stake)),
                 ("verification", self._verifier.run()),
                 ("endpoint", reachability.follow()),
                 ("reachability", reachability.run()),
@@ -377,6 +378,12 @@ class Node:
         self.engine.sweep(self._chain.clock.now_s())
         await self._health.look()
         self._write_status(running=True)
+
+    async def _look_at_stake(self) -> None:
+        entry = await self._chain.call("nodes", "nodeOf", self._identity.address)
+        if problem := await find_low_stake(self._chain, entry, self._config):
+            _log.warning("this node gets no work: %s", problem)
+        await self._reporter.release_stake(entry)
 
     async def _refresh_committee(self) -> None:
         self._committee = await self._committees.fetch_current()

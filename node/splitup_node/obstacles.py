@@ -28,13 +28,21 @@ def _list_of_stake(chain: Mapping[str, Any], config: Path) -> Iterator[str]:
     elif not stake:
         yield f"it is not registered; do that with: {make_command('stake', config)}"
     elif not chain["active"]:
-        yield f"its stake was cut by a slash; fill it up with: {make_command('stake', config)}"
+        yield describe_low_stake(stake, chain["least_stake_micro_usdc"], config)
     elif stake - locked - limits.VALIDATION_RESERVE_MICRO_USDC < limits.EXPOSURE_FLOOR_MICRO_USDC:
         yield (
             f"{format_usdc(locked)} of its stake are locked by executions, and "
             f"{format_usdc(limits.VALIDATION_RESERVE_MICRO_USDC)} are kept for verifications; they "
             "are free again when the executions are settled"
         )
+
+
+def describe_low_stake(stake: int, least: int, config: Path) -> str:
+    """Return why a node whose stake is below the least gets no work, and what mends it."""
+    return (
+        f"its stake of {format_usdc(stake)} is {format_usdc(least - stake)} below the least since "
+        f"a slash; fill it up with: {make_command('stake', config)}"
+    )
 
 
 def _list_of_daemon(node: NodeStatus, config: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 import re
 from typing import Any
 
@@ -21,6 +22,10 @@ from splitup.core.errors import InvalidInput
 # took, for which it would remember 60 bytes for every escape.
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LONG_NUMBERS = re.compile(r"\d{16,}+")
+_ESCAPES = re.compile(r'\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))')  # that canonical bytes hold
+_OTHERS = re.compile(r"[ \t\n\r]|-0")  # no canonical bytes hold them outside of strings
+_SUSPICIOUS = re.compile(rf"{_OTHERS.pattern}|{_LONG_NUMBERS.pattern}")
+_OTHER_SPELLING = "key order, spacing or escapes differ"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the depth, as signed bytes
 # What parts of a JSON text become in memory at most: an empty object with the place for one entry,
@@ -53,13 +58,17 @@ def decode_canonical(data: bytes, *, max_bytes: int, **bounds: int) -> Any:
     if len(data) > max_bytes:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
-        value = parse_json(data, parse_float=_refuse, parse_constant=_refuse, **bounds)
-        _check_numbers(data.decode())
-        encoded = _dump(value)
+        text = data.decode()
+        value = parse_json(
+            text,
+            object_pairs_hook=_make_object,
+            parse_float=_refuse,
+            parse_constant=_refuse,
+            **bounds,
+        )
+        _check_spelling(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
-    if encoded != data:
-        raise InvalidInput("not a canonical object: key order, spacing or escapes differ")
     return value
 
 
@@ -136,11 +145,28 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text:.40} is no integer")
 
 
-def _check_numbers(text: str) -> None:
-    """Raise ValueError for an integer in a JSON text that no canonical bytes hold."""
-    if _LONG_NUMBERS.search(text) is None:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raise ValueError unless its keys ascend."""
+    get_key = operator.itemgetter(0)
+    following = itertools.islice(pairs, 1, None)
+    if not all(map(operator.lt, map(get_key, pairs), map(get_key, following))):
+        raise ValueError(f"{_OTHER_SPELLING} at '{pairs[0][0]:.40}'")
+    return dict(pairs)
+
+
+def _check_spelling(text: str) -> None:
+    """Raise ValueError for a JSON text with another spelling of what it says than ``_dump``'s.
+
+    Encoding the value again would tell as well, and take five times the memory of the value.
+    """
+    if "\\" in text and "\\" in _ESCAPES.sub("", text):
+        raise ValueError(_OTHER_SPELLING)
+    if _SUSPICIOUS.search(text) is None:
         return
-    for number in _LONG_NUMBERS.finditer(_STRINGS.sub('""', text)):
+    bare = _STRINGS.sub('""', text)
+    if _OTHERS.search(bare):
+        raise ValueError(_OTHER_SPELLING)
+    for number in _LONG_NUMBERS.finditer(bare):
         if len(digits := number[0]) > 16 or int(digits) > MAX_SAFE_INTEGER:
             raise ValueError(f"integer out of range: {digits:.40}")
 

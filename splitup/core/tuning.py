@@ -316,7 +316,9 @@ MAX_STANDBY: Final = 1_024  # plans that name this node as a fallback only; ≈ 
 OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution, kept for a client that reconnects
 MAX_FINISHED: Final = 4_096  # ids of ended executions, whose late frames are ignored
 DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
-DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node checks whether too much of its stake is locked
+DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks at its stake: locked too much, too small
+# Below the least stake a node gets no work. Of 1,100 USDC this is two floors of an honest mistake.
+STAKE_SPARE_PERCENT: Final = 1.0
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 STOP_MARGIN_S: Final = 7.0  # before the deadline a node stops what has not ended, for its pay
 MAX_VOTED: Final = 16  # contents of a member's own votes for commitments of one execution

@@ -30,6 +30,7 @@ from splitup.crypto.keystore import (
 )
 from splitup.devnet.anvil import create_mnemonic, derive_key
 from splitup.devnet.state import MAX_NODES, DevnetState
+from splitup.protocol.planning.exposure import compute_spare
 
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC
@@ -131,7 +132,8 @@ async def set_up_chain(
         await asyncio.gather(
             _appoint(chain, parties.members, state), _mint(chain, parties.user, USER_USDC)
         )
-        needed = await chain.call("nodes", "minStake", get_vram_gb(state))
+        least = await chain.call("nodes", "minStake", get_vram_gb(state))
+        needed = least + compute_spare(least)
         stakes = [await _get_stake(chain, party) for party in parties.nodes]
         # a slashed node may not serve before its stake is complete again
         missing = [max(0, needed - stake) for stake in stakes]
@@ -148,7 +150,10 @@ async def set_up_chain(
     await asyncio.gather(
         *(_bond(rpc_url, deployment, member) for member in free),
         *(
-            _stake(rpc_url, deployment, parties.nodes[i], state, missing[i], is_new=not stakes[i])
+            _stake(
+                *(rpc_url, deployment, parties.nodes[i], state, missing[i]),
+                registering=0 if stakes[i] else least,
+            )
             for i in poor
         ),
     )
@@ -248,20 +253,21 @@ async def _stake(
     state: DevnetState,
     amount: int,
     *,
-    is_new: bool,
+    registering: int,
 ) -> None:
+    """Put down an amount, of which registering takes its part if the node is new."""
     key = party.identity.private_key
     port = state.node_ports[int(party.name.removeprefix("node-"))]
     async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
-        # both fit one block: the second is simulated on the pending state
+        # they fit one block: the later ones are simulated on the pending state
         await chain.send("usdc", "approve", deployment.nodes, amount, wait=False)
-        if not is_new:
-            await chain.send("nodes", "topUp", amount)
-            return
-        await chain.send(
-            "nodes",
-            "register",
-            party.identity.signing_key_hex,
-            get_vram_gb(state),
-            make_endpoint(port),
-        )
+        if registering:
+            await chain.send(
+                "nodes",
+                "register",
+                party.identity.signing_key_hex,
+                get_vram_gb(state),
+                make_endpoint(port),
+                wait=False,
+            )
+        await chain.send("nodes", "topUp", amount - registering)

@@ -26,6 +26,36 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
     max_leaves=20,
 )
+PIECES = (
+    *(
+        '"',
+        "\\",
+        "\\\\",
+        '\\"',
+        "\\/",
+        "\\n",
+        "\\u0061",
+        "\\u0000",
+        "\\u000a",
+        "\\u001F",
+        "\\u001f",
+    ),
+    *("\\ud83d\\ude00", "\\ud800", " ", "\n", "\t", "\x00", "-", "-0", "0", "1.0", "1e5", "true"),
+    *(
+        "9007199254740992",
+        "NaN",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        '"a":1',
+        '"a":1,',
+        "\ufeff",
+        "\u00a0",
+    ),
+)
 
 
 @given(VALUES)
@@ -50,6 +80,15 @@ def test_keys_are_sorted_and_nothing_is_escaped_twice() -> None:
         b"NaN",
         b"9007199254740993",
         b'"\\u0041"',
+        b'"\\/"',
+        b'"\\u000a"',
+        b'"\\u001F"',
+        b'"\\ud800"',
+        b"-0",
+        b"[-0]",
+        b"[1 ]",
+        b"1\n",
+        b'{"a":{"":1,"":2}}',
         b"[" * 100_000 + b"]" * 100_000,
         b"\xff",
         b"",
@@ -59,6 +98,21 @@ def test_keys_are_sorted_and_nothing_is_escaped_twice() -> None:
 def test_every_other_spelling_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         decode_canonical(data, max_bytes=1_000_000)
+
+
+@given(VALUES, st.data())
+def test_what_is_taken_is_what_encoding_again_gives(value: Any, data: st.DataObject) -> None:
+    """Whatever is put into canonical bytes: no text is taken that has another spelling."""
+    text = encode_canonical(value).decode()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 2)))
+        text = text[:start] + data.draw(st.sampled_from(PIECES)) + text[end:]
+    try:
+        found = decode_canonical(text.encode(), max_bytes=10**6)
+    except InvalidInput:
+        return
+    assert encode_canonical(found).decode() == text
 
 
 def test_length_is_checked_before_parsing() -> None:

@@ -186,7 +186,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
 def test_a_nodes_status_is_shown_as_it_is_printed() -> None:
     chain = {
         "address": "0x731bdf5663904ffb05bb8f38bab58bdb7979b530",
-        "stake_micro_usdc": 1_100_000_000,
+        "stake_micro_usdc": 1_111_000_000,
         "locked_micro_usdc": 0,
         "active": True,
         "unbonding_at_s": 0,

@@ -205,7 +205,7 @@ def populate(network: RealNetwork) -> str:
     network.run_all(network.members, join)
     wait_for_all(running)
     network.give(1_000, *(read_address(m, "splitup-member") for m in network.members))
-    network.give(1_100, *(read_address(n, "splitup-node") for n in network.nodes))
+    network.give(1_111, *(read_address(n, "splitup-node") for n in network.nodes))
     network.give(100, read_address(user, ".splitup"))
 
     staking = [node.begin(node_stake) for node in network.nodes]

@@ -135,7 +135,7 @@ class Played:
 async def play(
     network: Network, nodes: dict[str, str], caught: set[str], *, most: int, more: int = 0
 ) -> Played:
-    """Execute until all of ``caught`` were slashed, ``most`` times at most, and ``more`` times."""
+    """Execute until all of ``caught`` were slashed or silent, and ``more`` times."""
     done: list[Settled] = []
     found: set[str] = set()
     async with SplitUp.connect(network.config) as net:
@@ -143,6 +143,7 @@ async def play(
         while found != caught and len(done) < most:
             done.append(await settle(net))
             found |= {nodes[account] for account, _ in done[-1].receipt.slashes}
+            found |= {nodes[node] for verdict in done[-1].verdicts for node in verdict.silent}
         for _ in range(more):
             done.append(await settle(net))
         lost = get_losses(before, await fetch_stakes(net, nodes))
@@ -236,7 +237,7 @@ def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
         assert {n for task, n in enumerate(result.nodes) if task not in withheld} <= paid
 
 
-def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_money_back(
+def test_a21_who_copies_is_not_paid_and_who_withholds_pays_the_client_back(
     network: Network, expected: bytes
 ) -> None:
     """One validator repeats what it overhears; one executor commits and keeps its salt.
@@ -246,7 +247,7 @@ def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_m
     """
     with replace_nodes(network, node_1="copy", node_3="withhold") as nodes:
         silences = asyncio.run(play(network, nodes, {"node-1", "node-3"}, most=20))
-    assert silences.lost.keys() == {"node-1", "node-3"}
+    assert silences.lost.keys() == {"node-3"}, "a copier cannot be told from who is slow"
     for settled in list_complete(silences.done):
         assert settled.result.outputs["logits"].tobytes() == expected
         check_copier(settled, silences.nodes)
@@ -254,13 +255,10 @@ def test_a21_who_copies_and_who_withholds_are_penalised_and_the_client_has_his_m
 
 
 def check_copier(settled: Settled, nodes: dict[str, str]) -> None:
-    """It loses twice what it would have earned, and somebody else answers."""
-    result, receipt, verdicts, _ = settled
-    unopened = [entry for entry in verdicts if entry.silent]
-    assert {nodes[node] for entry in unopened for node in entry.silent} <= {"node-1"}
-    prices = [result.manifest.tasks[entry.task].price_micro_usdc for entry in unopened]
-    slashes = {nodes[node]: amount for node, amount in receipt.slashes}
-    assert slashes.get("node-1", 0) == 2 * STEPS * sum(prices)
+    """It earns nothing, and somebody else answers."""
+    _, receipt, verdicts, _ = settled
+    assert {nodes[node] for entry in verdicts for node in entry.silent} <= {"node-1"}
+    assert "node-1" not in {nodes[node] for node, _ in receipt.slashes}
     for entry in verdicts:
         assert entry.validators and "node-1" not in {nodes[node] for node in entry.validators}
 

@@ -212,7 +212,7 @@ class NodeMarket:
             await rpc.request("anvil_setBalance", identity.address, hex(10**18))
         await self.network.owner.send("usdc", "mint", identity.address, 1_100_000_000)
         async with await Account.open(config) as account:
-            await account.stake()
+            await account.stake(spare_percent=0)
 
     async def run(
         self, config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV

@@ -14,6 +14,7 @@ from tests.node.test_status_file import VALUES
 FILE = Path("node.toml")
 CHAIN: dict[str, Any] = {
     "stake_micro_usdc": 1_100_000_000,
+    "least_stake_micro_usdc": 1_100_000_000,
     "locked_micro_usdc": 0,
     "active": True,
     "unbonding_at_s": 0,
@@ -31,7 +32,11 @@ def test_a_node_that_lacks_nothing_has_no_obstacle() -> None:
     ("chain", "words"),
     [
         ({"stake_micro_usdc": 0, "active": False}, "splitup-node stake"),
-        ({"active": False}, "cut by a slash; fill it up with: splitup-node stake"),
+        (
+            {"stake_micro_usdc": 1_099_999_968, "active": False},
+            "its stake of 1,099.999968 USDC is 0.000032 USDC below the least since a slash; "
+            "fill it up with: splitup-node stake",
+        ),
         ({"unbonding_at_s": 5}, "splitup-node unstake --cancel"),
         ({"locked_micro_usdc": 1_000_000_000}, "1,000 USDC of its stake are locked"),
     ],

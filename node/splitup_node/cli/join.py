@@ -73,6 +73,7 @@ def join(options: JoinOptions) -> dict[str, Any]:
 
 async def _join(options: JoinOptions) -> dict[str, Any]:
     from splitup.client.joining import join_network
+    from splitup.protocol.planning.exposure import compute_spare
     from splitup_node.cli.node_setup import create_node
 
     async with join_network(options.url, options.data_dir, options.rpc_url) as (network, chain):
@@ -85,13 +86,13 @@ async def _join(options: JoinOptions) -> dict[str, Any]:
             allow_loopback=network.allow_loopback,
             passphrase=options.passphrase,
         )
-        stake: int = await chain.call("nodes", "minStake", made.vram_gb)
+        least: int = await chain.call("nodes", "minStake", made.vram_gb)
         deployment = chain.deployment
     return {
         "config": str(made.config_path),
         "address": made.address,
         "vram_gb": made.vram_gb,
-        "stake_micro_usdc": stake,
+        "stake_micro_usdc": least + compute_spare(least),
         "network": asdict(deployment),
     }
 

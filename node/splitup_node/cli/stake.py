@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from splitup.core import tuning
 from splitup_node.cli.command import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -21,10 +22,11 @@ from splitup_node.cli.command import (
 
 @dataclass(frozen=True, slots=True)
 class StakeOptions:
-    """Which node stakes, and whether its machine is audited first."""
+    """Which node stakes how much, and whether its machine is audited first."""
 
     config: Path
     audit: bool
+    spare_percent: float
 
 
 def stake_command(
@@ -32,14 +34,20 @@ def stake_command(
     audit: Annotated[
         bool, typer.Option(help="Try every task that fits before a new node registers.")
     ] = True,
+    spare: Annotated[
+        float, typer.Option(min=0, help="Percent of the least stake to put down above it.")
+    ] = tuning.STAKE_SPARE_PERCENT,
     as_json: JsonOption = False,
 ) -> None:
-    """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB.
+    """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB, and 1 % to spare.
+
+    Below the least stake a node gets no work, so the spare keeps it in business after a small
+    slash. Called again, the command fills up what a slash took.
 
     A new node is checked first: its port, its endpoint, its memory, and every task that fits it.
     Nothing is staked when one of the checks fails.
     """
-    options = StakeOptions(config, audit)
+    options = StakeOptions(config, audit, spare)
     run_and_print(lambda: stake(options), partial(_show, config), as_json)
 
 
@@ -57,7 +65,9 @@ def stake(options: StakeOptions) -> dict[str, Any]:
             with open_progress() as progress:
                 await check_machine(config, on_progress=progress.show)
 
-    return run_with_account(options.config, lambda account: account.stake(check))
+    return run_with_account(
+        options.config, lambda account: account.stake(check, options.spare_percent)
+    )
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:
@@ -66,7 +76,8 @@ def _show(config: Path, result: dict[str, Any], console: Console) -> None:
     if result["added_micro_usdc"]:
         console.print(f"Staked {format_usdc(result['added_micro_usdc'])}.")
     console.print(
-        f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])}. "
+        f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])}; "
+        f"the least is {format_usdc(result['least_stake_micro_usdc'])}. "
         f"Next: splitup-node run --config {config}",
         soft_wrap=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -12,10 +12,13 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute
 from splitup.client.inputs import format_usdc
+from splitup.core import tuning
 from splitup.core.closing import Closing
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
+from splitup.protocol.planning.exposure import compute_spare
 from splitup_node.config import NodeConfig
+from splitup_node.obstacles import describe_low_stake
 
 
 class Account(Closing):
@@ -46,10 +49,12 @@ class Account(Closing):
             self._chain.call("market", "balanceOf", address),
             self._chain.call("usdc", "balanceOf", address),
         )
+        vram_gb = entry["vramGb"] or self._config.vram_gb
         return {
             "address": address,
             "active": entry["active"],
             "stake_micro_usdc": entry["stake"],
+            "least_stake_micro_usdc": await self._chain.call("nodes", "minStake", vram_gb),
             "locked_micro_usdc": entry["locked"],
             "vram_gb": entry["vramGb"],
             "endpoint": entry["endpoint"],
@@ -68,11 +73,17 @@ class Account(Closing):
             "ready_to_withdraw_micro_usdc": (await self.fetch())["balance_micro_usdc"],
         }
 
-    async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
+    async def stake(
+        self,
+        check: Callable[[], Awaitable[None]] | None = None,
+        spare_percent: float = tuning.STAKE_SPARE_PERCENT,
+    ) -> dict[str, Any]:
         """Register, or top up a slashed stake; do nothing when the stake is complete.
 
-        ``check`` is called first; nothing is staked when it raises. A node that was slashed because
-        its device is faulty finds that out here, before another difference costs it more.
+        It is complete with a spare above the least stake, so that a trifle does not end the node's
+        business. ``check`` is called first; nothing is staked when it raises. A node that was
+        slashed because its device is faulty finds that out here, before another difference costs
+        it more.
         """
         state = await self.fetch()
         if state["unbonding_at_s"]:
@@ -82,10 +93,11 @@ class Account(Closing):
             )
         registered = state["stake_micro_usdc"] > 0 or state["vram_gb"] > 0
         vram_gb = state["vram_gb"] if registered else self._config.vram_gb
-        required: int = await self._chain.call("nodes", "minStake", vram_gb)
-        missing = max(0, required - state["stake_micro_usdc"])
+        least: int = state["least_stake_micro_usdc"]
+        spare = compute_spare(least, spare_percent)
+        missing = max(0, least + spare - state["stake_micro_usdc"])
         if missing:
-            await self._check_funds(missing, state["wallet_micro_usdc"], vram_gb)
+            await self._check_funds(missing, state["wallet_micro_usdc"], least, spare)
             if check is not None:
                 await check()
             await self._allow(missing)
@@ -96,10 +108,13 @@ class Account(Closing):
                 await self._chain.send(
                     "nodes", "register", self._identity.signing_key_hex, vram_gb, endpoint
                 )
+                if spare:  # registering takes exactly the least stake
+                    await self._chain.send("nodes", "topUp", spare)
         return {
             "address": state["address"],
             "added_micro_usdc": missing,
             "stake_micro_usdc": state["stake_micro_usdc"] + missing,
+            "least_stake_micro_usdc": least,
         }
 
     async def unstake(self) -> dict[str, Any]:
@@ -128,13 +143,14 @@ class Account(Closing):
             taken["stake_micro_usdc"] = state["stake_micro_usdc"]
         return taken
 
-    async def _check_funds(self, amount: int, wallet: int, vram_gb: int) -> None:
+    async def _check_funds(self, amount: int, wallet: int, least: int, spare: int) -> None:
         address, chain_id = self._identity.address, self._chain.deployment.chain_id
         if wallet < amount:
+            stake = f"{format_usdc(least)} of stake and {format_usdc(spare)} to spare"
             raise ConfigurationError(
-                f"a node of {vram_gb} GB needs {format_usdc(amount)} of stake and {address} "
-                f"has {format_usdc(wallet)}; send it the missing "
-                f"{format_usdc(amount - wallet)} on chain {chain_id}"
+                f"the node needs {stake}, and {address} has {format_usdc(wallet)} to put down; "
+                f"send it the missing {format_usdc(amount - wallet)} on chain {chain_id}, or put "
+                f"down less to spare: {self._config.make_command('stake --spare 0')}"
             )
         if not await self._chain.fetch_ether_wei(address):
             raise ConfigurationError(
@@ -163,11 +179,8 @@ async def check_registration(
             f"node {identity.address} is leaving; stay with: "
             f"{config.make_command('unstake --cancel')}"
         )
-    if not entry["active"]:
-        raise ConfigurationError(
-            f"node {identity.address} lost stake and is inactive; "
-            f"fill it up with: {config.make_command('stake')}"
-        )
+    if problem := await find_low_stake(chain, entry, config):
+        raise ConfigurationError(f"node {identity.address} gets no work: {problem}")
     if entry["signingKey"] != identity.signing_key_hex:
         raise ConfigurationError(
             f"the registry lists another signing key for {identity.address} than {config.keystore} "
@@ -179,3 +192,11 @@ async def check_registration(
             f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
         )
     return entry
+
+
+async def find_low_stake(chain: Chain, entry: Mapping[str, Any], config: NodeConfig) -> str:
+    """Return how far a registered node's stake is below the least and what mends it, or ""."""
+    if entry["active"] or entry["unbondingAt"]:
+        return ""
+    least: int = await chain.call("nodes", "minStake", entry["vramGb"])
+    return describe_low_stake(entry["stake"], least, config.path)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +120,14 @@ class Reporter:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def release_stake(self) -> None:
-        """Have closed executions credited when their locks take too much of the stake."""
-        account = self._chain.address
-        entry = await self._chain.call("nodes", "nodeOf", account)
+    async def release_stake(self, entry: Mapping[str, Any]) -> None:
+        """Have closed executions credited when their locks take too much of the stake.
+
+        ``entry`` is the node's in the registry.
+        """
         if entry["locked"] <= tuning.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
             return
-        done = await distribute(self._chain, account, from_block=self._released_to)
+        done = await distribute(self._chain, self._chain.address, from_block=self._released_to)
         self._released_to = done.next_block
         _log.info("%d executions were credited, which releases stake", done.executions)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
@@ -83,6 +84,11 @@ def compute_exposures(
         (node, compute_exposure(own, manifest, steps, economics))
         for node, own in sorted(tasks.items())
     )
+
+
+def compute_spare(least_micro_usdc: int, percent: float = tuning.STAKE_SPARE_PERCENT) -> int:
+    """Return what a node puts down above its least stake, rounded up."""
+    return math.ceil(least_micro_usdc * percent / 100)
 
 
 def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:

@@ -60,7 +60,7 @@ class Verdict:
     outcome: Outcome
     validators: tuple[str, ...]  # to be paid
     liars: tuple[str, ...]
-    silent: tuple[str, ...] = ()  # validators that committed and never revealed
+    silent: tuple[str, ...] = ()  # validators that committed and revealed too late: unpaid
     close: bool = False
 
 
@@ -242,8 +242,8 @@ def compute_settlement(
     (``Economics.silence_milli``). In both cases it also pays what is locked besides S for its
     tasks, F or more, once: wherever the lie earns something outside, hiding it must not be cheaper.
     Only a tenth of F is due for a single difference within the tolerance, by a node without recent
-    offences: a bit that flipped explains it. A validator pays S and a tenth of F for each lie, and
-    twice the price that it would have earned for a result that it withholds.
+    offences: a bit that flipped explains it. A validator pays S and a tenth of F for each lie. One
+    that commits and is not heard earns nothing and pays nothing: it may just be slow.
 
     Of each slash the treasury gets its share first. The rest pays the validators of that task, then
     refunds the client up to the price of the whole execution, and what remains is the treasury's,
@@ -329,6 +329,4 @@ def _compute_penalties(
             penalties[liar] += economics.floor_micro_usdc // BIT_FLIP_SHARE
     if verdict.outcome is Outcome.WITHHELD:
         penalties[executor] += price * economics.silence_milli // economics.reward_milli
-    for validator in verdict.silent:
-        penalties[validator] += 2 * price
     return penalties

@@ -88,11 +88,14 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     await market.network.owner.send("usdc", "mint", address, 1_000 * USDC)
     poor = await call("stake", "-c", path)
     assert poor.exit_code == 2
-    assert "send it the missing 100 USDC" in poor.output
+    assert "send it the missing 111 USDC" in poor.output and "stake --spare 0" in poor.output
 
-    await market.network.owner.send("usdc", "mint", address, 100 * USDC)
+    await market.network.owner.send("usdc", "mint", address, 111 * USDC)
     staked = await call_json("stake", "-c", path)  # after an audit
-    assert staked["stake_micro_usdc"] == 1_100 * USDC
+    assert (staked["stake_micro_usdc"], staked["least_stake_micro_usdc"]) == (
+        1_111 * USDC,
+        1_100 * USDC,
+    )
     assert (await call_json("stake", "-c", path))["added_micro_usdc"] == 0
     assert (await call_json("status", "-c", path))["chain"]["active"] is True
 
@@ -139,7 +142,7 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
 
     made = await call_json("join", url + "/", *options, "--rpc-url", own_rpc)
     assert made["network"] == asdict(market.network.deployment)
-    assert made["stake_micro_usdc"] == 1_200 * USDC
+    assert made["stake_micro_usdc"] == 1_212 * USDC
     config = NodeConfig.load(Path(made["config"]))
     assert config.gateway_urls == (url,) and config.rpc_url == own_rpc and config.allow_loopback
     assert config.load_identity().address == made["address"]

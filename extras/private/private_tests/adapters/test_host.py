@@ -289,6 +289,27 @@ async def test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most(
         assert len(host._places) == len(host._groups) == 3
 
 
+async def test_s31_a_newcomer_gets_a_place_where_every_network_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = "192.0.2.0"
+    monkeypatch.setattr(Admission, "get_group", lambda *_: group)
+    options = HostOptions(sessions=3, idle_s=1e6)
+    async with run_host(options=options) as (host, server), SignedClient() as http:
+        given = AdapterOptions(server.url, "poems")
+        for number in range(3):
+            group = f"192.0.2.{number}"
+            await EncryptedAdapter.open(http, given, WIDTH)
+        unused, busy, asked = host._sessions
+        host._sessions[unused].used_s = host._sessions[asked].used_s + 1
+        host._sessions[busy].running, host._sessions[busy].used_s = 1, 0.0
+        with pytest.raises(Unavailable, match="too many sessions"):  # it has one already
+            await EncryptedAdapter.open(http, given, WIDTH)
+        group = "198.51.100.1"
+        await check_answer(await EncryptedAdapter.open(http, given, WIDTH))
+        assert list(host._sessions)[:2] == [unused, busy] and asked not in host._sessions
+
+
 async def test_s31_a_session_that_starts_may_lose_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

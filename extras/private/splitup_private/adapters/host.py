@@ -48,7 +48,8 @@ class HostOptions:
     """How many sessions a host keeps, and for how long when idle.
 
     A session takes 75 MB. When there are too many, those that were idle for ``spare_s`` end, or
-    else the newest of the address that has the most. Browsers let pages of ``origins`` ask.
+    else the newest of the address that has the most, or, if each has one, that which was not used
+    for the longest. Browsers let pages of ``origins`` ask.
     """
 
     sessions: int = 16
@@ -188,16 +189,30 @@ class AdapterHost:
         return name, session
 
     def _take_place(self, group: str, name: str) -> None:
-        """Close sessions that are idle, or another's; raise Unavailable when there is no place."""
+        """Close sessions that are idle, or another's; raise Unavailable when there is no place.
+
+        Who has as many networks as there are places would hold them all by asking now and then. So
+        a network without a session gets the place of the one that was not used for the longest.
+        """
         self._close_idle(self._options.idle_s)
         if len(self._places) >= self._options.sessions:
             self._close_idle(self._options.spare_s)
+        if len(self._places) >= self._options.sessions and group not in self._groups.values():
+            self._close_longest_idle()
         shed = self._places.take(group, name)
         if shed == (group, name):
             raise Unavailable("this host has too many sessions; try again in a minute")
         self._groups[name] = group
         if shed is not None:
             self._close(shed[1])
+
+    def _close_longest_idle(self) -> None:
+        """Close the session at rest that was used first, if every network has one place only."""
+        if len(set(self._groups.values())) < len(self._groups):
+            return  # the largest gives one up
+        idle = [name for name, session in self._sessions.items() if not session.running]
+        if idle:
+            self._close(min(idle, key=lambda name: self._sessions[name].used_s))
 
     def _close_idle(self, idle_s: float) -> None:
         now_s = time.monotonic()
