@@ -144,6 +144,9 @@ LOG_PERIOD_S: Final = 60.0
 
 # ---- streams of answers ----
 
+# A request whose turn is expected later is told when to come back, unless its client said how long
+# it waits: load balancers and many programs give up after 60 s without an answer.
+QUEUE_WAIT_S: Final = 60.0
 STREAM_HEAD_S: Final = 0.05  # that a stream waits for its first token, or for a reason to refuse
 STREAM_QUIET_S: Final = 3.0  # then it says how far it is; the least patient clients wait for 10 s
 STREAM_GRACE_S: Final = 10.0  # for a client to come back; the official ones do within 8 s

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from splitup.client import leases
 from splitup.client.leases import Lease, LeaseOptions, LeasePool
+from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
@@ -385,3 +386,80 @@ async def test_a_server_that_stops_does_not_wait_for_refunds(
     async with asyncio.timeout(HANG_S / 4):
         await pool.close()
     assert not refunded.is_set() and said == sessions.ended == [lease.session]
+
+
+# ---- who waits, and for how long -----------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Let a test say what time it is."""
+    clock = SimpleNamespace(now=1_000.0)
+    monkeypatch.setattr(leases, "_now", lambda: clock.now)
+    return clock
+
+
+async def hold(pool: LeasePool, go: asyncio.Event, caller: Caller | None = None) -> None:
+    async with pool.borrow(ANN, [1], 1, caller):
+        await go.wait()
+
+
+async def test_a_request_that_would_be_served_too_late_is_told_when_to_come_back(
+    clock: SimpleNamespace,
+) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=2) as (pool, _):
+        running = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
+        await settle(lambda: pool.lent == 2)
+        clock.now += 8  # no request has ended, and two of them are not done in 8 s
+        waits = []
+        for _ in range(3):
+            with pytest.raises(Throttled, match="each takes 8 s") as caught:
+                await use_for(pool, Caller(4, came_at=clock.now))
+            waits.append(caught.value.retry_s)
+        assert waits == [4, 8, 12], "not all at once"
+        patient = [asyncio.create_task(use_for(pool, Caller(20, came_at=clock.now)))]
+        await settle(lambda: pool.waiting == 1)
+        go.set()
+        await asyncio.gather(*running, *patient)
+        await use_for(pool, Caller(4, came_at=clock.now))  # nothing runs: it is tried
+
+
+async def test_a_client_that_does_not_say_waits_for_a_minute_at_most(
+    clock: SimpleNamespace,
+) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1) as (pool, _):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        clock.now += tuning.QUEUE_WAIT_S / 2
+        waiting = asyncio.create_task(use(pool))
+        await settle(lambda: pool.waiting == 1)
+        clock.now += 1  # the second one's turn would come after twice as long
+        with pytest.raises(Throttled):
+            await use(pool)
+        go.set()
+        await asyncio.gather(running, waiting)
+
+
+async def use_for(pool: LeasePool, caller: Caller) -> Lease:
+    async with pool.borrow(ANN, [1], 1, caller) as lease:
+        return lease
+
+
+async def test_work_that_nobody_waits_for_keeps_its_place_and_does_not_start() -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1) as (pool, sessions):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        caller = Caller()
+        first = asyncio.create_task(use_for(pool, caller))
+        second = asyncio.create_task(use_for(pool, Caller()))
+        await settle(lambda: pool.waiting == 2)
+        caller.leave()
+        go.set()
+        await asyncio.gather(running, second)
+        assert pool.idle == 1 and pool.waiting == 1 and not first.done()
+        caller.come(0.0, None)
+        await first
+        assert not caller.on_return and len(sessions.opened) == 1
