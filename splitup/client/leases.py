@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
+from splitup.client.market.holders import describe_holders
 from splitup.client.queueing import Caller, Pace
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Throttled, Unavailable
 from splitup.decode.cache_contents import CacheContents
+from splitup.messages.snapshots import ModelHolders
 
 _log = logging.getLogger("splitup.serve")
 
@@ -43,6 +45,9 @@ class Sessions(Protocol):
         self, model: str, *, steps: int, deadline_s: float, verify: str | None
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
+
+    async def look(self, name: str) -> ModelHolders | None:
+        """Return how far nodes have loaded a model; see ``Network.look``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class LeasePool:
         self._is_open = False
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
         self._pace = Pace()
+        self._looking: asyncio.Task[None] | None = None
+        self._progress_at = 0.0  # when a node was last seen to load
 
     @property
     def idle(self) -> int:
@@ -208,6 +215,8 @@ class LeasePool:
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         for waiter in self._waiting:
             waiter.lease.cancel()
         self._waiting.clear()
@@ -230,8 +239,8 @@ class LeasePool:
     ) -> AsyncIterator[Lease]:
         """Lend a lease with at least so many steps left, for one request of ``principal``.
 
-        When no lease serves anybody and none could be opened for ``tuning.LEASE_WAIT_S``, it raises
-        Unavailable: clients that are told come back.
+        When no lease serves anybody, it raises Unavailable once members say that nobody can, and
+        when no node was seen to load for ``tuning.LEASE_WAIT_S``: clients that are told come back.
 
         Requests are served in the order of their arrival; one that waits for a lease to be opened
         may be overtaken by those whose leases are there. While its ``caller`` is away, it waits.
@@ -344,6 +353,8 @@ class LeasePool:
         self._refuse_late()
         self._retire_unused(now)
         self._give_up(now)
+        if self._is_stuck and self._looking is None:
+            self._looking = self._start(self._look(), f"a look at model {self._model}")
         if self._is_open and now >= self._retry_at:
             for _ in range(self._count_missing(now)):
                 opening = _Opening(now)
@@ -376,7 +387,7 @@ class LeasePool:
         if self._lent:
             return
         for waiter in tuple(self._waiting):
-            if now >= waiter.since + tuning.LEASE_WAIT_S:
+            if now >= max(waiter.since, self._progress_at) + tuning.LEASE_WAIT_S:
                 self._waiting.remove(waiter)
                 waiter.lease.set_exception(
                     Unavailable(
@@ -384,6 +395,44 @@ class LeasePool:
                         f"{tuning.LEASE_WAIT_S:g} s; try again in a few seconds"
                     )
                 )
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether somebody waits and nothing serves anybody."""
+        return self._is_open and bool(self._waiting) and not self._lent
+
+    async def _look(self) -> None:
+        """Ask members how it stands as long as nothing serves; refuse all when nobody can.
+
+        They are asked twice: one that was just started has not heard of all nodes yet.
+        """
+        hopeless = 0
+        try:
+            while self._is_stuck:
+                try:
+                    found = await self._net.look(self._model)
+                except SplitUpError:
+                    found = None  # who opens a lease hears more
+                if found is not None and found.loading:
+                    self._progress_at = _now()
+                hopeless = 0 if found is None or found.loading else hopeless + 1
+                if hopeless > 1 and found is not None and self._is_stuck:
+                    _log.warning("%s", describe_holders(found, self._model))
+                    self._refuse_all()
+                    return
+                await asyncio.sleep(tuning.HOLDERS_POLL_S)
+        finally:
+            self._looking = None
+
+    def _refuse_all(self) -> None:
+        error = Unavailable(
+            f"no nodes hold model {self._model} now, and none is loading it; try again in a few "
+            "seconds"
+        )
+        self._failure = _now(), error
+        for waiter in self._waiting:
+            waiter.lease.set_exception(error)
+        self._waiting.clear()
 
     def _abandon(self, opening: _Opening) -> None:
         self._openings.discard(opening)
@@ -480,7 +529,7 @@ class LeasePool:
         times = [self._retry_at]
         since = [one.since for one in self._waiting]
         since += [one.since for one in self._openings if not one.is_stalled]
-        times += [at + tuning.LEASE_WAIT_S for at in since]
+        times += [max(at, self._progress_at) + tuning.LEASE_WAIT_S for at in since]
         for lease in self._idle:
             worn_at = lease.lend_until - self._options.seconds / 8
             times += [worn_at, lease.lend_until, lease.used_at + self._options.idle_s]

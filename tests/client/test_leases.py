@@ -18,6 +18,7 @@ from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
+from splitup.messages.snapshots import ModelHolders
 from tests.builders import HANG_S
 
 ANN, BOB = "key ann", "key bob"
@@ -32,6 +33,10 @@ class Sessions:
         self.errors: list[Exception] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.seen: ModelHolders | None = None  # by members
+
+    async def look(self, _: str) -> ModelHolders | None:
+        return self.seen
 
     @asynccontextmanager
     async def session(
@@ -338,6 +343,43 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         await use(pool)
         assert pool.idle >= 1 and not any(one.is_stalled for one in pool._openings)
         hanging.set()
+
+
+async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.001)
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        sessions.seen = see(loading=0)
+        async with asyncio.timeout(tuning.LEASE_WAIT_S / 2):
+            with pytest.raises(Unavailable, match="none is loading it"):
+                await use(pool)
+        assert "loading 3 of 12 tasks of model: no node is live" in caplog.text
+        with pytest.raises(Unavailable, match="none is loading it"):
+            pool.check()
+        sessions.seen = None
+        sessions.gate.set()
+        await use(pool)
+        pool.check()
+
+
+async def test_a_model_that_nodes_load_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.001)
+    monkeypatch.setattr(tuning, "LEASE_WAIT_S", 0.05)
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        sessions.seen = see(loading=1)
+        waiting = asyncio.create_task(use(pool))
+        await asyncio.sleep(4 * tuning.LEASE_WAIT_S)
+        assert not waiting.done()
+        sessions.gate.set()
+        await waiting
+
+
+def see(loading: int) -> ModelHolders:
+    figures = {"held": 12, "reported": 3, "loading": loading, "able": 0, "live": loading}
+    return ModelHolders(model_id="0x" + "11" * 32, tasks=12, **figures)
 
 
 async def test_an_opening_that_hung_serves_when_it_comes_after_all(
