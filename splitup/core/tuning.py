@@ -254,6 +254,7 @@ MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 
 # ---- node --------------------------------------------------------------------------------------
 
+MONEY_AGE_S: Final = 30.0  # of what its owner is told is settled: it takes all events of the market
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
 QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in proportion
