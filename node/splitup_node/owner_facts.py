@@ -19,6 +19,7 @@ async def fetch_facts(account: Account, path: Path) -> dict[str, Any]:
     ``path`` is the node's configuration. Raises ChainUnavailable.
     """
     chain = await account.fetch()
+    chain |= await account.fetch_money(chain["balance_micro_usdc"])
     node = read_status(NodeConfig.load(path).data_dir)
     return {"chain": chain, "node": node.to_dict(), "obstacles": list_obstacles(chain, node, path)}
 
@@ -31,13 +32,24 @@ def list_rows(facts: Mapping[str, Any], path: Path, now_s: float) -> list[tuple[
         left_s = max(0, chain["unbonding_at_s"] - int(now_s))
         rows.append(("unbonding", f"{left_s} s left" if left_s else "done"))
     rows += [
-        ("ready to withdraw", format_usdc(chain["balance_micro_usdc"])),
+        ("ready to withdraw", describe_money(chain)),
         ("wallet", format_usdc(chain["wallet_micro_usdc"])),
         ("daemon", node.describe(path)),
+        *((("warning", node.problem),) if node.problem else ()),
         *(("warning", sentence) for sentence in node.values.get("warnings", [])),
         *(("no work", sentence) for sentence in facts["obstacles"]),
     ]
     return rows + (node.list_rows(now_s) if node.is_running else [])
+
+
+def describe_money(money: Mapping[str, Any]) -> str:
+    """Return what can be taken out, and where it is."""
+    text = format_usdc(money["ready_to_withdraw_micro_usdc"])
+    if settled := money["undistributed_micro_usdc"]:
+        text += f", of which {format_usdc(settled)} are settled and distributed when you withdraw"
+    if taken := money["withdrawn_micro_usdc"]:
+        text += f"; withdrawn so far: {format_usdc(taken)}"
+    return text
 
 
 def _describe_stake(chain: Mapping[str, Any]) -> str:

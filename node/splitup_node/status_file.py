@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from splitup.client.inputs import format_bytes
 from splitup.config import NODE_STATUS_FILE
 from splitup.storage.download import write_file
+from splitup.storage.journal import is_in_use
 from splitup_node.config import make_command
 
 REWRITE_S: Final = 4.0  # the longest between two updates
-_STALE_MS: Final = 10_000  # after two missed updates the daemon hangs or was killed
+_STALE_MS: Final = 10_000  # after two missed updates it could not be written
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What the daemon wrote last; ``values`` is empty when it never ran."""
+    """What the daemon wrote last; ``values`` is empty when it never ran.
+
+    ``problem`` says why that is old although the daemon runs.
+    """
 
     values: dict[str, Any]
     is_running: bool
+    problem: str = ""
 
     def describe(self, config: Path) -> str:
         """Return one line for a person; ``config`` is the node's configuration file."""
@@ -41,8 +48,11 @@ class NodeStatus:
             *self._describe_endpoint(),
             ("device", str(values["device"]["reason"])),
             ("sandbox", values["device"]["sandbox"] or "complete"),
-            ("memory", f"{_format_gb(used)} of {_format_gb(total)}"),
-            ("sessions", f"{values['sessions']} with {_format_gb(state)} of {_format_gb(limit)}"),
+            ("memory", f"{format_bytes(used)} of {format_bytes(total)}"),
+            (
+                "sessions",
+                f"{values['sessions']} with {format_bytes(state)} of {format_bytes(limit)}",
+            ),
             ("queue", f"{values['queue_ms']} ms"),
             ("verified", str(values["verified"])),
         ]
@@ -80,22 +90,18 @@ class NodeStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {**self.values, "running": self.is_running}
+        return {**self.values, "running": self.is_running, "problem": self.problem}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Self:
         """Return the status that ``to_dict`` gave."""
-        values = {name: entry for name, entry in value.items() if name != "running"}
-        return cls(values, bool(value["running"]))
+        values = dict(value)
+        return cls(values, bool(values.pop("running")), str(values.pop("problem", "")))
 
 
 def _describe_problem(problem: dict[str, Any]) -> str:
     when = "tried again later" if problem["is_refused"] else "waiting"
     return f"task {problem['task']} ({problem['task_id'][:12]}), {when}: {problem['reason']}"
-
-
-def _format_gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.3f} GB"
 
 
 def write_status(data_dir: Path, values: dict[str, Any]) -> None:
@@ -105,10 +111,18 @@ def write_status(data_dir: Path, values: dict[str, Any]) -> None:
 
 
 def read_status(data_dir: Path) -> NodeStatus:
-    """Return what the daemon wrote last; an old status means that the daemon is gone."""
+    """Return what the daemon wrote last; one that runs keeps its data directory locked."""
     try:
         values = json.loads((data_dir / NODE_STATUS_FILE).read_text())
     except (OSError, ValueError):
         return NodeStatus({}, False)
-    fresh = time.time() * 1000 - values["updated_at_ms"] < _STALE_MS
-    return NodeStatus(values, fresh and values["running"])
+    is_running = values["running"] and is_in_use(data_dir)
+    age_ms = time.time() * 1000 - values["updated_at_ms"]
+    if not is_running or age_ms < _STALE_MS:
+        return NodeStatus(values, is_running)
+    free = shutil.disk_usage(data_dir).free
+    problem = (
+        f"what follows is {age_ms / 1000:.0f} s old: the daemon hangs, or cannot write to the disk "
+        f"of {data_dir}, which has {format_bytes(free)} free"
+    )
+    return NodeStatus(values, True, problem)

@@ -17,7 +17,12 @@ type Facts = {
   };
   obstacles: string[];
   rows: [string, string][];
-  earnings: { days: Day[]; ready_to_withdraw_micro_usdc: number };
+  earnings: {
+    days: Day[];
+    ready_to_withdraw_micro_usdc: number;
+    undistributed_micro_usdc: number;
+    withdrawn_micro_usdc: number;
+  };
 };
 
 class OwnerPage extends View<Facts> {
@@ -69,7 +74,12 @@ class OwnerPage extends View<Facts> {
       <dl>
         <dt>Address</dt><dd class="mono">${chain.address}</dd>
         <dt>Stake</dt><dd>${usdc(chain.stake_micro_usdc)}${chain.locked_micro_usdc ? html`, ${usdc(chain.locked_micro_usdc)} locked` : null}</dd>
-        <dt>Ready to withdraw</dt><dd>${usdc(earnings.ready_to_withdraw_micro_usdc)}</dd>
+        <dt>Ready to withdraw</dt><dd>${usdc(earnings.ready_to_withdraw_micro_usdc)}${
+          earnings.undistributed_micro_usdc
+            ? html`, of which ${usdc(earnings.undistributed_micro_usdc)} are settled and distributed when you withdraw`
+            : null
+        }</dd>
+        ${earnings.withdrawn_micro_usdc ? html`<dt>Withdrawn so far</dt><dd>${usdc(earnings.withdrawn_micro_usdc)}</dd>` : null}
         ${node.running ? html`<dt>Running executions</dt><dd>${count(node.executions)}</dd>` : null}
       </dl>
       <h2>Earned by day</h2>

@@ -50,13 +50,14 @@ def _show(output: Output, status: NetworkStatus) -> None:
         return
     output.out.print(status.health.describe())
     loading = read_loading(status.directory)
-    columns = "node", "endpoint", "stake", "tasks", "live", "is loading"
-    table = Table(*columns, box=None, pad_edge=False)
-    table.columns[0].no_wrap = True  # an address that is copied must stay on one line
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("node", "endpoint", "stake", "tasks", "state"):  # 79 columns on one machine
+        table.add_column(column, no_wrap=column in ("node", "state"))
     for node in status.health.nodes:
         stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")
-        listed = "yes" if node.in_snapshot else "no"
         endpoint = node.endpoint.removeprefix("http://")
-        loads = loading.get(node.address, "")[:12]
-        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), listed, loads)
+        state = "live" if node.in_snapshot else "not live"
+        if node.address in loading:
+            state = "loading"
+        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), state)
     output.out.print(table)

@@ -110,6 +110,20 @@ def format_share(share_bps: int) -> str:
     return f"{share_bps / 100:g} %"
 
 
+def format_scaled(count: int, units: Sequence[str]) -> str:
+    """Return three significant digits, and the unit of a thousand times the one before."""
+    value, unit = float(count), 0
+    while value >= 999.5 and unit + 1 < len(units):
+        value /= 1000
+        unit += 1
+    return f"{value:.3g} {units[unit]}"
+
+
+def format_bytes(count: int) -> str:
+    """Return a size in decimal units: 12_300_000 is "12.3 MB"."""
+    return format_scaled(count, ("B", "kB", "MB", "GB", "TB"))
+
+
 def format_usdc(micro_usdc: int) -> str:
     """Return an amount as people write it: "0.25 USDC"."""
     whole, fraction = divmod(micro_usdc, MICRO)

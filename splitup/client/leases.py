@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
+from splitup.client.market.holders import describe_holders
+from splitup.client.queueing import Caller, Pace
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Throttled, Unavailable
 from splitup.decode.cache_contents import CacheContents
+from splitup.messages.snapshots import ModelHolders
 
 _log = logging.getLogger("splitup.serve")
 
@@ -42,6 +45,9 @@ class Sessions(Protocol):
         self, model: str, *, steps: int, deadline_s: float, verify: str | None
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
+
+    async def look(self, name: str) -> ModelHolders | None:
+        """Return how far nodes have loaded a model; see ``Network.look``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Lease:
     use_until: float
     used_at: float
     principal: str | None = None
+    lent_at: float = 0.0
     is_spoiled: bool = False  # its nodes' caches hold what cannot be right
 
     @property
@@ -121,6 +128,7 @@ class _Waiter:
     prompt: Sequence[int]
     steps: int
     since: float
+    caller: Caller
     lease: asyncio.Future[Lease] = field(default_factory=asyncio.Future)
 
 
@@ -171,6 +179,9 @@ class LeasePool:
         self._failure: tuple[float, SplitUpError] | None = None  # of the last opening, and when
         self._is_open = False
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
+        self._pace = Pace()
+        self._looking: asyncio.Task[None] | None = None
+        self._progress_at = 0.0  # when a node was last seen to load
 
     @property
     def idle(self) -> int:
@@ -204,6 +215,8 @@ class LeasePool:
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         for waiter in self._waiting:
             waiter.lease.cancel()
         self._waiting.clear()
@@ -222,49 +235,90 @@ class LeasePool:
 
     @asynccontextmanager
     async def borrow(
-        self, principal: str, prompt: Sequence[int], steps: int
+        self, principal: str, prompt: Sequence[int], steps: int, caller: Caller | None = None
     ) -> AsyncIterator[Lease]:
         """Lend a lease with at least so many steps left, for one request of ``principal``.
 
-        When no lease serves anybody and none could be opened for ``tuning.LEASE_WAIT_S``, it raises
-        Unavailable: clients that are told come back.
+        When no lease serves anybody, it raises Unavailable once members say that nobody can, and
+        when no node was seen to load for ``tuning.LEASE_WAIT_S``: clients that are told come back.
 
         Requests are served in the order of their arrival; one that waits for a lease to be opened
-        may be overtaken by those whose leases are there. Raises Throttled when too many wait
-        already, and what ``Network.session`` raises when no lease can be opened.
+        may be overtaken by those whose leases are there. While its ``caller`` is away, it waits.
+        Raises Throttled when its turn would come too late, and what ``Network.session`` raises when
+        no lease can be opened.
         """
-        lease = await self._acquire(principal, prompt, steps)
+        lease = await self._acquire(principal, prompt, steps, caller or Caller())
+        is_served = True
         try:
             yield lease
+        except (asyncio.CancelledError, GeneratorExit):
+            is_served = False
+            raise
         finally:
+            self._pace.note(_now() - lease.lent_at, is_served=is_served)
             self._release(lease)
 
-    def check(self) -> None:
+    def check(self, caller: Caller | None = None) -> None:
         """Raise why a request that came now could not be served, as far as that is known.
 
-        That is Throttled when too many wait; when nothing is open, what an opening has failed with
-        within ``RETRY_S``.
+        That is Throttled when its turn would come too late; when nothing is open, what an opening
+        has failed with within ``RETRY_S``.
         """
-        if len(self._waiting) >= self._options.waiting:
-            raise self._refuse()
+        self._check_turn(caller or Caller())
         if self._failure is not None and not self._idle and not self._lent:
             failed_at, error = self._failure
             if _now() < failed_at + RETRY_S:
                 raise error
 
-    def _refuse(self) -> Throttled:
+    def _estimate(self, place: int) -> tuple[float, float]:
+        """Return when the one at a place of the queue gets a lease, and how long it holds it."""
+        hold = self._pace.estimate_hold(_now() - one.lent_at for one in self._lent)
+        ahead = place - max(self._options.most - len(self._lent), 0)
+        return max(ahead + 1, 0) * hold / self._options.most, hold
+
+    def _check_turn(self, caller: Caller) -> None:
+        """Raise Throttled for a caller whose turn would come too late."""
+        waiting = len(self._waiting)
+        wait, hold = self._estimate(waiting)
+        if waiting >= self._options.waiting or self._is_late(caller, wait, hold):
+            raise self._refuse(wait, hold)
+
+    def _is_late(self, caller: Caller, wait: float, hold: float) -> bool:
+        """Return whether an answer would come too late; one request is always tried."""
+        if caller.patience_s is None:
+            return wait > tuning.QUEUE_WAIT_S
+        left = caller.came_at + caller.patience_s - _now()
+        return bool(self._lent) and wait + hold > left
+
+    def _refuse(self, wait: float, hold: float) -> Throttled:
+        retry = self._pace.book(_now(), wait, hold / self._options.most)
         return Throttled(
-            f"{len(self._waiting)} requests wait for model {self._model} already; try again in a "
-            "few seconds"
+            f"{len(self._waiting)} requests wait for model {self._model} already, and each takes "
+            f"{hold:.0f} s of {self._options.most} at once; try again in {retry} s",
+            retry_s=retry,
         )
 
-    async def _acquire(self, principal: str, prompt: Sequence[int], steps: int) -> Lease:
+    def _refuse_late(self) -> None:
+        """Tell who waits that the answer will not be there before its client gives up."""
+        place = 0
+        for waiter in tuple(self._waiting):
+            wait, hold = self._estimate(place)
+            tells = waiter.caller.is_there and waiter.caller.patience_s is not None
+            if tells and self._is_late(waiter.caller, wait, hold):
+                self._waiting.remove(waiter)
+                waiter.lease.set_exception(self._refuse(wait, hold))
+            else:
+                place += 1
+
+    async def _acquire(
+        self, principal: str, prompt: Sequence[int], steps: int, caller: Caller
+    ) -> Lease:
         if steps > limits.MAX_STEPS:
             raise InvalidInput(f"the request takes {steps} steps; at most {limits.MAX_STEPS} go")
-        if len(self._waiting) >= self._options.waiting:
-            raise self._refuse()
-        waiter = _Waiter(principal, prompt, steps, _now())
+        self._check_turn(caller)
+        waiter = _Waiter(principal, prompt, steps, _now(), caller)
         self._waiting.append(waiter)
+        caller.on_return.add(self._adjust)
         self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
         self._adjust()
         try:
@@ -276,6 +330,10 @@ class LeasePool:
                 if waiter.lease.exception() is None:
                     self._release(waiter.lease.result())
             raise
+
+        finally:
+            if not any(one.caller is caller for one in self._waiting):
+                caller.on_return.discard(self._adjust)
 
     def _release(self, lease: Lease) -> None:
         self._lent.remove(lease)
@@ -292,8 +350,11 @@ class LeasePool:
         for ended in [one for one in self._idle if not one.can_serve(1, now) or not self._is_open]:
             self._retire(ended)
         self._serve_waiting(now)
+        self._refuse_late()
         self._retire_unused(now)
         self._give_up(now)
+        if self._is_stuck and self._looking is None:
+            self._looking = self._start(self._look(), f"a look at model {self._model}")
         if self._is_open and now >= self._retry_at:
             for _ in range(self._count_missing(now)):
                 opening = _Opening(now)
@@ -326,7 +387,7 @@ class LeasePool:
         if self._lent:
             return
         for waiter in tuple(self._waiting):
-            if now >= waiter.since + tuning.LEASE_WAIT_S:
+            if now >= max(waiter.since, self._progress_at) + tuning.LEASE_WAIT_S:
                 self._waiting.remove(waiter)
                 waiter.lease.set_exception(
                     Unavailable(
@@ -334,6 +395,44 @@ class LeasePool:
                         f"{tuning.LEASE_WAIT_S:g} s; try again in a few seconds"
                     )
                 )
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether somebody waits and nothing serves anybody."""
+        return self._is_open and bool(self._waiting) and not self._lent
+
+    async def _look(self) -> None:
+        """Ask members how it stands as long as nothing serves; refuse all when nobody can.
+
+        They are asked twice: one that was just started has not heard of all nodes yet.
+        """
+        hopeless = 0
+        try:
+            while self._is_stuck:
+                try:
+                    found = await self._net.look(self._model)
+                except SplitUpError:
+                    found = None  # who opens a lease hears more
+                if found is not None and found.loading:
+                    self._progress_at = _now()
+                hopeless = 0 if found is None or found.loading else hopeless + 1
+                if hopeless > 1 and found is not None and self._is_stuck:
+                    _log.warning("%s", describe_holders(found, self._model))
+                    self._refuse_all()
+                    return
+                await asyncio.sleep(tuning.HOLDERS_POLL_S)
+        finally:
+            self._looking = None
+
+    def _refuse_all(self) -> None:
+        error = Unavailable(
+            f"no nodes hold model {self._model} now, and none is loading it; try again in a few "
+            "seconds"
+        )
+        self._failure = _now(), error
+        for waiter in self._waiting:
+            waiter.lease.set_exception(error)
+        self._waiting.clear()
 
     def _abandon(self, opening: _Opening) -> None:
         self._openings.discard(opening)
@@ -347,7 +446,7 @@ class LeasePool:
         is served before the first of them, for whom an idle lease of others ends.
         """
         room = max(self._options.most - self._count_live(), 0) + self._opening
-        for waiter in tuple(self._waiting):
+        for waiter in self._list_present():
             lease = self._pick(waiter, now)
             if lease is not None:
                 self._waiting.remove(waiter)
@@ -357,7 +456,12 @@ class LeasePool:
             else:
                 room -= 1
 
+    def _list_present(self) -> tuple[_Waiter, ...]:
+        """Return who waits; those whose clients are away keep their places, and get nothing."""
+        return tuple(one for one in self._waiting if one.caller.is_there)
+
     def _lend(self, lease: Lease, waiter: _Waiter) -> None:
+        lease.lent_at = _now()
         self._idle.remove(lease)
         self._lent.add(lease)
         lease.principal = waiter.principal
@@ -401,7 +505,7 @@ class LeasePool:
                 is_unused = (
                     live > self._options.warm and now >= lease.used_at + self._options.idle_s
                 )
-            is_in_the_way = len(self._waiting) > self._opening and live >= self._options.most
+            is_in_the_way = len(self._list_present()) > self._opening and live >= self._options.most
             if is_unused or is_in_the_way:
                 self._retire(lease)
 
@@ -411,7 +515,7 @@ class LeasePool:
         Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
         """
         live = self._count_live()
-        asked = min(len(self._waiting) - self._opening, self._options.most - live)
+        asked = min(len(self._list_present()) - self._opening, self._options.most - live)
         stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
         fresh = self._count_fresh(now) + stalled
         warm = min(self._options.warm - fresh, 2 * self._options.most - live)
@@ -425,7 +529,7 @@ class LeasePool:
         times = [self._retry_at]
         since = [one.since for one in self._waiting]
         since += [one.since for one in self._openings if not one.is_stalled]
-        times += [at + tuning.LEASE_WAIT_S for at in since]
+        times += [max(at, self._progress_at) + tuning.LEASE_WAIT_S for at in since]
         for lease in self._idle:
             worn_at = lease.lend_until - self._options.seconds / 8
             times += [worn_at, lease.lend_until, lease.used_at + self._options.idle_s]

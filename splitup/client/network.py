@@ -44,6 +44,7 @@ from splitup.client.images.image_prompts import (
 from splitup.client.images.image_reader import ImageReader
 from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.market.account import MarketAccount
+from splitup.client.market.holders import ask_all, is_served
 from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
@@ -80,7 +81,7 @@ from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.snapshots import Snapshot
+from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
@@ -675,6 +676,12 @@ class Network(Closing):
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as an awaitable, which fetches it when it is awaited."""
         return PendingReceipt(execution_id, lambda: self.receipt(execution_id))
+
+    async def look(self, name: str) -> ModelHolders | None:
+        """Return how far live nodes have loaded a model, None when they have or nobody knows."""
+        model = await self.fetch_model(name)
+        committee = await self._committees.fetch_current()
+        return await ask_all(self._http, committee, model.model_id, is_served)
 
     async def _choose_adapter(
         self, name: str, prompt: str | Sequence[int], choice: AdapterChoice

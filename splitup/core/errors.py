@@ -77,7 +77,11 @@ class TooSlow(Unavailable):
 
 
 class Throttled(Unavailable):
-    """A server answered 429: too many requests from this party."""
+    """A server answered 429: too many requests. ``retry_s``: when to come back, None if unknown."""
+
+    def __init__(self, message: str, *, retry_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class ChainUnavailable(Unavailable):

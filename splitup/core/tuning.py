@@ -41,6 +41,7 @@ STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy ne
 STALL_STEPS: Final = 8  # a slow model gets this many times its usual pause instead
 LOADING_SHARE: Final = 0.5  # of the time until the deadline is for nodes that say that they load
 HOLDERS_QUIET_S: Final = 60.0  # no node loads a task of a model that a client wants for so long
+HOLDERS_POLL_S: Final = 1.0  # nodes tell members once a second
 HOLDERS_AGE_S: Final = 60.0  # a model that was held so lately is not asked about again
 PLAN_ANSWER_S: Final = 1.0  # a node that has to load for a plan answers after so long, and goes on
 PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
@@ -144,6 +145,9 @@ LOG_PERIOD_S: Final = 60.0
 
 # ---- streams of answers ----
 
+# A request whose turn is expected later is told when to come back, unless its client said how long
+# it waits: load balancers and many programs give up after 60 s without an answer.
+QUEUE_WAIT_S: Final = 60.0
 STREAM_HEAD_S: Final = 0.05  # that a stream waits for its first token, or for a reason to refuse
 STREAM_QUIET_S: Final = 3.0  # then it says how far it is; the least patient clients wait for 10 s
 STREAM_GRACE_S: Final = 10.0  # for a client to come back; the official ones do within 8 s
@@ -250,6 +254,7 @@ MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 
 # ---- node --------------------------------------------------------------------------------------
 
+MONEY_AGE_S: Final = 30.0  # of what its owner is told is settled: it takes all events of the market
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
 QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in proportion
@@ -259,7 +264,7 @@ QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in
 MAX_SIGNED: Final = 262_144  # slots that a member signed for, ≈ 250 B each; then it signs no more
 SIGNED_MARGIN_S: Final = 1_800  # a closed slot is kept this long: REORG_BLOCKS of Ethereum, doubled
 # A lease that does not open for so long is asked for again, and who waits for the first of a model
-# is told to come back: OpenAI's and Anthropic's clients repeat a 503 by themselves.
+# is told to come back, while no node is seen to load: official clients repeat a 503 by themselves.
 LEASE_WAIT_S: Final = 30.0
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back

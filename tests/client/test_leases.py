@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from splitup.client import leases
 from splitup.client.leases import Lease, LeaseOptions, LeasePool
+from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
 from splitup.decode.step import make_causal_step
+from splitup.messages.snapshots import ModelHolders
 from tests.builders import HANG_S
 
 ANN, BOB = "key ann", "key bob"
@@ -31,6 +33,10 @@ class Sessions:
         self.errors: list[Exception] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.seen: ModelHolders | None = None  # by members
+
+    async def look(self, _: str) -> ModelHolders | None:
+        return self.seen
 
     @asynccontextmanager
     async def session(
@@ -339,6 +345,43 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         hanging.set()
 
 
+async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.001)
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        sessions.seen = see(loading=0)
+        async with asyncio.timeout(tuning.LEASE_WAIT_S / 2):
+            with pytest.raises(Unavailable, match="none is loading it"):
+                await use(pool)
+        assert "loading 3 of 12 tasks of model: no node is live" in caplog.text
+        with pytest.raises(Unavailable, match="none is loading it"):
+            pool.check()
+        sessions.seen = None
+        sessions.gate.set()
+        await use(pool)
+        pool.check()
+
+
+async def test_a_model_that_nodes_load_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.001)
+    monkeypatch.setattr(tuning, "LEASE_WAIT_S", 0.05)
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        sessions.seen = see(loading=1)
+        waiting = asyncio.create_task(use(pool))
+        await asyncio.sleep(4 * tuning.LEASE_WAIT_S)
+        assert not waiting.done()
+        sessions.gate.set()
+        await waiting
+
+
+def see(loading: int) -> ModelHolders:
+    figures = {"held": 12, "reported": 3, "loading": loading, "able": 0, "live": loading}
+    return ModelHolders(model_id="0x" + "11" * 32, tasks=12, **figures)
+
+
 async def test_an_opening_that_hung_serves_when_it_comes_after_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -385,3 +428,80 @@ async def test_a_server_that_stops_does_not_wait_for_refunds(
     async with asyncio.timeout(HANG_S / 4):
         await pool.close()
     assert not refunded.is_set() and said == sessions.ended == [lease.session]
+
+
+# ---- who waits, and for how long -----------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Let a test say what time it is."""
+    clock = SimpleNamespace(now=1_000.0)
+    monkeypatch.setattr(leases, "_now", lambda: clock.now)
+    return clock
+
+
+async def hold(pool: LeasePool, go: asyncio.Event, caller: Caller | None = None) -> None:
+    async with pool.borrow(ANN, [1], 1, caller):
+        await go.wait()
+
+
+async def test_a_request_that_would_be_served_too_late_is_told_when_to_come_back(
+    clock: SimpleNamespace,
+) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=2) as (pool, _):
+        running = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
+        await settle(lambda: pool.lent == 2)
+        clock.now += 8  # no request has ended, and two of them are not done in 8 s
+        waits = []
+        for _ in range(3):
+            with pytest.raises(Throttled, match="each takes 8 s") as caught:
+                await use_for(pool, Caller(4, came_at=clock.now))
+            waits.append(caught.value.retry_s)
+        assert waits == [4, 8, 12], "not all at once"
+        patient = [asyncio.create_task(use_for(pool, Caller(20, came_at=clock.now)))]
+        await settle(lambda: pool.waiting == 1)
+        go.set()
+        await asyncio.gather(*running, *patient)
+        await use_for(pool, Caller(4, came_at=clock.now))  # nothing runs: it is tried
+
+
+async def test_a_client_that_does_not_say_waits_for_a_minute_at_most(
+    clock: SimpleNamespace,
+) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1) as (pool, _):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        clock.now += tuning.QUEUE_WAIT_S / 2
+        waiting = asyncio.create_task(use(pool))
+        await settle(lambda: pool.waiting == 1)
+        clock.now += 1  # the second one's turn would come after twice as long
+        with pytest.raises(Throttled):
+            await use(pool)
+        go.set()
+        await asyncio.gather(running, waiting)
+
+
+async def use_for(pool: LeasePool, caller: Caller) -> Lease:
+    async with pool.borrow(ANN, [1], 1, caller) as lease:
+        return lease
+
+
+async def test_work_that_nobody_waits_for_keeps_its_place_and_does_not_start() -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1) as (pool, sessions):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        caller = Caller()
+        first = asyncio.create_task(use_for(pool, caller))
+        second = asyncio.create_task(use_for(pool, Caller()))
+        await settle(lambda: pool.waiting == 2)
+        caller.leave()
+        go.set()
+        await asyncio.gather(running, second)
+        assert pool.idle == 1 and pool.waiting == 1 and not first.done()
+        caller.come(0.0, None)
+        await first
+        assert not caller.on_return and len(sessions.opened) == 1

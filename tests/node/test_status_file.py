@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from splitup_node.status_file import NodeStatus
+from splitup_node.status_file import NodeStatus, read_status, write_status
+
+from splitup.config import NODE_STATUS_FILE
+from splitup.storage.journal import Journal
 
 VALUES: dict[str, Any] = {
     "pid": 7,
@@ -63,8 +69,8 @@ def test_endpoint_is_said_to_be_direct_relayed_or_gone(changes: dict[str, str], 
 def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
     rows = NodeStatus(VALUES, True).list_rows(170.0)
     assert rows[3:] == [
-        ("memory", "1.000 GB of 2.000 GB"),
-        ("sessions", "2 with 0.005 GB of 1.000 GB"),
+        ("memory", "1 GB of 2 GB"),
+        ("sessions", "2 with 5 MB of 1 GB"),
         ("queue", "3 ms"),
         ("verified", "9"),
         ("", "task 2 of 0xcdcdcdcdcd, 10 s ago: failed: no log"),
@@ -87,3 +93,17 @@ def test_a_task_that_does_not_load_is_shown_with_the_reason() -> None:
     rows = NodeStatus({**VALUES, "not_loaded": problems}, True).list_rows(0.0)
     assert ("not loaded", "task 4 (cccccccccccc), tried again later: no float64 here") in rows
     assert ("", "task 4 (cccccccccccc), waiting: no float64 here") in rows
+
+
+def test_a_daemon_that_cannot_write_its_status_is_not_said_to_have_stopped(tmp_path: Path) -> None:
+    write_status(tmp_path, {"running": True, "pid": 7})
+    file = tmp_path / NODE_STATUS_FILE
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"updated_at_ms": values["updated_at_ms"] - 60_000}))
+    assert not read_status(tmp_path).is_running, "nobody has the journal open: it was killed"
+    with contextlib.closing(Journal.open(tmp_path)):
+        found = read_status(tmp_path)
+        assert found.is_running and found.describe(tmp_path) == "running as process 7"
+        assert "60 s old" in found.problem and "free" in found.problem
+        assert NodeStatus.from_dict(found.to_dict()).problem == found.problem
+    assert not read_status(tmp_path).is_running

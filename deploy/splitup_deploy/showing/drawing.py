@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from splitup.cli.console import printable
+from splitup.client.inputs import format_bytes
 from splitup.graph.manifest import (
     ClientTask,
     InputSource,
@@ -19,7 +20,7 @@ from splitup.graph.manifest import (
     TaskSource,
 )
 from splitup_deploy.showing.profile import Profile
-from splitup_deploy.showing.report import format_bytes, format_time
+from splitup_deploy.showing.report import format_time
 
 
 @dataclass(frozen=True, slots=True)

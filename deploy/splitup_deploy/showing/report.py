@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.cli.console import printable
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import format_bytes, format_scaled, format_usdc
 from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.cutting.advice import count_crossing_bytes
@@ -21,19 +21,13 @@ if TYPE_CHECKING:  # a dry run needs no chain
     from splitup.chain.registered_models import RegisteredModel
     from splitup_deploy.publishing.model_usage import ModelUsage
 
-_BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
 _FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
 
 
-def format_bytes(count: int) -> str:
-    """Return a size in decimal units, three significant digits: 12_300_000 is "12.3 MB"."""
-    return _format_scaled(count, _BYTE_UNITS)
-
-
 def format_time(picoseconds: int) -> str:
     """Return a predicted time, three significant digits: 12_300_000_000 is "12.3 ms"."""
-    return _format_scaled(picoseconds, _TIME_UNITS)
+    return format_scaled(picoseconds, _TIME_UNITS)
 
 
 def render_model(profile: Profile, name: str | None, *, is_complete: bool = True) -> RenderableType:
@@ -163,7 +157,7 @@ def _render_client(client: ClientPart) -> Text:
         when = "before" if index in early else "after"
         text.append(f"client   {task.label}", "bold")
         text.append(f" · {when} the nodes · {format_bytes(task.vram_bytes)}")
-        text.append(f" · {_format_scaled(task.flops, _FLOP_UNITS)}FLOP\n")
+        text.append(f" · {format_scaled(task.flops, _FLOP_UNITS)}FLOP\n")
     for sentence in describe_privacy(client):
         text.append(textwrap.indent(textwrap.fill(sentence, 78), " " * 9) + "\n", "dim")
     return text
@@ -195,7 +189,7 @@ def _list_facts(profile: Profile, index: int) -> list[str]:
 def _list_costs(task: Task) -> str:
     kinds = (("weights", task.weights_bytes), ("state", task.state_bytes))
     parts = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds if nbytes]
-    parts.append(f"{_format_scaled(task.flops, _FLOP_UNITS)}FLOP")
+    parts.append(f"{format_scaled(task.flops, _FLOP_UNITS)}FLOP")
     parts.append(f"{format_usdc(task.price_micro_usdc)}")
     return ", ".join(parts)
 
@@ -236,7 +230,7 @@ def _render_totals(profile: Profile) -> Text:
     return Text(
         f"output   {outputs}\n"
         f"in all   {format_bytes(sum(task.weights_bytes for task in tasks))} of weights, "
-        f"{_format_scaled(sum(task.flops for task in tasks), _FLOP_UNITS)}FLOP and "
+        f"{format_scaled(sum(task.flops for task in tasks), _FLOP_UNITS)}FLOP and "
         f"{format_bytes(count_crossing_bytes(manifest))} between tasks per step\n"
         f"largest  {format_bytes(max(task.vram_bytes for task in tasks))} of VRAM\n"
         f"time     {format_time(profile.latency_ps)} per step along the critical path (●) of "
@@ -263,11 +257,3 @@ def _describe_port(port: Port) -> dict[str, Any]:
 
 def _count_tasks(count: int) -> str:
     return f"{count} task" if count == 1 else f"{count} tasks"
-
-
-def _format_scaled(count: int, units: Sequence[str]) -> str:
-    value, unit = float(count), 0
-    while value >= 999.5 and unit + 1 < len(units):
-        value /= 1000
-        unit += 1
-    return f"{value:.3g} {units[unit]}"

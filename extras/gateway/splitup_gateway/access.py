@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from splitup.client.inputs import format_usdc
+from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.net.http import get_admission, read_in_time
 from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
@@ -34,6 +35,7 @@ class Charge:
     used: int = 0
     name: str = ""  # of the key, "" without one
     keys: ApiKeys | None = None
+    caller: Caller = field(default_factory=Caller)  # who waits for the answer
 
     async def cover(self, more: int) -> bool:
         """Charge so much beyond ``most``, for steps that are run once more.
@@ -148,14 +150,18 @@ class Access:
 
     @asynccontextmanager
     async def charge(
-        self, key: ApiKey | None, most_micro_usdc: int, limit: int | None = None
+        self,
+        key: ApiKey | None,
+        most_micro_usdc: int,
+        limit: int | None = None,
+        caller: Caller | None = None,
     ) -> AsyncIterator[Charge]:
         """Charge a key the most that a request may cost; afterwards give back what is left.
 
         ``limit``: what its client has agreed to. Raises ApiError (429, insufficient_quota) beyond
         its budget.
         """
-        charge = Charge(get_principal(key), most_micro_usdc, limit)
+        charge = Charge(get_principal(key), most_micro_usdc, limit, caller=caller or Caller())
         if self.keys is None or key is None:
             yield charge
             return

@@ -45,7 +45,7 @@ def translate(error: SplitUpError) -> ApiError:
         case ApiError():
             return error
         case Throttled():
-            wait = {"Retry-After": "2"}
+            wait = {"Retry-After": str(error.retry_s or 2)}
             return ApiError(str(error), status=429, kind="rate_limit_error", headers=wait)
         case Refused():
             return ApiError(str(error), status=error.status)

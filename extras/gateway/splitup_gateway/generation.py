@@ -168,7 +168,7 @@ async def generate_text(
     try:
         for attempt in range(1, ATTEMPTS + 1):
             async with pool.borrow(
-                charge.principal, options.cache_key, count_steps(model, options)
+                charge.principal, options.cache_key, count_steps(model, options), charge.caller
             ) as lease:
                 cost = report.cost_micro_usdc
                 report.begin(lease.session)

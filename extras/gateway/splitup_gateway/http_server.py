@@ -339,7 +339,8 @@ class ApiServer:
         report = prepared.make_report()
         most = model.manifest.price_micro_usdc(prepared.steps)
         limit = self._quotes.check(asking.headers, model.name, most)
-        async with self._access.charge(asking.key, most, limit) as charge:
+        caller = asking.stream.caller
+        async with self._access.charge(asking.key, most, limit, caller) as charge:
             try:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
@@ -451,8 +452,11 @@ class ApiServer:
         ]
         most = served.compute_price(prepared)
         limit = self._quotes.check(asking.headers, model.name, most)
-        served.pool.check()
-        async with self._access.charge(asking.key, most, limit) as charge:
+        caller = asking.stream.caller
+        if asked.stream:
+            caller.patience_s = None  # signs of life keep the client there
+        served.pool.check(caller)
+        async with self._access.charge(asking.key, most, limit, caller) as charge:
             images = None if served.tower is None else RequestImages(served.tower, charge)
             pieces = generate_all(
                 *(served.pool, served.speculate, model, prepared.texts, choices), charge, images

@@ -50,7 +50,7 @@ class ImageTower:
             except InvalidInput as error:
                 raise ApiError(str(error), param="image_url") from None
         for attempt in range(1, ATTEMPTS + 1):
-            async with self.pool.borrow(charge.principal, (), len(pixels)) as lease:
+            async with self.pool.borrow(charge.principal, (), len(pixels), charge.caller) as lease:
                 report.image_execution_ids.append(lease.session.execution_id)
                 steps = [lease.session.submit({self.port.name: each}) for each in pixels]
                 try:

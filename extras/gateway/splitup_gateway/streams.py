@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError, Throttled
 from splitup_gateway.errors import ApiError, translate
 
 _log = logging.getLogger("splitup.serve")
 
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 Work = Callable[["Stream"], Awaitable[None]]  # answers a request
 
 
@@ -36,6 +39,7 @@ class Call:
     digest: bytes
     key: str = ""
     retries: int | None = None
+    patience_s: float | None = None  # that its client waits for a byte, None when it does not say
 
     @classmethod
     def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
@@ -49,8 +53,10 @@ class Call:
             )
         told = headers.get("x-stainless-retry-count", "")  # of clients of OpenAI and Anthropic
         retries = int(told) if told.isascii() and told.isdigit() and len(told) < 4 else None
+        waits = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout", "")
+        patience_s = float(waits) if _SECONDS.fullmatch(waits) else None
         digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
-        return cls(owner, digest, key, retries)
+        return cls(owner, digest, key, retries, patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Stream:
     def __init__(self, call: Call) -> None:
         self.id = f"strm_{secrets.token_urlsafe(24)}"
         self.call = call
+        self.caller = Caller(patience_s=call.patience_s)
         self.head: Head | None = None
         self.refusal: Exception | None = None  # instead of a head
         self.is_ended = False
@@ -175,12 +182,16 @@ class Stream:
         reader = Reader(self)
         self._at[reader] = min(after, self.count)
         self._tell()  # the producer may wait for somebody
+        is_streamed = self.head is not None and self.head.is_streamed
+        patience_s = None if is_streamed else self.call.patience_s
+        self.caller.come(asyncio.get_running_loop().time(), patience_s)
         try:
             yield reader
         finally:
             self._left_at = self._at.pop(reader)
             self._tell()
             if not self._at and not self.is_ended:
+                self.caller.leave()
                 self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:

@@ -57,10 +57,13 @@ def fetch_earnings(options: EarningsOptions) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
-    from splitup.client.inputs import format_usdc
+    from splitup_node.owner_facts import describe_money
 
-    console.print(make_earnings_table(result["days"]))
-    console.print(f"ready to withdraw: {format_usdc(result['ready_to_withdraw_micro_usdc'])}")
+    if any(day[column] for day in result["days"] for column in _COLUMNS):
+        console.print(make_earnings_table(result["days"]))
+    else:
+        console.print(f"nothing was earned or lost since {result['days'][0]['date']}")
+    console.print(f"ready to withdraw: {describe_money(result)}", soft_wrap=True)
 
 
 def make_earnings_table(days: Sequence[dict[str, Any]]) -> Table:

@@ -43,7 +43,12 @@ def fetch_status(options: StatusOptions) -> dict[str, Any]:
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:
-    console.print(make_status_table(config, result))
+    from splitup_node.owner_facts import list_rows
+
+    rows = list_rows(result, config, time.time())
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:  # without wrapping: commands in it are copied
+        console.print(f" {name:<{width}}  {text}", soft_wrap=True)
 
 
 def make_status_table(config: Path, facts: dict[str, Any]) -> Table:

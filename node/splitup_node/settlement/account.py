@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Self
@@ -10,12 +11,13 @@ from typing import Any, Self
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.earnings import fetch_days
-from splitup.chain.market import distribute
+from splitup.chain.market import distribute, find_dues
 from splitup.client.inputs import format_usdc
 from splitup.core import tuning
 from splitup.core.closing import Closing
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import unpack_word
 from splitup.protocol.planning.exposure import compute_spare
 from splitup_node.config import NodeConfig
 from splitup_node.obstacles import describe_low_stake
@@ -28,6 +30,7 @@ class Account(Closing):
         self._config = config
         self._identity = identity
         self._chain = chain
+        self._money: tuple[float, int, dict[str, int]] | None = None  # when, at which balance
 
     @classmethod
     async def open(cls, config: NodeConfig) -> Self:
@@ -63,6 +66,33 @@ class Account(Closing):
             "wallet_micro_usdc": wallet,
         }
 
+    async def fetch_money(self, balance: int) -> dict[str, int]:
+        """Return what can be withdrawn: the ``balance``, and what is settled for the node.
+
+        That is distributed when somebody withdraws. Unless the balance has changed, all events of
+        the market are read once in ``tuning.MONEY_AGE_S``.
+        """
+        now = time.monotonic()
+        if self._money is not None:
+            read_at, known, found = self._money
+            if known == balance and now < read_at + tuning.MONEY_AGE_S:
+                return found
+        address = self._identity.address
+        events = await self._chain.fetch_events("market", from_block=0)
+        words = [unpack_word(word) for due in find_dues(events) for word in due.payouts]
+        settled = sum(amount for node, amount in words if node == address)
+        found = {
+            "ready_to_withdraw_micro_usdc": balance + settled,
+            "undistributed_micro_usdc": settled,
+            "withdrawn_micro_usdc": sum(
+                event.args["amount"]
+                for event in events
+                if event.name == "Withdrawn" and event.args["account"] == address
+            ),
+        }
+        self._money = now, balance, found
+        return found
+
     async def fetch_earnings(self, days: int, now_s: float) -> dict[str, Any]:
         """Return payments and losses by day (``fetch_days``), and what is ready to withdraw."""
         address = self._identity.address
@@ -70,7 +100,7 @@ class Account(Closing):
         return {
             "address": address,
             "days": [asdict(day) | {"date": day.date.isoformat()} for day in found],
-            "ready_to_withdraw_micro_usdc": (await self.fetch())["balance_micro_usdc"],
+            **await self.fetch_money((await self.fetch())["balance_micro_usdc"]),
         }
 
     async def stake(

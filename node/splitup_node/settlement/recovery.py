@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from splitup.core import tuning
-from splitup.core.errors import SplitUpError
+from splitup.core.errors import Refused, SplitUpError
 from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.storage_keys import LogName
@@ -81,13 +82,16 @@ class Recovery:
     async def run(self, lost: Unreported) -> Execution:
         """Run every task of this node in an ended execution again; return it with its digests.
 
-        Tries until the deadline is near, then raises the last error of loading, store or worker.
+        Tries until the deadline is near, then raises the last error of loading, store or worker;
+        at once when the gateway says that the execution is over.
         """
         deadline_s = lost.certificate.plan.request.deadline
         while True:
             try:
                 return await self._try(lost)
             except SplitUpError as error:
+                if isinstance(error, Refused) and error.status == HTTPStatus.GONE:
+                    raise
                 if self.now_s() + tuning.LOAD_RETRY_S / 10 > deadline_s:
                     raise
                 _log.warning("an execution of the last run cannot be completed yet: %s", error)

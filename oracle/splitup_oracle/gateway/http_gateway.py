@@ -301,7 +301,7 @@ class Gateway:
     async def _check_open(self, execution_id: str) -> None:
         """Refuse an execution that is settled or refunded."""
         if (end := await self._chain.find_end(execution_id)) is not None:
-            raise Refused(f"execution {execution_id} is {end}", status=403)
+            raise Refused(f"execution {execution_id} is {end}", status=410)  # for ever
 
     async def _check_standing(self, key: str, nodes: list[str]) -> None:
         """Refuse the key of a node that has left or was slashed below the least stake."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import OrderedDict
@@ -209,7 +210,17 @@ class ObjectView:
         )
 
     async def _probe_length(self, key: str) -> int | None:
-        """Return the size of an object, None when there is none, by asking for its first byte."""
+        """Return the size of an object, None when there is none; repeat what fails for a moment."""
+        pause_s = tuning.RPC_BACKOFF_S
+        for _ in range(tuning.RPC_TRIES - 1):
+            with contextlib.suppress(StorageUnavailable):
+                return await self._probe_once(key)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return await self._probe_once(key)
+
+    async def _probe_once(self, key: str) -> int | None:
+        """Ask for an object's first byte."""
         grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
         try:
             async with (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
 
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError, Unavailable
@@ -17,8 +16,6 @@ from splitup.messages import api
 from splitup.messages.snapshots import ModelHolders
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
-
-_POLL_S: Final = 1.0  # nodes tell members once a second
 
 _log = logging.getLogger("splitup.client.holders")
 
@@ -96,16 +93,22 @@ async def wait_until_held(
     """
     loop = asyncio.get_running_loop()
     patience = Patience(model, loop.time())
-    while (found := await ask_all(http, await fetch_committee(), model_id)) is not None:
+    while (found := await ask_all(http, await fetch_committee(), model_id, is_held)) is not None:
         if text := patience.note(found, loop.time()):
             _log.warning("%s", text)
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(tuning.HOLDERS_POLL_S)
 
 
 async def ask_all(
-    http: SignedClient, committee: CommitteeView, model_id: str
+    http: SignedClient,
+    committee: CommitteeView,
+    model_id: str,
+    is_ready: Callable[[ModelHolders], bool],
 ) -> ModelHolders | None:
-    """Return what at least one honest member sees, None when nothing has to be waited for."""
+    """Return what at least one honest member sees, None when one says that it ``is_ready``.
+
+    Of members that do not answer nothing is known: that is None, too, when none does.
+    """
     tolerated = (len(committee.members) - 1) // 3
     asking = [
         asyncio.create_task(_ask(http, member.endpoint, model_id)) for member in committee.members
@@ -115,7 +118,7 @@ async def ask_all(
     try:
         for answer in asyncio.as_completed(asking):
             found = await answer
-            if found is not None and not is_held(found):
+            if found is not None and not is_ready(found):
                 answers.append(found)
             elif (ready := ready + 1) > tolerated:
                 return None
@@ -129,6 +132,11 @@ async def ask_all(
 def is_held(found: ModelHolders) -> bool:
     """Return whether nodes of the snapshot hold every task."""
     return 0 < found.tasks <= found.held
+
+
+def is_served(found: ModelHolders) -> bool:
+    """Return whether nodes that are live now have loaded every task."""
+    return 0 < found.tasks <= found.reported
 
 
 def find_believable(answers: Sequence[ModelHolders], tolerated: int) -> ModelHolders | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from splitup.chain.client import Chain
 from splitup.chain.registered_models import RegisteredModel, fetch_models
-from splitup.client.market.holders import ask_all, describe_holders
+from splitup.client.market.holders import ask_all, describe_holders, is_held
 from splitup.client.models import Model
 from splitup.core.errors import SplitUpError
 from splitup.net.http import SignedClient
@@ -46,7 +46,7 @@ async def fetch_offers(
         try:
             async with turns:
                 manifest = (await fetch_model(listed.model_id)).manifest
-                found = await ask_all(http, committee, listed.model_id)
+                found = await ask_all(http, committee, listed.model_id, is_held)
         except SplitUpError as error:
             return Offer(
                 listed.name, listed.model_id, "", 0, False, False, price, False, str(error)

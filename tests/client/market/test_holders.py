@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from splitup.client.market import holders
 from splitup.client.market.holders import Patience, find_believable, is_held, wait_until_held
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
@@ -98,7 +97,7 @@ async def serve_members(answers: Sequence[list[ModelHolders]]) -> AsyncIterator[
 async def test_the_client_asks_again_until_an_honest_member_sees_all_tasks_held(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(holders, "_POLL_S", 0.0)
+    monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.0)
     caplog.set_level(logging.WARNING, "splitup.client.holders")
     honest = [see(0, tasks=0, loading=1), see(7, loading=1), see(7, reported=12), see(12)]
     answers = [[see(12)], list(honest), list(honest), list(honest)]  # the first one lies

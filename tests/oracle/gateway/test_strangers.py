@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from aiohttp import web
 from botocore.credentials import Credentials
 from splitup_oracle.gateway import sources
 from splitup_oracle.gateway.audit_log import AuditLog
@@ -15,7 +16,7 @@ from splitup_oracle.gateway.presigning import Presigner
 from splitup_oracle.gateway.sources import ChainView, ObjectView
 
 from splitup.core import tuning
-from splitup.core.errors import Refused
+from splitup.core.errors import Refused, StorageUnavailable
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
@@ -108,5 +109,33 @@ async def test_s11_strangers_do_not_fill_the_memory_of_used_tokens(
         with pytest.raises(Refused, match="used before"):
             await ask(server.url, nodes[0], token)
         assert len(gateway._replays) == 1
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("failures", [1, tuning.RPC_TRIES])
+async def test_a_probe_that_the_store_fails_for_a_moment_is_repeated(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.001)
+    answers = [503] * failures + [206]
+
+    async def answer(_: web.Request) -> web.Response:
+        status = answers.pop(0)
+        return web.Response(status=status, headers={"Content-Range": "bytes 0-0/7"}, body=b"x")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    server = await serve_app(app, "127.0.0.1", 0)
+    try:
+        async with SignedClient() as http:
+            presigner = Presigner(server.url, "bucket", Credentials("id", "secret"))
+            probe = ObjectView(presigner, http)._probe_length("key")
+            if failures < tuning.RPC_TRIES:
+                assert await probe == 7
+            else:
+                with pytest.raises(StorageUnavailable, match="answered 503"):
+                    await probe
+                assert answers == [206]
     finally:
         await server.close()

@@ -115,6 +115,9 @@ class LocalNodes:
     async def fetch_client_files(self, _: Model) -> dict[str, Path]:
         return self.files
 
+    async def look(self, _: str) -> None:
+        """Nodes hold what there is."""
+
     @asynccontextmanager
     async def session(
         self, model: str, *, steps: int, deadline_s: float, verify: str | None, nodes_only: bool

@@ -160,7 +160,7 @@ async def encode(
     """
     try:
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow(charge.principal, (), prepared.steps) as lease:
+            async with pool.borrow(charge.principal, (), prepared.steps, charge.caller) as lease:
                 before, cost = lease.session.steps, report.cost_micro_usdc
                 report.begin(lease.session)
                 try:

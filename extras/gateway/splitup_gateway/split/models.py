@@ -19,6 +19,7 @@ from splitup.client.private.privacy import describe_measure
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import InputSource, Manifest, Port, TextInfo
+from splitup.messages.snapshots import ModelHolders
 
 _BLOCK: Final = re.compile(r"block (\d+)\b")
 _HEADER_BYTES: Final = 4_096  # that a message of the largest tensor leaves to its other fields
@@ -37,6 +38,10 @@ class NodeSessions:
         return self._net.session(
             model, steps=steps, deadline_s=deadline_s, verify=verify, nodes_only=True
         )
+
+    async def look(self, name: str) -> ModelHolders | None:
+        """Return how far nodes have loaded a model; see ``Network.look``."""
+        return await self._net.look(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,9 @@ class ScriptedModel:
     async def fetch_model(self, _: str) -> Any:
         return SimpleNamespace(manifest=self.manifest)
 
+    async def look(self, _: str) -> None:
+        """Nodes hold what there is."""
+
     @asynccontextmanager
     async def session(
         self, _: str, *, steps: int, deadline_s: float, verify: str | None

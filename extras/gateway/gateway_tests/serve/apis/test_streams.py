@@ -375,3 +375,39 @@ async def test_official_clients_raise_when_a_stream_breaks_off(model: ScriptedMo
                     model.break_off(ExecutionFailed("a node failed", execution_id="0x"))
         await ours.close()
         await theirs.close()
+
+
+async def test_impatient_clients_do_not_pay_for_what_they_do_not_get(
+    model: ScriptedModel,
+) -> None:
+    """Thirty that wait for a second, of a network that needs three for all of them."""
+    patience_s, steps_per_s, tokens, clients = 1.0, 100, 10, 30
+    model.say(" ".join(["rain"] * clients * tokens * 3))
+    model.free_steps = 0
+
+    async def pace() -> None:
+        while True:
+            await asyncio.sleep(1 / steps_per_s)
+            model.free_steps = 0
+            model.release(1)
+
+    async def ask(url: str) -> int:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", timeout=patience_s, max_retries=2
+        ) as client:
+            try:
+                await client.completions.create(
+                    model=NAME, prompt="weather?", max_tokens=tokens, temperature=0
+                )
+            except openai.APITimeoutError:
+                return 0
+            except openai.RateLimitError as error:
+                assert int(error.response.headers["Retry-After"]) >= 1
+                return 0
+            return tokens
+
+    before, pacing = model.steps, asyncio.create_task(pace())
+    async with serve_script(model) as url, asyncio.timeout(2 * HANG_S):
+        delivered = sum(await asyncio.gather(*(ask(url) for _ in range(clients))))
+    pacing.cancel()
+    assert delivered and model.steps - before <= 1.5 * delivered

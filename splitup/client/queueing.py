@@ -1,0 +1,76 @@
+"""Who waits for a lease, and how long that takes by what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from splitup.core import tuning
+
+MEASURED: Final = 32  # uses of leases: enough for a mean, and few enough to follow the network
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Who asked: whether somebody still waits for the answer, and for how long.
+
+    ``patience_s`` is what the client said that it waits for the whole answer, None if it did not.
+    """
+
+    patience_s: float | None = None
+    is_there: bool = True
+    came_at: float = 0.0  # on the event loop's clock; a retry comes anew
+    on_return: set[Callable[[], None]] = field(default_factory=set)  # of pools that it waits for
+
+    def come(self, now: float, patience_s: float | None) -> None:
+        """Note that a client begins to wait, and tell the pools if it was away."""
+        self.patience_s, self.came_at = patience_s, now
+        was_away, self.is_there = not self.is_there, True
+        if was_away:
+            for tell in tuple(self.on_return):
+                tell()
+
+    def leave(self) -> None:
+        """Note that nobody waits; the request keeps its place, and does not start."""
+        self.is_there = False
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long requests hold a lease, by those that did lately, and when to come back."""
+
+    _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
+    _due: deque[float] = field(default_factory=deque)  # when those who were refused come back
+
+    def note(self, seconds: float, *, is_served: bool) -> None:
+        """Count a use of a lease; one that its client ended early took longer than it did."""
+        self._holds.append((seconds, is_served))
+
+    def estimate_hold(self, running: Iterable[float]) -> float:
+        """Return the seconds that a request holds a lease; 0 while nothing is known.
+
+        ``running`` says how long those that hold one have had it: no request is expected to be
+        faster than they were so far.
+        """
+        served = sum(is_served for _, is_served in self._holds)
+        measured = sum(seconds for seconds, _ in self._holds) / max(served, 1)
+        ages = list(running)
+        return max(measured, sum(ages) / len(ages) if ages else 0.0)
+
+    def book(self, now: float, wait_s: float, every_s: float) -> int:
+        """Return in how many seconds one who is refused should come back.
+
+        That is once those who wait are served, and after all who were told the same before; those
+        who do not listen are not counted for longer than ``tuning.QUEUE_WAIT_S``.
+        """
+        while self._due and self._due[0] <= now:
+            self._due.popleft()
+        at = max(now + wait_s, self._due[-1] + every_s if self._due else 0.0)
+        if at > now + max(wait_s, tuning.QUEUE_WAIT_S):
+            at = now + wait_s
+        else:
+            self._due.append(at)
+        return max(1, math.ceil(at - now))
