@@ -149,6 +149,8 @@ def check(model: str, folder: Path, private: int) -> int:
     [
         ("llama-float16", 0, 2),
         ("llama3-bfloat16", 0, 2),
+        ("llama-float16", 1, 0),  # caches of two bytes
+        ("llama3-bfloat16", 2, 0),
         ("gemma2", 1, 10),  # scaled embeddings, bounded logits
         ("kimi-linear", 1, 21),  # layers with a memory instead of attention
         ("qwen3_moe", 1, 8),  # experts
