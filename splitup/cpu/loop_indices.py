@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tinygrad.dtype import AddrSpace, dtypes
+from tinygrad.dtype import AddrSpace, DType, dtypes
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.cpu.matmul_shape import Bound, Decoder, Kind
 
 _DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
 _REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
+_KINDS: Final[dict[DType, Kind]] = {
+    dtypes.float32: "float32",
+    dtypes.float16: "float16",
+    dtypes.bfloat16: "bfloat16",
+}
 
 
 class SubLoop(NamedTuple):
@@ -122,11 +127,16 @@ class IndexReader:
 
         The operand's index is that of row 0.
         """
-        choice = _expect(uop, Ops.REDUCE, dtypes.float32).src[0]
+        if uop.op is Ops.CAST:
+            uop = _expect(uop, Ops.CAST, dtypes.float32).src[0]
+        kind = _KINDS.get(uop.dtype)
+        if kind is None:
+            raise NoMatch
+        choice = _expect(uop, Ops.REDUCE, uop.dtype).src[0]
         if uop.arg != (Ops.ADD, 0) or len(uop.src) != 2 or uop.src[1].op is not Ops.RANGE:
             raise NoMatch
         place = uop.src[1]
-        differs, zero, row = _expect(choice, Ops.WHERE, dtypes.float32).src
+        differs, zero, row = _expect(choice, Ops.WHERE, uop.dtype).src
         if zero.op is not Ops.CONST or zero.val != 0.0:
             raise NoMatch
         counter, hidden = _expect(differs, Ops.CMPNE, dtypes.bool).src
@@ -140,9 +150,9 @@ class IndexReader:
         bound, largest, load = self._read_bound(number)
         if sub is None or largest >= sub.size:
             raise NoMatch  # an index outside the table would give zeros
-        slot, index = self.read_load(row, dtypes.float32)
+        slot, index = self.read_load(row, uop.dtype)
         factors = {one: factor for one, factor in index.factors.items() if one != sub}
-        operand = Operand("float32", slot, AffineIndex(index.const, factors), 0)
+        operand = Operand(kind, slot, AffineIndex(index.const, factors), 0)
         return operand, Lookup(*self.read_load(load, dtypes.int32), bound, largest, index.get(sub))
 
     @staticmethod

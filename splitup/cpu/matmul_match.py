@@ -3,8 +3,8 @@
 tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model on a CPU spends
 nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
 matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
-and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or float32
-rows that a LOOKUP chooses, as attention does from the KV cache. ``split_matmul`` first splits a
+and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or rows that
+a LOOKUP chooses, as attention does from the KV cache. ``split_matmul`` first splits a
 kernel that does more with the sum (adds a residual, masks scores) in two: tinygrad keeps the rest,
 which works on the sums in place.
 
@@ -148,7 +148,9 @@ def match_matmul(sink: UOp) -> Matmul | None:
         reader = IndexReader(sink)
         out_slot, out = reader.read_load(store.src[0], dtypes.float32)
         sources = reduce.src[0].src
-        chosen = [src for src in sources if src.op is Ops.REDUCE]
+        chosen = [
+            src for src in sources if (src.src[0] if src.op is Ops.CAST else src).op is Ops.REDUCE
+        ]
         found = [_read_operand(reader, src, reduce) for src in sources if src not in chosen]
         lookups = [reader.read_lookup(src) for src in chosen]
         subs = [sub for loop in loops for sub in reader.split_loop(loop)]
@@ -264,7 +266,7 @@ def _arrange_lookup(
     found = LookupShape(
         bound=lookup.bound,
         largest=lookup.largest,
-        b_row=lookup.step * FLOAT_BYTES,
+        b_row=_get_bytes(b.kind, lookup.step),
         step=(n if is_dot else k).number * FLOAT_BYTES,
         out_row=row.out * FLOAT_BYTES,
         a_row=row.a * FLOAT_BYTES,
@@ -272,7 +274,7 @@ def _arrange_lookup(
     )
     shape = MatmulShape(
         style="dot" if is_dot else "outer",
-        kind="float32",
+        kind=b.kind,
         length=k.size,
         out_n=n.out * FLOAT_BYTES,
         out_t=t.out * FLOAT_BYTES,

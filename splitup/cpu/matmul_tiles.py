@@ -136,11 +136,11 @@ def _emit_lookup_dot(
         for t in range(ts):
             asm.load_vector(_X + t, Mem(R13, t * shape.a_t + k * FLOAT_BYTES))
         for place in range(len(rows)):
-            source = Mem(_POINTERS[place], k * FLOAT_BYTES)
-            if ts == 1:
+            source = Mem(_POINTERS[place], k * ITEM_BYTES[shape.kind])
+            if shape.kind == "float32" and ts == 1:
                 asm.multiply_add(place, _X, source)
                 continue
-            asm.load_vector(_W, source)
+            _emit_widening(asm, shape.kind, _W, source)
             for t in range(ts):
                 asm.multiply_add(place * ts + t, _X + t, _W)
     _emit_sums(asm, shape, rows, ts)

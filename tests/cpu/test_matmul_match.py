@@ -139,11 +139,25 @@ def look_up(
     out = np.full((rows, t, n), np.nan, np.float32)
     strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
     lookup = LookupShape(bound, len(b) - 1, *strides)
-    shape = MatmulShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
+    kind = {4: "float32", 2: "float16"}[b.itemsize]
+    shape = MatmulShape(style, kind, k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
     matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
     BoundMatmul(matmul, addresses, KernelThreads(threads), {})()
     return out
+
+
+@pytest.mark.parametrize("style", ["dot", "outer"])
+@pytest.mark.parametrize("t", [1, 3])
+def test_rows_of_float16_looked_up_give_the_bits_of_the_same_numbers_in_float32(
+    style: str, t: int
+) -> None:
+    random = np.random.default_rng(t)
+    b = random.standard_normal((64, 24)).astype(np.float16)
+    numbers = random.integers(0, 64, (2, 13), dtype=np.int32)
+    a = random.standard_normal((2, t, 24 if style == "dot" else 13), dtype=np.float32)
+    given = look_up(style, a, b, numbers, "mask")
+    assert given.tobytes() == look_up(style, a, b.astype(np.float32), numbers, "mask").tobytes()
 
 
 @pytest.mark.parametrize("bound", ["mask", "clamp"])

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from splitup.graph.arrays import get_array_dtype, round_array
+
 # the smallest that the library reads
 TOKENIZER = '{"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[]}}'
 
@@ -103,10 +105,12 @@ def compute_logits(
     weights: dict[str, np.ndarray],
     tokens: list[int],
     seen: np.ndarray | None = None,
+    cache: str = "float32",
 ) -> np.ndarray:
     """Return the logits after every token, float32 [len(tokens), vocab].
 
-    ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself.
+    ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself. Keys
+    and values are rounded to the dtype ``cache``.
 
     Plain numpy from the papers: RMSNorm (arXiv 1910.07467), rotary positions in the half-split
     layout (arXiv 2104.09864), grouped queries (arXiv 2305.13245), SwiGLU (arXiv 2002.05202).
@@ -137,6 +141,7 @@ def compute_logits(
             for p in "qkv"
         )
         q, k = rotate(q), rotate(k)
+        k, v = (round_array(cache, part.astype(get_array_dtype(cache))) for part in (k, v))
         k, v = (np.repeat(part, heads // kv_heads, 1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(size) + future
         powers = np.exp(scores - scores.max(-1, keepdims=True))

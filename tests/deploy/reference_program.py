@@ -15,7 +15,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.tracing import TracedModel
 
 from splitup.core.tensors import TensorSpec, bytes_to_array
-from splitup.graph.arrays import Array
+from splitup.graph.arrays import Array, get_array_dtype
 from splitup.graph.ir import Graph, bind_rows, count_rows, parse_graph
 from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph
@@ -32,7 +32,7 @@ class ReferenceProgram:
 
     def new_state(self) -> list[Array]:
         """Return the states before the first step."""
-        return [np.zeros(spec.shape, spec.dtype) for spec in self._graph.states]
+        return [np.zeros(spec.shape, get_array_dtype(spec.dtype)) for spec in self._graph.states]
 
     def run(self, state: list[Array], inputs: Sequence[bytes]) -> list[bytes]:
         """Return the outputs of a step; the state changes."""

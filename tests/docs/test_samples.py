@@ -145,7 +145,7 @@ def test_a_check_is_shown_as_it_is_printed() -> None:
 
 def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
     model = RegisteredModel(
-        model_id="0x55c7267552dc3ace40949e0af5d008f8b23cba28b7c6e44bf74e2e5170cabe3d",
+        model_id="0xfb8ec13ad403945c8370aad9580d6f0ea0722f8c8951970cec40819751b99a12",
         name="packages-4m",
         developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
         task_count=12,
@@ -168,7 +168,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         {
             "index": index,
             "label": label,
-            "model_id": "0x55c72675" + "0" * 56,
+            "model_id": "0xfb8ec13a" + "0" * 56,
             "verdict": "equal",
             "detail": "all bytes as they must be",
             "may_serve": True,

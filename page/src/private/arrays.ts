@@ -6,6 +6,7 @@ type Data = Float32Array | Float64Array | Int32Array | Uint32Array | Int16Array 
 export type Value = { dtype: string; shape: number[]; strides: number[]; offset: number; data: Data };
 
 const MAX_ELEMENTS = 2 ** 26; // 256 MB as float32
+const TO_INTEGER = 1.5 * 2 ** 52; // what is added to it has no bits behind the point; ties go to even
 const ARRAYS: Record<string, new (count: number) => Data> = {
   bool: Uint8Array,
   float16: Float32Array, // rounded after every operation, as bfloat16
@@ -102,14 +103,18 @@ function walk(
 /** Return a number as it is stored in this type, but for what a typed array does itself. */
 function makeRounder(dtype: string): ((value: number) => number) | null {
   if (dtype === "bool") return (value) => (value !== 0 ? 1 : 0);
-  if (dtype === "float16") {
-    const round = (Math as { f16round?: (value: number) => number }).f16round;
-    if (!round) throw new Error("this browser does not compute in float16; update it");
-    return round;
-  }
-  if (dtype !== "bfloat16") return null;
+  if (dtype !== "float16" && dtype !== "bfloat16") return null;
   const float = new Float32Array(1);
   const bits = new Uint32Array(float.buffer);
+  if (dtype === "float16") {
+    return (value) => { // as Math.f16round, which many browsers lack
+      float[0] = value;
+      const exponent = Math.max(((bits[0] >>> 23) & 0xff) - 127, -14);
+      const step = 2 ** (exponent - 10);
+      const rounded = (value / step + TO_INTEGER - TO_INTEGER) * step;
+      return rounded === 0 ? value * 0 : Math.abs(rounded) < 65536 ? rounded : rounded * Infinity;
+    };
+  }
   return (value) => {
     float[0] = value;
     if (Number.isFinite(float[0])) bits[0] = (bits[0] + 0x7fff + ((bits[0] >>> 16) & 1)) & 0xffff0000;

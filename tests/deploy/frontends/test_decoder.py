@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from splitup_deploy.frontends.decoder.rotary import compute_rope_table, make_rope
 from splitup_deploy.frontends.huggingface.directory import load_huggingface
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
+from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidModel
+from splitup.graph.arrays import encode_array, round_array
+from tests.deploy.checkpoints import DTYPES
 from tests.deploy.llamas import TINY, compute_logits, relative_error, save_llama
-from tests.deploy.reference_program import load_graph
+from tests.deploy.quantisations import write_tensors
+from tests.deploy.reference_program import ReferenceProgram, load_graph
 from tests.deploy.steps import feed
 
 TOKENS = [5, 0, 39, 7, 7, 12, 1, 30, 22, 3]
@@ -69,20 +73,30 @@ def test_shards_give_the_same_model(tmp_path: Path) -> None:
     assert one.task_id == three.task_id
 
 
-def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:
-    """numpy has no bfloat16: write its bits, and compare with the float32 values they stand for."""
-    weights = save_llama(tmp_path, {"num_hidden_layers": 1})
-    bits = {name: (w.view(np.uint32) >> 16).astype(np.uint16) for name, w in weights.items()}
-    path = tmp_path / "model.safetensors"
-    save_file(bits, path)
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + length].replace(b'"U16"', b'"BF16"')
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
-    wide = {n: (b.astype(np.uint32) << 16).view(np.float32) for n, b in bits.items()}
-    given = feed(load_graph(str(tmp_path)), TOKENS)
-    wanted = compute_logits({**TINY, "num_hidden_layers": 1}, wide, TOKENS)
-    assert relative_error(given, wanted) <= 1e-4
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("load", [load_graph, load_reference])
+def test_a_model_of_halves_computes_in_float32_and_caches_halves(
+    load: Callable[..., ReferenceProgram | TaskProgram], dtype: str, tmp_path: Path
+) -> None:
+    """Widened exactly, and keys and values rounded to nearest, also those of the step itself."""
+    weights = save_halves(tmp_path, dtype)
+    for chunk in (1, 4):
+        given = feed(load(str(tmp_path), Sizes(chunk=chunk)), TOKENS, rows=chunk)
+        assert relative_error(given, compute_logits(TINY, weights, TOKENS, cache=dtype)) <= 5e-5
+    assert relative_error(given, compute_logits(TINY, weights, TOKENS)) >= 2e-4
+
+
+def save_halves(directory: Path, dtype: str) -> dict[str, np.ndarray]:
+    """Write weights as float16 or bfloat16; return the numbers. numpy has no bfloat16."""
+    tensors, wide = {}, {}
+    for name, array in save_llama(directory).items():
+        wide[name] = round_array(dtype, array).astype(np.float32)
+        tensors[name] = np.frombuffer(encode_array(dtype, wide[name]), "<u2").reshape(array.shape)
+    write_tensors(
+        directory / "model.safetensors",
+        {name: (DTYPES[dtype], bits) for name, bits in tensors.items()},
+    )
+    return wide
 
 
 def test_the_rope_table_is_exact() -> None:

@@ -39,6 +39,7 @@ def golden() -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
+@pytest.mark.usefixtures("float32_caches")
 @pytest.mark.parametrize("name", CASES)
 def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     case = CASES[name]

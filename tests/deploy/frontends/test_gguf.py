@@ -75,6 +75,7 @@ def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) ->
     assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
 
 
+@pytest.mark.usefixtures("float32_caches")
 def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path) -> None:
     config, weights = save_gguf(
         tmp_path / "m.gguf",

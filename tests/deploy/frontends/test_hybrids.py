@@ -111,6 +111,7 @@ def test_directories_agree(name: str, golden: dict[str, Any], tmp_path: Path) ->
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
+@pytest.mark.usefixtures("float32_caches")
 def test_quantised_files_agree_with_what_they_stand_for(tmp_path: Path) -> None:
     logits = []
     for widened in (False, True):

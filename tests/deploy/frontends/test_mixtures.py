@@ -128,6 +128,7 @@ def test_cut_equals_whole_and_shared_experts_have_no_gate(path: Path, program: T
         assert compiled.allocated_bytes <= task.vram_bytes
 
 
+@pytest.mark.usefixtures("float32_caches")
 def test_quantised_experts_and_attention_stay_quantised(tmp_path: Path) -> None:
     weights = save_mixture(tmp_path / "m.gguf", BLOCKS, forms={"": "Q8_0"})
     save_checkpoint(tmp_path / "m", BLOCKS)

@@ -78,6 +78,7 @@ class Halves:
         return WeightSource(spec, tuple(part for source in sources for part in source.parts))
 
 
+@pytest.mark.usefixtures("float32_caches")
 def test_several_rows_at_once_in_bfloat16() -> None:
     config = {**MIXTRAL, "num_hidden_layers": 1}
     weights = make_weights(config)

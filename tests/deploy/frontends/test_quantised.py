@@ -54,6 +54,7 @@ def _is_part(name: str, joined: str) -> bool:
     }.get(joined.split(".")[-2], [joined.split(".")[-2].removesuffix("_proj")])
 
 
+@pytest.mark.usefixtures("float32_caches")
 @pytest.mark.parametrize("name", ["fp8", "int4", "gptq", "awq", "gguf"])
 def test_a_model_computes_what_its_dequantised_weights_do(name: str, tmp_path: Path) -> None:
     """Logits within 1e-5 and the same greedy tokens over 64, in chunks, single rows and trees."""

@@ -12,6 +12,9 @@ that it does not see. So its result follows from the execution's steps alone, as
 Rows of a ring are read in the order of positions, from the first one on that the reading row sees.
 So a row's sums do not depend on how the steps were divided, nor on where in the ring the rows stand
 (``docs/adr/0005-state-is-functional.md``).
+
+Rows have the dtype that ``choose_cache_dtype`` returns. They are rounded before they are written,
+and what reads them computes in float32: so the step that writes a row sees what later ones see.
 """
 
 from __future__ import annotations
@@ -25,9 +28,22 @@ from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.tracing import Tracer
+from splitup_deploy.frontends.weight_sources import WeightSource
 
 _CHUNKS_BACK: Final = 2  # a speculative decoder's steps ahead go back by less
 _VECTORS: Final = 32  # the number of positions that a row reads is a multiple of this
+
+
+def choose_cache_dtype(source: WeightSource) -> str:
+    """Return the dtype of keys and values in the cache: that of a weight, or of its scales.
+
+    Where a model's own numbers have two bytes, its publisher computes with such caches as well. The
+    scales of quantised blocks are float16 unless the encoding names others.
+    """
+    if not source.encoding:
+        return source.spec.dtype
+    kind = source.encoding.rpartition("_")[2].lower()
+    return {"f32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}.get(kind, "float16")
 
 
 def count_steps_back(config: DecoderConfig, chunk: int) -> int | None:
@@ -52,6 +68,7 @@ class Step(Protocol):
     tracer: Tracer
     layout: Layout
     rows: UOp | int
+    cache_dtype: str
 
 
 class Cache(Protocol):
@@ -179,7 +196,7 @@ def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
 
 def _open_state(step: Step, layer: int, rows: int, fresh: Tensor) -> Tensor:
     row = tuple(int(size) for size in fresh.shape[1:])
-    return step.tracer.state(TensorSpec(f"layers.{layer}.kv", "float32", (rows, *row)))
+    return step.tracer.state(TensorSpec(f"layers.{layer}.kv", step.cache_dtype, (rows, *row)))
 
 
 def _choose_rows(

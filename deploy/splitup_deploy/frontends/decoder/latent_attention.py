@@ -47,7 +47,7 @@ def attend_compressed(
     parts, indexer = [normed, moving[:, c.heads]], latent.indexer
     if indexer is not None:
         parts.append(compute_index_key(step, h, layer, indexer))
-    fresh = mark(Tensor.cat(*parts, dim=1), f"{label}: cache row")
+    fresh = step.round_for_cache(Tensor.cat(*parts, dim=1), f"{label}: cache row")
     cache: Cache = open_cache(step, layer)
     held = cache.write(fresh)
     if indexer is not None:

@@ -125,7 +125,8 @@ class RowOperations:
             .expand(rows, groups, positions)
         )
         keys, values = (
-            self.tracer.lookup(table, index).permute(0, 3, 1, 2, 4) for table in (keys, values)
+            self.tracer.lookup(table, index).cast(dtypes.float32).permute(0, 3, 1, 2, 4)
+            for table in (keys, values)
         )  # [rows, kv_heads, groups, positions, size]
         scores = (query * keys).sum(4) * scale
         if cap is not None:

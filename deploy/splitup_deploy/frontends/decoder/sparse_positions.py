@@ -102,6 +102,7 @@ class SparseCache:
         weight = step.project(self._h, name, [(name, s.heads)], step.config.hidden, bias=False)
         weight = self._mark(weight * (s.heads * s.size) ** -0.5, "weights of heads")
         found = step.tracer.lookup(self._keys, bound_slots(slots, int(self._keys.shape[0])))
+        found = found.cast(dtypes.float32)
         dots = query.reshape(rows, 1, s.heads, s.size) * found.reshape(rows, positions, 1, s.size)
         dots = self._mark(dots.sum(3).maximum(0.0), "scores by head")
         score = (dots * weight.reshape(rows, 1, s.heads)).sum(2)

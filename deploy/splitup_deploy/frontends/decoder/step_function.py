@@ -15,7 +15,8 @@ not depend on how its keys came there. So logits are the same bytes in every ste
 sees the same sequence.
 
 A value is written to memory only where a later kernel would otherwise compute it again; these are
-the places where the model can be cut. Arithmetic is float32, weights stay in their dtype.
+the places where the model can be cut. Arithmetic is float32; weights stay in their dtype, and the
+caches of a model whose numbers have two bytes have that dtype, too.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.caches import Cache, open_cache
+from splitup_deploy.frontends.decoder.caches import Cache, choose_cache_dtype, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import (
     Activation,
     Clamped,
@@ -102,6 +104,7 @@ def trace_decoder(
         step = Step(config, layers.weights, tracer, Layout(tracer, layout, rows, chunk), rows)
         step.tokens = tokens
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
+        step.cache_dtype = choose_cache_dtype(table)
         x = step.select(tokens, config.vocab, step.tensor(table))
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
@@ -154,6 +157,7 @@ class Step(RowOperations):
         self.config, self.layout = config, layout
         self.tokens: Tensor  # [rows], what is embedded
         self.embedded: Tensor  # [rows, hidden]
+        self.cache_dtype: str  # of keys and values
         # new keys and values for other layers, by whether these have a window
         self._lent: dict[bool, Tensor] = {}
 
@@ -291,7 +295,7 @@ class Step(RowOperations):
             if c.value_norm:
                 values = mark(self.normalise(values, Tensor(1.0)), f"{label}: v norm")
             fresh = Tensor.stack(qk[:, c.heads :], values, dim=1)
-            fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
+            fresh = self.round_for_cache(fresh, f"{label}: k, v")
         if c.borrowed is not None and layer in c.borrowed.lenders:
             self._lent[c.is_local(layer)] = fresh
         cache = open_cache(self, layer)
@@ -307,6 +311,10 @@ class Step(RowOperations):
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
         return x, cache.updates
+
+    def round_for_cache(self, fresh: Tensor, label: str) -> Tensor:
+        """Return new rows in the cache's dtype, in memory: it is written in vectors then."""
+        return self.tracer.mark(fresh.cast(getattr(dtypes, self.cache_dtype)), label)
 
     def read_cache(
         self, layer: int, cache: Cache, query: Tensor, keys: Tensor, values: Tensor

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from splitup_deploy.cli.commands import app as deploy_app
+from splitup_deploy.frontends.decoder import step_function
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxModel, OnnxNode
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
@@ -31,6 +33,14 @@ from tests.deploy.steps import run_step
 pytest.importorskip("executorch", reason="needs pip install 'splitup[edge]' (make test-edge)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 BOUND = 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def float32_caches() -> Iterator[None]:
+    """Keys and values are float32 in a file, so in what it is compared with: bounds stay tight."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_function, "choose_cache_dtype", lambda source: "float32")
+        yield
 
 
 def export(model: Path, file: Path, *flags: str) -> dict[str, Any]:

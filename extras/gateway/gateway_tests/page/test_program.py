@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from splitup.graph.ir import bind_rows
 from splitup.graph.manifest import get_task_key, get_weights_key
 from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph, load_graph
+from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import save_llama
 from tests.deploy.saved import save_case
@@ -157,6 +159,33 @@ def check(model: str, folder: Path, private: int) -> int:
 def test_the_client_s_tasks(case: str, blocks: int, tables: int, tmp_path: Path) -> None:
     save_case(case, tmp_path / "m")
     assert check(str(tmp_path / "m"), tmp_path, blocks) == tables
+
+
+@pytest.mark.parametrize("case", ["llama-float16", "llama3-bfloat16"])
+def test_private_blocks_with_caches_of_halves(case: str, tmp_path: Path) -> None:
+    three = replace(CASES[case], change={**CASES[case].change, "num_hidden_layers": 3})
+    save_checkpoint(tmp_path / "m", three)
+    assert check(str(tmp_path / "m"), tmp_path, 1) == 10
+
+
+def test_casts_round_to_the_nearest_half_and_ties_to_even() -> None:
+    """Every positive float16, what lies between two, and the float32 numbers beside that."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = np.append((halves[1:] + halves[:-1]) / 2, np.float32(65_520))
+    near = [ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
+    numbers = np.concatenate([halves, *near, np.array([np.inf, np.nan, 1e-30], np.float32)])
+    numbers = np.concatenate([numbers, -numbers])
+    program = """
+        const data = new Float32Array(Uint32Array.from(given).buffer);
+        const x = page.wrap("float32", [given.length], data);
+        const { data: halves } = page.computeNode({ op: "CAST", dtype: "float16" }, null, [x]);
+        return Array.from(new Uint32Array(halves.buffer));
+    """
+    given = np.array(run_on_device(program, numbers.view(np.uint32).tolist()), np.uint32)
+    with np.errstate(over="ignore"):
+        wanted = numbers.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(given.view(np.float32), wanted)
+    assert (np.signbit(given.view(np.float32)) == np.signbit(wanted))[~np.isnan(wanted)].all()
 
 
 @pytest.mark.parametrize("form", ["Q4_0", "Q8_0"])
