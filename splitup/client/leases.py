@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from splitup.client.execution.session import Session
 from splitup.client.market.holders import describe_holders
-from splitup.client.queueing import Caller, Pace
+from splitup.client.queueing import Caller, HoldTimes
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Throttled, Unavailable
@@ -179,7 +179,7 @@ class LeasePool:
         self._failure: tuple[float, SplitUpError] | None = None  # of the last opening, and when
         self._is_open = False
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
-        self._pace = Pace()
+        self._pace = HoldTimes()
         self._looking: asyncio.Task[None] | None = None
         self._progress_at = 0.0  # when a node was last seen to load
 
@@ -417,7 +417,7 @@ class LeasePool:
                     self._progress_at = _now()
                 hopeless = 0 if found is None or found.loading else hopeless + 1
                 if hopeless > 1 and found is not None and self._is_stuck:
-                    _log.warning("%s", describe_holders(found, self._model))
+                    _log.warning("%s", describe_holders(found, f" of {self._model}"))
                     self._refuse_all()
                     return
                 await asyncio.sleep(tuning.HOLDERS_POLL_S)

@@ -39,7 +39,7 @@ class Caller:
 
 
 @dataclass(slots=True)
-class Pace:
+class HoldTimes:
     """How long requests hold a lease, by those that did lately, and when to come back."""
 
     _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.text import Text
-from splitup_deploy.showing.report import format_bytes
+
+from splitup.client.inputs import format_bytes
 
 
 def render_export(report: dict[str, Any]) -> Text:
