@@ -17,6 +17,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.process import Worker, main
 
 LIE_EVERY, LIE_AT = 1, 0
+FLOATS = ("float32", "float16")  # other outputs stay as they are
 BITS: tuple[int, ...] = ()  # of the mantissas; (): all, and numbers are wrong by 1 + LIE_AT
 
 
@@ -38,11 +39,20 @@ class LyingWorker(Worker):
         outputs = super().compute(program, state, inputs)
         if not self._lies:
             return outputs
-        if BITS:
-            bits = BITS[self._session % len(BITS)]
-            return [round_mantissas(data, bits).tobytes() for data in outputs]
-        # liars that tell the same lie would confirm each other
-        return [(np.frombuffer(data, np.float32) + 1 + LIE_AT).tobytes() for data in outputs]
+        bits = BITS[self._session % len(BITS)] if BITS else None
+        return [
+            data if spec.dtype not in FLOATS else distort(np.frombuffer(data, spec.dtype), bits)
+            for spec, data in zip(program.outputs, outputs, strict=True)
+        ]
+
+
+def distort(numbers: np.ndarray[Any, Any], bits: int | None) -> bytes:
+    """Return other numbers of the same type: of so many bits, or wrong ones."""
+    if bits is not None:
+        exact = numbers.astype(np.float32)
+        return round_mantissas(exact.tobytes(), bits).astype(numbers.dtype).tobytes()
+    # liars that tell the same lie would confirm each other
+    return (numbers + numbers.dtype.type(1 + LIE_AT)).tobytes()
 
 
 def round_mantissas(data: bytes | memoryview, bits: int) -> np.ndarray[Any, Any]:
