@@ -87,7 +87,12 @@ def compute_exposures(
 
 
 def compute_spare(least_micro_usdc: int, percent: float = tuning.STAKE_SPARE_PERCENT) -> int:
-    """Return what a node puts down above its least stake, rounded up."""
+    """Return what a node puts down above its least stake, rounded up.
+
+    Raises InvalidInput for a share that is no number from 0 to 1,000 percent.
+    """
+    if not 0 <= percent <= 1_000:
+        raise InvalidInput(f"a spare of {percent:g} % is not one from 0 to 1000")
     return math.ceil(least_micro_usdc * percent / 100)
 
 
