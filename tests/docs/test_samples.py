@@ -44,22 +44,22 @@ PAYEES: Final = {
 }
 # One line of output each, printed by an f-string or a literal of the file.
 LINES: Final = (
-    ("docs/guides/serve.md", "serving ", f"{GATEWAY}/serve_command.py"),
-    ("docs/guides/serve.md", "keep it now", f"{GATEWAY}/keys_command.py"),
+    ("docs/guides/serve.md", "serving ", f"{GATEWAY}/commands/serve.py"),
+    ("docs/guides/serve.md", "keep it now", f"{GATEWAY}/commands/keys.py"),
     (
         "docs/guides/private-inference.md",
         "serving ",
-        f"{GATEWAY}/serve_command.py",
+        f"{GATEWAY}/commands/serve.py",
     ),
     (
         "docs/guides/private-inference.md",
         "certificate (SHA-256)",
-        f"{GATEWAY}/relay_command.py",
+        f"{GATEWAY}/commands/relay.py",
     ),
     (
         "docs/guides/private-inference.md",
         "https://192.0.2.7:9095/",
-        f"{GATEWAY}/relay_command.py",
+        f"{GATEWAY}/commands/relay.py",
     ),
     (
         "docs/guides/encrypted-adapters.md",

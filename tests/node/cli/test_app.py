@@ -22,7 +22,7 @@ import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import async_playwright, expect
 from splitup_deploy.network.settings import MemberSettings
-from splitup_gateway.owner_page import make_owner_app
+from splitup_gateway.commands.owner_page import make_owner_app
 from splitup_node.cli.app import app
 from splitup_node.config import NodeConfig
 from splitup_node.owner_facts import fetch_facts, list_rows

@@ -9,7 +9,7 @@ import typer
 
 from splitup.cli.console import Output, run_command
 from splitup.cli.options import ConfigFlag, JsonFlag
-from splitup_gateway.databases import KeysFlag, find_keys_url
+from splitup_gateway.commands.databases import KeysFlag, find_keys_url
 
 if TYPE_CHECKING:
     from splitup_gateway.api_keys import ApiKey

@@ -18,7 +18,7 @@ from splitup.cli.options import (
     with_options,
 )
 from splitup.core.event_loop import catch_signals
-from splitup_gateway.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
+from splitup_gateway.commands.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
 
 if TYPE_CHECKING:
     from splitup.client.network import Network
