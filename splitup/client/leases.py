@@ -330,7 +330,6 @@ class LeasePool:
                 if waiter.lease.exception() is None:
                     self._release(waiter.lease.result())
             raise
-
         finally:
             if not any(one.caller is caller for one in self._waiting):
                 caller.on_return.discard(self._adjust)
@@ -431,7 +430,8 @@ class LeasePool:
         )
         self._failure = _now(), error
         for waiter in self._waiting:
-            waiter.lease.set_exception(error)
+            if not waiter.lease.done():  # else its client has just left
+                waiter.lease.set_exception(error)
         self._waiting.clear()
 
     def _abandon(self, opening: _Opening) -> None:

@@ -364,6 +364,21 @@ async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
         pool.check()
 
 
+async def test_who_leaves_as_all_are_refused_does_not_keep_the_others_waiting() -> None:
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.gate.clear()
+        leaving, waiting = (asyncio.create_task(use(pool)) for _ in range(2))
+        await asyncio.sleep(0)
+        assert pool.waiting == 2
+        leaving.cancel()  # it has not run since
+        pool._refuse_all()
+        with pytest.raises(Unavailable, match="none is loading it"):
+            await waiting
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        sessions.gate.set()
+
+
 async def test_a_model_that_nodes_load_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "HOLDERS_POLL_S", 0.001)
     monkeypatch.setattr(tuning, "LEASE_WAIT_S", 0.05)
