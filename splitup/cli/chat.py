@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
 from splitup.cli.generate import SamplingOptions
-from splitup.cli.options import ConfigFlag, VerifyFlag, with_options
+from splitup.cli.options import ConfigFlag, VerifyFlag
 
 if TYPE_CHECKING:
     from splitup.client.leases import Lease, LeasePool
@@ -22,8 +23,8 @@ _STEPS: Final = 4_096  # that an execution pays for ahead; unused ones are given
 _OWNER: Final = "chat"  # whose lease it is: nobody else uses this pool
 
 
-@with_options
-def command(
+@as_command
+async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered chat model.")
     ],
@@ -36,62 +37,43 @@ def command(
     ] = 1_024,
     verify: VerifyFlag = None,
     config: ConfigFlag = None,
+    *,
+    output: Output,
 ) -> None:
     """Talk to a model: each line is a message, the end of the input (Ctrl-D) ends it.
 
     The conversation stays on its nodes between two messages, so that only what is new is fed and
     paid.
     """
-    from splitup.decode.sampler import Sampler
-
-    output = Output.open()
-    sampler = Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        event_loop.run(_talk(output, config, model, system, sampler, max_tokens, verify))
-
-    run_command(output, run)
-
-
-async def _talk(
-    output: Output,
-    config: ConfigFlag,
-    name: str,
-    system: str | None,
-    sampler: Sampler,
-    max_tokens: int,
-    verify: str | None,
-) -> None:
     from splitup.client.connection import SplitUp
     from splitup.client.inputs import format_usdc
     from splitup.client.leases import LeaseOptions, LeasePool
     from splitup.core.errors import InvalidInput
 
+    sampler = sampling.read()
     async with SplitUp.connect(config) as net:
-        model = await net.fetch_text_model(name)
-        if model.info.chat is None:
+        text = await net.fetch_text_model(model)
+        if text.info.chat is None:
             raise InvalidInput(
-                f"model {name} continues texts and answers no messages; use: splitup generate"
+                f"model {model} continues texts and answers no messages; use: splitup generate"
             )
-        if model.manifest.client is not None:
-            raise InvalidInput(f"model {name} leaves tasks to this machine; use: splitup generate")
+        if text.manifest.client is not None:
+            raise InvalidInput(f"model {model} leaves tasks to this machine; use: splitup generate")
         messages = [] if system is None else [{"role": "system", "content": system}]
-        pool = LeasePool(net, name, LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify))
+        pool = LeasePool(net, model, LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify))
         pool.open()  # while the first message is typed
         steps = 0
         try:
             while (line := await _read_line(output)) is not None:
                 messages.append({"role": "user", "content": line})
-                prompt = await model.tokenizer.run(partial(_encode, model, messages))
-                answer, taken = await _answer(output, pool, model, prompt, sampler, max_tokens)
+                prompt = await text.tokenizer.run(partial(_encode, text, messages))
+                answer, taken = await _answer(output, pool, text, prompt, sampler, max_tokens)
                 messages.append({"role": "assistant", "content": answer})
                 steps += taken
         finally:
             output.end_text()
             await pool.close()
-            price = format_usdc(model.manifest.price_micro_usdc(steps))
+            price = format_usdc(text.manifest.price_micro_usdc(steps))
             output.say(f"{steps} steps, {price} and the committee's fee")
 
 

@@ -7,62 +7,48 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, ExecutionArgument, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag, ExecutionArgument
 
 if TYPE_CHECKING:
     from splitup.client.market.plan_check import CheckedPlan, PassedOver
 
 
-def command(
+@as_command
+async def command(
     execution_id: ExecutionArgument,
     report: Annotated[
         bool, typer.Option("--report", help="Send the proof of a wrong choice to the chain.")
     ] = False,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Compute an execution's plan again and compare it with the committee's.
 
     Exit code 1 when they differ. With --report the members that signed it lose their bonds.
     """
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        checked, answers, unexplained = event_loop.run(_check(config, execution_id, report))
-        if output.as_json:
-            output.print_json(
-                {
-                    "execution_id": execution_id,
-                    "snapshot_root": checked.snapshot.root(),
-                    "signers": checked.signers,
-                    "difference": checked.difference,
-                    "provable": checked.challenge is not None,
-                    "passed_over": [asdict(passed) for passed in checked.passed_over],
-                    "unexplained": [asdict(passed) for passed in unexplained],
-                    "reported": answers,
-                }
-            )
-        else:
-            _show(output, checked, answers, unexplained)
-        if checked.difference or unexplained:
-            raise typer.Exit(1)
-
-    run_command(output, run)
-
-
-async def _check(
-    config: ConfigFlag, execution_id: str, report: bool
-) -> tuple[CheckedPlan, dict[str, str], tuple[PassedOver, ...]]:
     from splitup.client.connection import SplitUp
     from splitup.client.market.plan_check import fetch_unexplained, report_choice
 
     async with SplitUp.connect(config) as net:
         checked = await net.check_plan(execution_id)
         answers = await report_choice(net.chain, checked) if report else {}
-        return checked, answers, await fetch_unexplained(net.chain, checked)
+        unexplained = await fetch_unexplained(net.chain, checked)
+    found = {
+        "execution_id": execution_id,
+        "snapshot_root": checked.snapshot.root(),
+        "signers": checked.signers,
+        "difference": checked.difference,
+        "provable": checked.challenge is not None,
+        "passed_over": [asdict(passed) for passed in checked.passed_over],
+        "unexplained": [asdict(passed) for passed in unexplained],
+        "reported": answers,
+    }
+    output.give(found, lambda: _show(output, checked, answers, unexplained))
+    if checked.difference or unexplained:
+        raise typer.Exit(1)
 
 
 def _show(

@@ -12,16 +12,23 @@ from typer.core import TyperGroup
 from splitup.core.extras import Command, find_commands
 
 
+def list_own_commands(package: str, texts: Mapping[str, str]) -> dict[str, Command]:
+    """Return the commands of a package, one module each, with their lines in the help."""
+    return {
+        name: Command(f"{package}.{name.replace('-', '_')}", text) for name, text in texts.items()
+    }
+
+
 def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[TyperGroup]:
     """Return the class of a program's commands; a module is imported when its command is used.
 
-    Commands that are registered with Typer come first, then ``own``, then those of extras.
+    ``own`` commands come first, then those registered with Typer, then those of extras.
     """
     commands = dict(own or {})
 
     class Group(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
-            return [*super().list_commands(ctx), *commands, *find_commands(program)]
+            return [*commands, *super().list_commands(ctx), *find_commands(program)]
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if (registered := super().get_command(ctx, cmd_name)) is not None:
@@ -36,11 +43,11 @@ def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[T
             return typer.main.get_command(app)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            rows = [
+            rows = [(name, command.help) for name, command in commands.items()]
+            rows += [
                 (name, command.get_short_help_str(limit=formatter.width))
                 for name, command in self.commands.items()
             ]
-            rows += [(name, command.help) for name, command in commands.items()]
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
             if added := find_commands(program):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +10,6 @@ from typing import Any, Final
 
 import typer
 from rich.console import Console
-
-from splitup.core.errors import InvalidInput, SplitUpError
-from splitup.core.log_limit import WarningLimit
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 the network, the chain or a peer failed, or the answer is no; "
@@ -81,6 +77,13 @@ class Output:
         self._clear()
         sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
+    def give(self, value: dict[str, Any], show: Callable[[], None]) -> None:
+        """Write a command's result: as one JSON object if that is wanted, else by ``show``."""
+        if self.as_json:
+            self.print_json(value)
+        else:
+            show()
+
     def _clear(self) -> None:
         if self._progress and self.log.is_terminal:
             self.log.file.write(_ERASE_LINE)
@@ -91,42 +94,6 @@ class Output:
 def _open_console(*, stderr: bool = False) -> Console:
     """Open a console that prints text as it is: "[b]" is no markup, and ":ab:" no emoji."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-
-
-class _Warnings(logging.Handler):
-    """Prints what the library logs as warnings the way the command prints its own messages."""
-
-    def __init__(self, output: Output) -> None:
-        super().__init__(logging.WARNING)
-        self.addFilter(WarningLimit())
-        self._output = output
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._output.say(record.getMessage())
-
-
-def run_command(
-    output: Output, run: Callable[[], None], *, interrupted: str = "interrupted"
-) -> None:
-    """Run; an error becomes one sentence and exit code 1 or 2, Ctrl-C ``interrupted`` and 130."""
-    logger, warnings = logging.getLogger("splitup"), _Warnings(output)
-    logger.addHandler(warnings)
-    try:
-        run()
-    except SplitUpError as error:
-        output.end_text()
-        if output.as_json:
-            output.print_json({"error": str(error)})
-        else:
-            output.say(f"error: {error}")
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-    except KeyboardInterrupt:
-        output.end_text()
-        output.say(interrupted)
-        raise typer.Exit(130) from None
-    finally:
-        output.end_text()
-        logger.removeHandler(warnings)
 
 
 def ask_passphrase(whose: str) -> str:

@@ -6,14 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import JsonFlag
+from splitup.cli.command import JsonOutput, as_command
 
 _SHOWN_CHARS: Final = 70  # of a text that is being written
 
 
+@as_command
 def command(
-    as_json: JsonFlag = False,
     model: Annotated[
         str,
         typer.Option(
@@ -24,12 +23,14 @@ def command(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the network's directory, for splitup up.")
     ] = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Run a model on a temporary network and show plan, timeline, verification and payments.
 
     Exit code 1 when the text differs from that of the whole model in one process.
     """
-    output = Output.open(as_json)
+    from splitup.demo import DemoOptions, run_demo, show_report
 
     text = ""
 
@@ -38,15 +39,7 @@ def command(
         text += piece
         output.hint(" ".join(text.split())[-_SHOWN_CHARS:])
 
-    def run() -> None:
-        from splitup.demo import DemoOptions, run_demo, show_report
-
-        report = run_demo(DemoOptions(model, keep, show), output.say, output.update)
-        if output.as_json:
-            output.print_json(report.to_dict())
-        else:
-            show_report(report, output.out)
-        if not report.is_equal:
-            raise typer.Exit(1)
-
-    run_command(output, run)
+    report = run_demo(DemoOptions(model, keep, show), output.say, output.update)
+    output.give(report.to_dict(), lambda: show_report(report, output.out))
+    if not report.is_equal:
+        raise typer.Exit(1)

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.options import ConfigFlag
 
 
-def command(
+@as_command
+async def command(
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="USDC to move from your wallet into the market.")
     ],
@@ -23,31 +24,23 @@ def command(
         ),
     ] = None,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Move USDC into the market for later executions.
 
     With --freeze executions start without waiting for a block; until it ends the balance can
     neither be withdrawn nor spent otherwise.
     """
-    output = Output.open(as_json)
+    from splitup.client.connection import SplitUp
+    from splitup.client.inputs import parse_usdc
 
-    def run() -> None:
-        from splitup.client.connection import SplitUp
-        from splitup.client.inputs import parse_usdc
-        from splitup.core import event_loop
-
-        async def deposit() -> int | None:
-            async with SplitUp.connect(config) as net:
-                if parse_usdc(amount, name="AMOUNT") or freeze is None:
-                    await net.deposit(amount)
-                return None if freeze is None else await net.freeze(freeze)
-
-        until = event_loop.run(deposit())
-        if output.as_json:
-            output.print_json({"deposited_usdc": amount, "frozen_until": until})
-        else:
-            kept = "" if freeze is None else f"; the balance is frozen for {freeze:g} s"
-            output.out.print(f"{amount} USDC deposited in the market{kept}")
-
-    run_command(output, run)
+    async with SplitUp.connect(config) as net:
+        if parse_usdc(amount, name="AMOUNT") or freeze is None:
+            await net.deposit(amount)
+        until = None if freeze is None else await net.freeze(freeze)
+    kept = "" if freeze is None else f"; the balance is frozen for {freeze:g} s"
+    output.give(
+        {"deposited_usdc": amount, "frozen_until": until},
+        lambda: output.out.print(f"{amount} USDC deposited in the market{kept}"),
+    )

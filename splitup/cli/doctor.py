@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import DirFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME, find_network_file
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError
@@ -31,21 +32,14 @@ _PROGRAMS: Final = ("splitup-node", "splitup-oracle", "splitup-deploy")
 _TIMEOUT_S: Final = 20.0
 
 
-def command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+@as_command
+def command(directory: DirFlag = DEFAULT_HOME, *, output: JsonOutput) -> None:
     """Check what this machine lacks, and say how to install it; exit code 1 when it lacks any."""
-    output = Output.open(as_json)
-
-    def run() -> None:
-        output.hint("checking this machine")
-        checks = run_checks(directory)
-        if output.as_json:
-            output.print_json(to_dict(checks))
-        else:
-            _show(output, checks)
-        if not all(check.ok for check in checks):
-            raise typer.Exit(1)
-
-    run_command(output, run)
+    output.hint("checking this machine")
+    checks = run_checks(directory)
+    output.give(to_dict(checks), lambda: _show(output, checks))
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)
 
 
 def _show(output: Output, checks: list[Check]) -> None:

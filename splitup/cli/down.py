@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
 from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME
 
 
-def command(directory: DirFlag = DEFAULT_HOME) -> None:
+@as_command
+def command(directory: DirFlag = DEFAULT_HOME, *, output: Output) -> None:
     """Stop the network of a directory; its chain, objects and keys are kept."""
-    output = Output.open()
+    from splitup.devnet.commands import down
 
-    def run() -> None:
-        from splitup.devnet.commands import down
-
-        down(directory, output.say)
-
-    run_command(output, run)
+    down(directory, output.say)

@@ -18,15 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import AdapterFlags, JsonOutput, as_command
+from splitup.cli.console import Output
 from splitup.cli.cost import PATIENCE_S, Cost, wait_for_cost
-from splitup.cli.options import (
-    AdapterFlags,
-    ConfigFlag,
-    JsonFlag,
-    PaymentOptions,
-    with_options,
-)
+from splitup.cli.options import ConfigFlag, PaymentOptions
 from splitup.client import defaults
 
 if TYPE_CHECKING:
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
     from splitup.client.text.generation import Token
     from splitup.decode.block_diffusion import DiffusionOptions
     from splitup.decode.lookahead import LookaheadOptions
+    from splitup.decode.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +98,12 @@ class SamplingOptions:
             help="Draw from the fewest tokens of this probability, above 0 and at most 1.",
         ),
     ] = 1.0
+
+    def read(self) -> Sampler:
+        """Return the sampler; raise InvalidInput for impossible numbers."""
+        from splitup.decode.sampler import Sampler
+
+        return Sampler(self.temperature, self.seed, self.top_k, self.top_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,8 @@ class DiffusionFlags:
         return DiffusionOptions(**typed) if typed else None
 
 
-@with_options
-def command(
+@as_command
+async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered text model.")
     ],
@@ -222,40 +224,34 @@ def command(
     adapter: AdapterFlags,
     payment: PaymentOptions,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Continue a text and print its tokens as they come."""
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        arguments = {
-            "max_tokens": text.max_tokens,
-            "stop": tuple(text.stop or ()),
-            "temperature": sampling.temperature,
-            "seed": sampling.seed,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "decoder": decoder.decoder,
-            "lookahead": decoder.read_lookahead(),
-            "draft": decoder.draft,
-            "diffusion": diffusion.read(),
-            "adapter": adapter.read(),
-            "images": tuple(text.image or ()),
-            "max_price_usdc": payment.max_price,
-            "deadline_s": payment.deadline,
-            "verify": payment.verify,
-        }
-        done = event_loop.run(generate(output, config, model, text.read_prompt(), arguments))
-        if output.as_json:
-            output.print_json(done.to_dict())
-        if done.cost is not None:
-            output.say(done.cost.text)
-        if done.is_interrupted:
-            raise typer.Exit(130)
-
-    run_command(output, run)
+    arguments = {
+        "max_tokens": text.max_tokens,
+        "stop": tuple(text.stop or ()),
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "decoder": decoder.decoder,
+        "lookahead": decoder.read_lookahead(),
+        "draft": decoder.draft,
+        "diffusion": diffusion.read(),
+        "adapter": adapter.read(),
+        "images": tuple(text.image or ()),
+        "max_price_usdc": payment.max_price,
+        "deadline_s": payment.deadline,
+        "verify": payment.verify,
+    }
+    done = await generate(output, config, model, text.read_prompt(), arguments)
+    if output.as_json:
+        output.print_json(done.to_dict())
+    if done.cost is not None:
+        output.say(done.cost.text)
+    if done.is_interrupted:
+        raise typer.Exit(130)
 
 
 @dataclass(slots=True)

@@ -5,39 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from splitup.cli.console import Output, printable, run_command
-from splitup.cli.options import ConfigFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output, printable
+from splitup.cli.options import ConfigFlag
 
 if TYPE_CHECKING:
     from splitup.client.market.offers import Offer
 
 
-def command(config: ConfigFlag = None, as_json: JsonFlag = False) -> None:
+@as_command
+async def command(config: ConfigFlag = None, *, output: JsonOutput) -> None:
     """List the models on the market: kind, context, price of a step, and whether nodes hold it."""
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        offers = event_loop.run(_fetch(config))
-        if as_json:
-            output.print_json({"models": [asdict(offer) for offer in offers]})
-        elif offers:
-            _show(output, offers)
-        else:
-            output.say("no model is registered; register one with: splitup-deploy register")
-
-    run_command(output, run)
-
-
-async def _fetch(config: ConfigFlag) -> list[Offer]:
     from splitup.client.connection import SplitUp
 
     async with SplitUp.connect(config) as net:
-        return await net.list_offers()
+        offers = await net.list_offers()
+    output.give({"models": [asdict(offer) for offer in offers]}, lambda: _show(output, offers))
 
 
 def _show(output: Output, offers: list[Offer]) -> None:
+    if not offers:
+        output.say("no model is registered; register one with: splitup-deploy register")
+        return
     from rich.table import Table
 
     from splitup.client.inputs import format_usdc

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from importlib import import_module
-from inspect import Parameter, Signature, signature
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import Annotated
 
 import typer
 
 from splitup.client import defaults
 from splitup.config import HOME_VARIABLE
 from splitup.core import tuning
-from splitup.core.extras import find_extras
-
-if TYPE_CHECKING:
-    from splitup.client.private.final_states import AdapterChoice
 
 DirFlag = Annotated[
     Path,
@@ -31,7 +24,6 @@ ConfigFlag = Annotated[
         help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 VerifyFlag = Annotated[
     str | None,
     typer.Option(
@@ -68,53 +60,3 @@ class PaymentOptions:
         ),
     ] = None
     verify: VerifyFlag = None
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFlags:
-    """Flags that name an adapter of hidden states: those of an extra, none without it."""
-
-    def read(self) -> AdapterChoice | None:
-        """Return the adapter that was named, None without any; raise InvalidInput."""
-        return None
-
-
-def find_adapter_flags() -> type[AdapterFlags]:
-    """Return the flags of the installed extra that offers adapters."""
-    for extra in find_extras().values():
-        if extra.adapter_flags:
-            module, _, name = extra.adapter_flags.partition(":")
-            return cast("type[AdapterFlags]", getattr(import_module(module), name))
-    return AdapterFlags
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take frozen dataclasses: their fields become its flags."""
-    hints = get_type_hints(command, include_extras=True)
-    flags: list[Parameter] = []
-    groups: dict[str, Any] = {}
-    for name, parameter in signature(command).parameters.items():
-        kind = find_adapter_flags() if hints[name] is AdapterFlags else hints[name]
-        if not is_dataclass(kind):
-            changes: dict[str, Any] = {"kind": Parameter.KEYWORD_ONLY, "annotation": kind}
-            flags.append(parameter.replace(**changes))
-            continue
-        groups[name] = kind
-        annotations = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            default = Parameter.empty if field.default is MISSING else field.default
-            annotation = annotations[field.name]
-            flag = Parameter(
-                field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-            flags.append(flag)
-
-    def run(**values: Any) -> None:
-        for name, kind in groups.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-        command(**values)
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {flag.name: flag.annotation for flag in flags}
-    run.__signature__ = Signature(flags)  # type: ignore[attr-defined]
-    return run

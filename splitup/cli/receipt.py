@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, ExecutionArgument, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag, ExecutionArgument
 from splitup.client import defaults
 
 if TYPE_CHECKING:
@@ -18,23 +19,15 @@ if TYPE_CHECKING:
 _SILENT_S: Final = 2.0  # a longer wait is announced
 
 
-def command(
-    execution_id: ExecutionArgument, config: ConfigFlag = None, as_json: JsonFlag = False
+@as_command
+async def command(
+    execution_id: ExecutionArgument, config: ConfigFlag = None, *, output: JsonOutput
 ) -> None:
     """Show what an execution cost and who was paid; wait until it is settled or refunded."""
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        receipt, evidence = event_loop.run(_fetch(output, config, execution_id))
-        if output.as_json:
-            verdicts = evidence and [v.model_dump(mode="json") for v in evidence.verdicts]
-            output.print_json({**asdict(receipt), "verdicts": verdicts})
-        else:
-            _show(output, receipt, evidence)
-
-    run_command(output, run)
+    receipt, evidence = await _fetch(output, config, execution_id)
+    verdicts = evidence and [verdict.model_dump(mode="json") for verdict in evidence.verdicts]
+    found = {**asdict(receipt), "verdicts": verdicts}
+    output.give(found, lambda: _show(output, receipt, evidence))
 
 
 async def _fetch(

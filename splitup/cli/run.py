@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
 from splitup.cli.cost import Cost, wait_for_cost
-from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
+from splitup.cli.options import ConfigFlag, PaymentOptions
 
 if TYPE_CHECKING:
     from splitup.client.outcome import Array, Result
 
 
-@with_options
-def command(
+@as_command
+async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered model.")
     ],
@@ -31,46 +32,15 @@ def command(
     ],
     payment: PaymentOptions,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Run a model over arrays; write every output as NAME.npy."""
-    output = Output.open(as_json)
+    import numpy as np
 
-    def run() -> None:
-        import numpy as np
-
-        from splitup.core import event_loop
-
-        arrays = dict(_read_input(text) for text in inputs)
-        result, cost = event_loop.run(_execute(output, config, model, arrays, payment))
-        directory.mkdir(parents=True, exist_ok=True)
-        files = {name: directory / f"{name}.npy" for name in result.outputs}
-        for name, path in files.items():
-            np.save(path, result.outputs[name], allow_pickle=False)
-        if output.as_json:
-            output.print_json({**_describe_result(result, files), **cost.to_dict()})
-            return
-        for name, path in files.items():
-            array = result.outputs[name]
-            output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}")
-        nodes = len(set(result.nodes))
-        output.say(
-            f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s"
-        )
-        output.say(cost.text)
-
-    run_command(output, run)
-
-
-async def _execute(
-    output: Output,
-    config: ConfigFlag,
-    model: str,
-    arrays: dict[str, Array],
-    payment: PaymentOptions,
-) -> tuple[Result, Cost]:
     from splitup.client.connection import SplitUp
 
+    arrays = dict(_read_input(text) for text in inputs)
     async with SplitUp.connect(config) as net:
         output.hint(f"running {model}")
         result = await net.execute(
@@ -81,7 +51,22 @@ async def _execute(
             verify=payment.verify,
         )
         locked = result.plan.request.max_price_micro_usdc
-        return result, await wait_for_cost(output, net, result.execution_id, locked)
+        cost = await wait_for_cost(output, net, result.execution_id, locked)
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {name: directory / f"{name}.npy" for name in result.outputs}
+    for name, path in files.items():
+        np.save(path, result.outputs[name], allow_pickle=False)
+    found = {**_describe_result(result, files), **cost.to_dict()}
+    output.give(found, lambda: _show(output, result, files, cost))
+
+
+def _show(output: Output, result: Result, files: dict[str, Path], cost: Cost) -> None:
+    for name, path in files.items():
+        array = result.outputs[name]
+        output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}")
+    nodes = len(set(result.nodes))
+    output.say(f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s")
+    output.say(cost.text)
 
 
 def _read_input(text: str) -> tuple[str, Array]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import JsonOutput, as_command
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SYSTEM_FOLDER: Final = Path("/etc/systemd/system")
@@ -95,44 +95,30 @@ def make_service_app(service: Service) -> typer.Typer:
     system_flag = typer.Option(
         False, "--system", help="For the whole system (as root), not only for your user."
     )
-    json_flag = typer.Option(False, "--json", help="Print one JSON object.")
-
-    def run(
-        work: Callable[[], dict[str, Any]], said: Callable[[dict[str, Any]], str], as_json: bool
-    ) -> None:
-        output = Output.open(as_json)
-
-        def act() -> None:
-            result = work()
-            if as_json:
-                output.print_json(result)
-            else:
-                _show(said(result), result, output.out)
-
-        run_command(output, act)
 
     @app.command("install")
+    @as_command
     def install_command(
         config: Path = config_flag,
         name: str = name_flag,
         is_system: bool = system_flag,
-        as_json: bool = json_flag,
+        *,
+        output: JsonOutput,
     ) -> None:
         """Write a unit for systemd, and say how to start it."""
-        options = ServiceOptions(config, name, is_system)
-        said = "Wrote {unit}. Start it, now and at every boot, with:"
-        run(lambda: install(service, options), lambda result: said.format_map(result), as_json)
+        done = install(service, ServiceOptions(config, name, is_system))
+        said = f"Wrote {done['unit']}. Start it, now and at every boot, with:"
+        output.give(done, lambda: _show(said, done, output.out))
 
     @app.command("uninstall")
+    @as_command
     def uninstall_command(
-        name: str = name_flag,
-        is_system: bool = system_flag,
-        as_json: bool = json_flag,
+        name: str = name_flag, is_system: bool = system_flag, *, output: JsonOutput
     ) -> None:
         """Delete the unit; all other files stay."""
-        options = ServiceOptions(service.default_config, name, is_system)
-        said = "Deleted {unit}. End what it started with:"
-        run(lambda: uninstall(options), lambda result: said.format_map(result), as_json)
+        done = uninstall(ServiceOptions(service.default_config, name, is_system))
+        said = f"Deleted {done['unit']}. End what it started with:"
+        output.give(done, lambda: _show(said, done, output.out))
 
     return app
 

@@ -6,30 +6,24 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import DirFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME
 
 if TYPE_CHECKING:
     from splitup.devnet.commands import NetworkStatus
 
 
-def command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+@as_command
+def command(directory: DirFlag = DEFAULT_HOME, *, output: JsonOutput) -> None:
     """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
-    output = Output.open(as_json)
+    from splitup.devnet.commands import fetch_status
 
-    def run() -> None:
-        from splitup.devnet.commands import fetch_status
-
-        status = fetch_status(directory)
-        if output.as_json:
-            output.print_json(status.to_dict())
-        else:
-            _show(output, status)
-        if status.health is None or not status.health.is_ready():
-            raise typer.Exit(1)
-
-    run_command(output, run)
+    status = fetch_status(directory)
+    output.give(status.to_dict(), lambda: _show(output, status))
+    if status.health is None or not status.health.is_ready():
+        raise typer.Exit(1)
 
 
 def _show(output: Output, status: NetworkStatus) -> None:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
 from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME
 
 
+@as_command
 def command(
     nodes: Annotated[
         int | None,
@@ -39,23 +41,20 @@ def command(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is ready; it keeps running.")
     ] = False,
+    *,
+    output: Output,
 ) -> None:
     """Start a whole network on this machine, or resume the one in the directory."""
-    output = Output.open()
+    from splitup.devnet.commands import up, up_detached
+    from splitup.devnet.network import DevnetOptions
 
-    def run() -> None:
-        from splitup.devnet.commands import up, up_detached
-        from splitup.devnet.network import DevnetOptions
-
-        vram_bytes = None if vram is None else _parse_size(vram)
-        options = DevnetOptions(directory, nodes, vram_bytes, members=members)
-        if detach:
-            output.hint("starting the network")
-            up_detached(options, output.say)
-        else:
-            up(options, output.say, output.update)
-
-    run_command(output, run)
+    vram_bytes = None if vram is None else _parse_size(vram)
+    options = DevnetOptions(directory, nodes, vram_bytes, members=members)
+    if detach:
+        output.hint("starting the network")
+        up_detached(options, output.say)
+    else:
+        up(options, output.say, output.update)
 
 
 def _parse_size(text: str) -> int:

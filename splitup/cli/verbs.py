@@ -12,9 +12,8 @@ from typing import Final
 
 import typer
 
-from splitup.cli.command_group import make_group
+from splitup.cli.command_group import list_own_commands, make_group
 from splitup.cli.console import EXIT_CODES, add_version_option
-from splitup.core.extras import Command
 
 _VERBS: Final = {  # each with its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
@@ -35,10 +34,7 @@ _VERBS: Final = {  # each with its line in the help
     "demo": "Run a model on a temporary network and show every step.",
 }
 
-
-VERBS: Final = {
-    verb: Command(f"splitup.cli.{verb.replace('-', '_')}", text) for verb, text in _VERBS.items()
-}
+VERBS: Final = list_own_commands("splitup.cli", _VERBS)
 app = typer.Typer(
     cls=make_group("splitup", VERBS),
     name="splitup",

@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.options import ConfigFlag
 
 
-def command(
+@as_command
+async def command(
     amount: Annotated[
         str | None,
         typer.Argument(metavar="[AMOUNT]", help="USDC to take out (default: all of the deposit)."),
     ] = None,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Move USDC of your deposit from the market back into your wallet.
 
@@ -24,21 +26,12 @@ def command(
     killed left locked is fetched back first, once its deadline and the time for its settlement are
     over.
     """
-    output = Output.open(as_json)
+    from splitup.client.connection import SplitUp
+    from splitup.client.inputs import format_usdc
 
-    def run() -> None:
-        from splitup.client.connection import SplitUp
-        from splitup.client.inputs import format_usdc
-        from splitup.core import event_loop
-
-        async def withdraw() -> int:
-            async with SplitUp.connect(config) as net:
-                return await net.withdraw(amount)
-
-        taken = event_loop.run(withdraw())
-        if output.as_json:
-            output.print_json({"withdrawn_micro_usdc": taken})
-        else:
-            output.out.print(f"{format_usdc(taken)} withdrawn into your wallet")
-
-    run_command(output, run)
+    async with SplitUp.connect(config) as net:
+        taken = await net.withdraw(amount)
+    output.give(
+        {"withdrawn_micro_usdc": taken},
+        lambda: output.out.print(f"{format_usdc(taken)} withdrawn into your wallet"),
+    )

@@ -10,7 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import run_command
+from splitup.cli.console import Output
 from splitup.cli.cost import wait_for_cost
 from splitup.cli.generate import DecoderOptions, DiffusionFlags, Generated
 from splitup.cli.receipt import describe_cost

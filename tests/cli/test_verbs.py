@@ -10,10 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from splitup_deploy.cli.commands import COMMANDS as DEPLOY_COMMANDS
+from splitup_node.cli.app import COMMANDS as NODE_COMMANDS
 from typer.testing import CliRunner
 
 from splitup.cli.verbs import VERBS, app
-from splitup.core.extras import find_commands
+from splitup.core.extras import Command, find_commands
 
 RUNNER = CliRunner()
 # each takes a tenth of a second or more to import, and no help text needs it
@@ -33,14 +35,23 @@ def test_every_verb_has_a_command_with_help(verb: str) -> None:
     )
 
 
-def test_every_module_of_a_verb_is_registered() -> None:
-    folder = Path(import_module("splitup.cli").__path__[0])
+@pytest.mark.parametrize(
+    ("package", "commands"),
+    [("splitup", VERBS), ("splitup_node", NODE_COMMANDS), ("splitup_deploy", DEPLOY_COMMANDS)],
+)
+def test_every_module_of_a_command_is_registered(
+    package: str, commands: dict[str, Command]
+) -> None:
+    folder = Path(import_module(f"{package}.cli").__path__[0])
     with_command = {
-        f"splitup.cli.{path.stem}"
+        f"{package}.cli.{path.stem}"
         for path in folder.glob("*.py")
-        if "\ndef command(" in path.read_text()
+        if "def command(" in path.read_text() and path.stem != "command"
     }
-    assert with_command == {verb.module for verb in VERBS.values()}
+    assert with_command == {command.module for command in commands.values()}
+
+
+def test_every_verb_is_listed() -> None:
     listed = RUNNER.invoke(app, ["--help"]).output
     assert all(f"  {verb} " in listed for verb in ALL)
 

@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from splitup.cli.console import Output
-from splitup_deploy.cli.options import CutOptions, JsonFlag, TargetFlag
-from splitup_deploy.cli.steps import compile_model, run_quietly
+from splitup.cli.command import JsonOutput, as_command
+from splitup_deploy.cli.options import CutOptions, TargetFlag
+from splitup_deploy.cli.steps import compile_model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateOptions:
-    """Which model to compute, and how many steps of it."""
-
+@as_command
+def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A model, as for 'register --model'.")
-    ]
-    target_vram: TargetFlag
-    cut: CutOptions
+    ],
+    target_vram: TargetFlag,
+    cut: CutOptions,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=2, max=4096, help="Steps to compute.")
-    ] = 24
+    ] = 24,
     prompt: Annotated[
         str,
         typer.Option("--prompt", metavar="TEXT", help="Text to compute; random tokens follow it."),
-    ] = ""
+    ] = "",
     file: Annotated[
         Path | None,
         typer.Option("--output", metavar="FILE", help="File for 'register --tolerance'."),
-    ] = None
-    as_json: JsonFlag = False
-
-
-def calibrate(options: CalibrateOptions) -> None:
+    ] = None,
+    *,
+    output: JsonOutput,
+) -> None:
     """Measure how much correct results differ between machines, and how little perturbations show.
 
     Computes every task with all code generators of this machine, then perturbed: with lower
     precision, coarser weights, a skipped layer and a shorter context. Where a bound separates the
     two, it becomes the task's tolerance; elsewhere only equal bytes count. Takes minutes.
     """
-    output = Output.open(options.as_json)
-    run_quietly(output, lambda: _calibrate(options, output))
-
-
-def _calibrate(options: CalibrateOptions, output: Output) -> None:
     import json
     import tempfile
 
@@ -55,7 +46,7 @@ def _calibrate(options: CalibrateOptions, output: Output) -> None:
     from splitup_deploy.calibration.calibration_report import render_report
     from splitup_deploy.showing.progress import show_status, write_file
 
-    compiled = compile_model(output, options.model, options.target_vram, options.cut)
+    compiled = compile_model(output, model, target_vram, cut)
     with (
         show_status(output.log, "calibrating") as say,
         tempfile.TemporaryDirectory() as folder,
@@ -63,12 +54,12 @@ def _calibrate(options: CalibrateOptions, output: Output) -> None:
         report = calibrate_model(
             compiled,
             Path(folder),
-            options.steps,
-            tokens=encode_prompt(compiled, options.prompt),
+            steps,
+            tokens=encode_prompt(compiled, prompt),
             say=say,
         )
-    if options.file is not None:
-        write_file(options.file, json.dumps(report.make_file(), indent=1) + "\n")
+    if file is not None:
+        write_file(file, json.dumps(report.make_file(), indent=1) + "\n")
     if output.as_json:
         output.print_json(report.to_dict())
         return

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
 from splitup_deploy.cli.options import (
     TARGET_HELP,
     CutOptions,
-    JsonFlag,
     ManifestOptions,
     NetworkOptions,
 )
-from splitup_deploy.cli.steps import compile_model, run_on_network, run_quietly
+from splitup_deploy.cli.steps import compile_model, open_network
 
 if TYPE_CHECKING:
-    from splitup.chain.client import Chain
-    from splitup.graph.manifest import Manifest
-    from splitup.storage.gateway_client import GatewayClient
     from splitup_deploy.showing.profile import Profile
 
 
@@ -51,25 +48,22 @@ class InspectOptions:
         typer.Option("--output", metavar="FILE", help="Where the graph goes (default: stdout)."),
     ] = None
     network: NetworkOptions
-    as_json: JsonFlag = False
 
 
-def inspect(options: InspectOptions) -> None:
+@as_command
+def command(options: InspectOptions, *, output: JsonOutput) -> None:
     """Show a model's task graph with bytes, memory, time and price of every task.
 
     A directory or config.json without weights is enough to preview how a model would be cut. With
     weights, the id is the one that 'register' gives with the same flags.
     """
-    output = Output.open(options.as_json)
-    run_quietly(output, lambda: _inspect(options, output))
+    from splitup.core import event_loop
 
-
-def _inspect(options: InspectOptions, output: Output) -> None:
     if ":" in options.model or Path(options.model).exists():
         profile, is_complete = _compile(options, output)
         _show(options, output, profile, None, is_complete)
     else:
-        profile, name = _fetch(options)
+        profile, name = event_loop.run(_fetch(options))
         _show(options, output, profile, name, True)
 
 
@@ -93,7 +87,7 @@ def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
     return profile, compiled.is_complete
 
 
-def _fetch(options: InspectOptions) -> tuple[Profile, str]:
+async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
     from splitup.chain.registered_models import find_model
     from splitup.core.errors import ConfigurationError, InvalidInput
@@ -108,16 +102,14 @@ def _fetch(options: InspectOptions) -> tuple[Profile, str]:
             f"{options.model!r:.80} is no file or directory here, and cannot be looked up: {error}"
         ) from None
 
-    async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str]:
+    async with open_network(network) as (chain, client):
         try:
             found = await find_model(chain, options.model)
         except InvalidInput as error:
             raise InvalidInput(f"{error}; nor is there such a file or directory") from None
-        return load_manifest(await client.fetch_manifest(found.model_id)), found.name
-
-    manifest, name = run_on_network(network, fetch)
+        manifest = load_manifest(await client.fetch_manifest(found.model_id))
     targets = () if options.target_vram is None else parse_sizes(options.target_vram)
-    return compute_profile(manifest, targets_bytes=targets), name
+    return compute_profile(manifest, targets_bytes=targets), found.name
 
 
 def _show(

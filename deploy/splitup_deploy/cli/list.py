@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
-from splitup_deploy.cli.options import JsonFlag, NetworkOptions
-from splitup_deploy.cli.steps import run_on_network, run_quietly
+from splitup_deploy.cli.options import NetworkOptions
+from splitup_deploy.cli.steps import open_network
 
 if TYPE_CHECKING:
-    from splitup.chain.client import Chain
     from splitup.chain.registered_models import RegisteredModel
-    from splitup.storage.gateway_client import GatewayClient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
-    """Where to look."""
-
-    network: NetworkOptions
-    as_json: JsonFlag = False
-
-
-def list_models(options: ListOptions) -> None:
+@as_command
+async def command(network: NetworkOptions, *, output: JsonOutput) -> None:
     """List the registered models, and which version of each name is used."""
-    output = Output.open(options.as_json)
-    run_quietly(output, lambda: _list(options, output))
-
-
-def _list(options: ListOptions, output: Output) -> None:
     from splitup.chain.registered_models import fetch_models
+
+    async with open_network(network.load()) as (chain, _):
+        models = await fetch_models(chain)
+    output.give({"models": [asdict(entry) for entry in models]}, lambda: _show(output, models))
+
+
+def _show(output: Output, models: tuple[RegisteredModel, ...]) -> None:
     from splitup_deploy.showing.report import render_models
 
-    async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:
-        return await fetch_models(chain)
-
-    models = run_on_network(options.network.load(), fetch)
-    if output.as_json:
-        output.print_json({"models": [asdict(entry) for entry in models]})
-    elif models:
+    if models:
         output.out.print(render_models(models), soft_wrap=True)
     else:
         output.say("no model is registered; register one with: splitup-deploy register")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.table import Table
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output, ask_passphrase
-from splitup_deploy.cli.options import JsonFlag
-from splitup_deploy.cli.steps import run_quietly
 
 if TYPE_CHECKING:
-    from splitup.crypto.keys import Identity
     from splitup_deploy.network.deployment import DeploymentPlan
     from splitup_deploy.network.settings import NetworkSettings
 
@@ -45,6 +42,7 @@ DEFAULT_CONFIG: Final = Path("network.toml")
 
 
 @app.command("init")
+@as_command
 def init_command(
     data_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for the owner's key and files.")
@@ -56,150 +54,109 @@ def init_command(
     confirmations: Annotated[
         int, typer.Option(metavar="BLOCKS", help="Blocks that members wait before they believe.")
     ] = 2,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Make the owner's key and network.toml, a commented file of settings.
 
     At a terminal it asks for the key's passphrase; elsewhere, or if empty, the key gets a random
     one. Whoever has keystore.json and passphrase owns the network.
     """
-    output = Output.open(as_json)
+    from splitup_deploy.network.settings import create_network_file
 
-    def run() -> None:
-        from splitup_deploy.network.settings import create_network_file
-
-        passphrase = ask_passphrase("owner") if sys.stdin.isatty() else ""
-        made = create_network_file(
-            data_dir,
-            rpc_url=rpc_url,
-            usdc=usdc,
-            confirmations=confirmations,
-            passphrase=passphrase,
-        )
-        if as_json:
-            output.print_json({"config": str(made.config), "owner": made.owner})
-            return
-        for line in (
-            f"Made the owner's key {made.owner} and {made.config}.",
-            "Next: send it ether for gas, then see what would be done:",
-            f"  splitup-deploy network plan --config {made.config}",
-        ):
-            output.out.print(line, soft_wrap=True)
-
-    run_quietly(output, run)
+    made = create_network_file(
+        data_dir,
+        rpc_url=rpc_url,
+        usdc=usdc,
+        confirmations=confirmations,
+        passphrase=ask_passphrase("owner") if sys.stdin.isatty() else "",
+    )
+    lines = (
+        f"Made the owner's key {made.owner} and {made.config}.",
+        "Next: send it ether for gas, then see what would be done:",
+        f"  splitup-deploy network plan --config {made.config}",
+    )
+    output.give(
+        {"config": str(made.config), "owner": made.owner},
+        lambda: output.out.print("\n".join(lines), soft_wrap=True),
+    )
 
 
 @app.command("plan")
-def plan_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonFlag = False) -> None:
+@as_command
+async def plan_command(config: ConfigOption = DEFAULT_CONFIG, *, output: JsonOutput) -> None:
     """Show what 'deploy' would do now, by whom and at what cost. Sends nothing."""
+    from splitup_deploy.network.deployment import make_plan
+    from splitup_deploy.network.settings import NetworkSettings
 
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-        from splitup_deploy.network.deployment import make_plan
-        from splitup_deploy.network.settings import NetworkSettings
-
-        settings = NetworkSettings.load(config)
-        plan = event_loop.run(make_plan(settings))
-        if as_json:
-            output.print_json(_make_json(plan, settings))
-        else:
-            _show_plan(plan, settings, output)
-
-    run_quietly(output, run)
+    settings = NetworkSettings.load(config)
+    plan = await make_plan(settings)
+    output.give(_make_json(plan, settings), lambda: _show_plan(plan, settings, output))
 
 
 @app.command("deploy")
-def deploy_command(
-    config: ConfigOption = DEFAULT_CONFIG, yes: YesFlag = False, as_json: JsonFlag = False
+@as_command
+async def deploy_command(
+    config: ConfigOption = DEFAULT_CONFIG, yes: YesFlag = False, *, output: JsonOutput
 ) -> None:
     """Make the chain as the file says: contracts, members, parameters, owner.
 
     Does only what is missing: repeat it after a failure, and after every change of the file.
     deployment.json, which everybody needs, is written when all of it is verified.
     """
+    from splitup_deploy.network.deployment import deploy_network, make_plan
+    from splitup_deploy.network.settings import NetworkSettings
 
-    async def deploy(settings: NetworkSettings, identity: Identity, output: Output) -> None:
-        from splitup_deploy.network.deployment import deploy_network, make_plan
-
-        if not yes:
-            plan = await make_plan(settings)
-            _show_plan(plan, settings, Output(False, output.log, output.log))
-            _confirm("Send these transactions?" if plan.steps else "Nothing to send. Verify?")
-        deployment = await deploy_network(settings, identity, output.say)
-        if as_json:
-            output.print_json(asdict(deployment))
-        else:
-            text = f"deployed and verified; give everybody {settings.deployment}"
-            output.out.print(text, soft_wrap=True)
-
-    _act(config, as_json, deploy)
+    settings = NetworkSettings.load(config)
+    identity = settings.load_identity()
+    if not yes:
+        plan = await make_plan(settings)
+        _show_plan(plan, settings, Output(False, output.log, output.log))
+        _confirm("Send these transactions?" if plan.steps else "Nothing to send. Verify?")
+    deployment = await deploy_network(settings, identity, output.say)
+    said = f"deployed and verified; give everybody {settings.deployment}"
+    output.give(asdict(deployment), lambda: output.out.print(said, soft_wrap=True))
 
 
 @app.command("verify")
-def verify_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonFlag = False) -> None:
+@as_command
+async def verify_command(config: ConfigOption = DEFAULT_CONFIG, *, output: JsonOutput) -> None:
     """Compare the contracts on the chain with this version's code and with the file.
 
     Exit code 1 if anything differs. Anybody can do it with the owner's file, deployment and record,
     all without secrets, if 'owner' is given in the file.
     """
-    output = Output.open(as_json)
+    from splitup_deploy.network.deployment import verify_network
+    from splitup_deploy.network.settings import NetworkSettings
 
-    def run() -> None:
-        from splitup.core import event_loop
-        from splitup_deploy.network.deployment import verify_network
-        from splitup_deploy.network.settings import NetworkSettings
-
-        problems = event_loop.run(verify_network(NetworkSettings.load(config)))
-        if as_json:
-            output.print_json({"problems": problems})
-        for problem in () if as_json else problems:
-            output.out.print(f"✗ {problem}", soft_wrap=True)
-        if problems:
-            raise typer.Exit(1)
-        if not as_json:
-            output.out.print("The contracts and their settings are as the file says.")
-
-    run_quietly(output, run)
+    problems = await verify_network(NetworkSettings.load(config))
+    said = "\n".join(f"✗ {problem}" for problem in problems)
+    said = said or "The contracts and their settings are as the file says."
+    output.give({"problems": problems}, lambda: output.out.print(said, soft_wrap=True))
+    if problems:
+        raise typer.Exit(1)
 
 
 @app.command("reset-members")
-def reset_members_command(
-    config: ConfigOption = DEFAULT_CONFIG, yes: YesFlag = False, as_json: JsonFlag = False
+@as_command
+async def reset_members_command(
+    config: ConfigOption = DEFAULT_CONFIG, yes: YesFlag = False, *, output: JsonOutput
 ) -> None:
     """Appoint the file's members at once, without a handover of the group key.
 
     Only for when more than f members are gone for good: executions that are open then cannot be
     settled, and their clients are refunded. Otherwise change the members with 'deploy'.
     """
+    from splitup_deploy.network.deployment import reset_members
+    from splitup_deploy.network.settings import NetworkSettings
 
-    async def reset(settings: NetworkSettings, identity: Identity, output: Output) -> None:
-        from splitup_deploy.network.deployment import reset_members
-
-        if not yes:
-            _confirm(f"Appoint the {len(settings.members)} members without a handover?")
-        number = await reset_members(settings, identity)
-        if as_json:
-            output.print_json({"configuration": number})
-        else:
-            output.out.print(f"configuration {number} is in force; its members make a new key")
-
-    _act(config, as_json, reset)
-
-
-def _act(config: Path, as_json: bool, act: Callable[..., Any]) -> None:
-    """Load the file and open its key, then act."""
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-        from splitup_deploy.network.settings import NetworkSettings
-
-        settings = NetworkSettings.load(config)
-        event_loop.run(act(settings, settings.load_identity(), output))
-
-    run_quietly(output, run)
+    settings = NetworkSettings.load(config)
+    identity = settings.load_identity()
+    if not yes:
+        _confirm(f"Appoint the {len(settings.members)} members without a handover?")
+    number = await reset_members(settings, identity)
+    said = f"configuration {number} is in force; its members make a new key"
+    output.give({"configuration": number}, lambda: output.out.print(said))
 
 
 def _confirm(question: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from splitup.config import NetworkConfig
     from splitup.graph.manifest import Manifest
     from splitup_deploy.cutting.build import CompiledModel
-
-_Options = TypeVar("_Options")
 
 TARGET_HELP = (
     "Memory a task may need: 12GB, 900MB, 6GiB. Several sizes are those of a mixed fleet's cards, "
@@ -30,7 +27,6 @@ ModelArgument = Annotated[
         metavar="MODEL", help="A registered model: its name (the version used now) or its id."
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,48 +232,3 @@ class ManifestOptions:
 
         classes = () if self.tolerance is None else load_tolerances(self.tolerance).classes
         return describe_tolerances(manifest, classes)
-
-
-def make_command(kind: type[_Options], run: Callable[[_Options], None]) -> Callable[..., None]:
-    """Return the function that Typer takes for ``run``: a parameter for each field of its options.
-
-    A field that is itself an options object gives its own fields.
-    """
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=annotation,
-        )
-        for field, annotation in _list_fields(kind)
-    ]
-
-    def command(**values: Any) -> None:
-        run(_fill(kind, values))
-
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__doc__ = run.__doc__
-    return command
-
-
-def _list_fields(kind: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        if is_dataclass(hints[field.name]):
-            yield from _list_fields(hints[field.name])
-        else:
-            yield field, hints[field.name]
-
-
-def _fill(kind: type[_Options], values: dict[str, Any]) -> _Options:
-    hints = get_type_hints(kind)
-    return kind(
-        **{
-            field.name: _fill(hints[field.name], values)
-            if is_dataclass(hints[field.name])
-            else values[field.name]
-            for field in fields(kind)  # type: ignore[arg-type]
-        }
-    )

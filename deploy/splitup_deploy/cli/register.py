@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
 from splitup_deploy.cli.options import (
     CutOptions,
-    JsonFlag,
     KeyOptions,
     ManifestOptions,
     NetworkOptions,
     TargetFlag,
 )
-from splitup_deploy.cli.steps import compile_model, run_on_network
+from splitup_deploy.cli.steps import compile_model, open_network
 
 if TYPE_CHECKING:
-    from splitup.chain.client import Chain
-    from splitup.storage.gateway_client import GatewayClient
     from splitup_deploy.cutting.build import CompiledModel
     from splitup_deploy.publishing.registration import Registration
 
@@ -48,21 +46,13 @@ class RegisterOptions:
     ] = False
     network: NetworkOptions
     key: KeyOptions
-    as_json: JsonFlag = False
 
 
-def register(options: RegisterOptions) -> None:
+@as_command(interrupted="interrupted; run the command again to go on where it stopped")
+def command(options: RegisterOptions, *, output: JsonOutput) -> None:
     """Compile a model, store its parts, and register it with one transaction at the end."""
-    output = Output.open(options.as_json)
-    run_command(
-        output,
-        lambda: _register(options, output),
-        interrupted="interrupted; run the command again to go on where it stopped",
-    )
-
-
-def _register(options: RegisterOptions, output: Output) -> None:
     from splitup.chain.registered_models import check_name
+    from splitup.core import event_loop
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.publishing.registration import check_ready, publish
     from splitup_deploy.showing.profile import compute_profile
@@ -78,18 +68,20 @@ def _register(options: RegisterOptions, output: Output) -> None:
     network = options.network.load(options.key)
     identity = network.load_user()
 
-    async def check(chain: Chain, client: GatewayClient) -> None:
-        await check_ready(chain, options.name)
-        await client.ping()
+    async def check() -> None:
+        async with open_network(network, identity) as (chain, client):
+            await check_ready(chain, options.name)
+            await client.ping()
 
-    run_on_network(network, check, identity)  # before the compiler's minutes
+    event_loop.run(check())  # before the compiler's minutes, during which no loop runs
     compiled = _compile(options, output)
 
-    async def send(chain: Chain, client: GatewayClient) -> Registration:
+    async def send() -> Registration:
         with UploadBar(output.log) as progress:
-            return await publish(compiled, options.name, chain, client, progress)
+            async with open_network(network, identity) as (chain, client):
+                return await publish(compiled, options.name, chain, client, progress)
 
-    done = run_on_network(network, send, identity)
+    done = event_loop.run(send())
     profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
     show_registration(output, profile, done)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.console import Output
 from splitup.core.errors import InvalidModel
 from splitup_deploy.cli.options import CutOptions
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from splitup.crypto.keys import Identity
     from splitup.storage.gateway_client import GatewayClient
     from splitup_deploy.cutting.build import CompiledModel
-
-_T = TypeVar("_T")
-run_quietly: Final = partial(run_command, interrupted="interrupted")
 
 
 def compile_model(
@@ -74,23 +71,19 @@ def compile_model(
     return compiled
 
 
-def run_on_network(
-    network: NetworkConfig,
-    act: Callable[[Chain, GatewayClient], Awaitable[_T]],
-    identity: Identity | None = None,
-) -> _T:
-    """Connect to chain and gateway, act, disconnect. Transactions need an identity."""
+@contextlib.asynccontextmanager
+async def open_network(
+    network: NetworkConfig, identity: Identity | None = None
+) -> AsyncIterator[tuple[Chain, GatewayClient]]:
+    """Connect to chain and gateway. Transactions need an identity."""
     from splitup.chain.client import Chain
     from splitup.chain.deployment import Deployment
     from splitup.storage.gateway_client import GatewayClient
 
-    async def connect() -> _T:
-        deployment = Deployment.load(network.deployment)
-        key = None if identity is None else identity.private_key
-        async with (
-            await Chain.connect(network.rpc_url, deployment, private_key=key) as chain,
-            GatewayClient(network.gateway_urls, identity) as client,
-        ):
-            return await act(chain, client)
-
-    return asyncio.run(connect())
+    deployment = Deployment.load(network.deployment)
+    key = None if identity is None else identity.private_key
+    async with (
+        await Chain.connect(network.rpc_url, deployment, private_key=key) as chain,
+        GatewayClient(network.gateway_urls, identity) as client,
+    ):
+        yield chain, client

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from splitup_deploy.cli.options import JsonFlag, make_command
-from splitup_deploy.cli.steps import run_quietly
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
 
 if TYPE_CHECKING:
@@ -64,20 +63,15 @@ class ExportOptions:
             help="Compute a text with the file and with our kernels, and compare.",
         ),
     ] = True
-    as_json: JsonFlag = False
 
 
-def export(options: ExportOptions) -> None:
+@as_command
+def command(options: ExportOptions, *, output: JsonOutput) -> None:
     """Export a model for a small device: one file with program, weights and tokenizer.
 
     Needs pip install 'splitup[edge]', except for ONNX. A config.json without weights, or no
     --output, gives the sizes and writes nothing. Run the file with: splitup edge run FILE.
     """
-    output = Output.open(options.as_json)
-    run_quietly(output, lambda: _export(options, output))
-
-
-def _export(options: ExportOptions, output: Output) -> None:
     from splitup_edge.export.plan import plan_export
 
     if options.file is not None:
@@ -140,6 +134,3 @@ def _write(options: ExportOptions, plan: ExportPlan, file: Path, output: Output)
             say("comparing with our kernels")
             report["check"] = check_program(file, options.model, plan, modules)
     return report
-
-
-command = make_command(ExportOptions, export)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
 from splitup.cli.generate import (
     DecoderOptions,
     DiffusionFlags,
@@ -17,14 +18,13 @@ from splitup.cli.generate import (
     SamplingOptions,
     TextOptions,
 )
-from splitup.cli.options import JsonFlag, with_options
 
 if TYPE_CHECKING:
     from splitup.client.text.generation import DecoderName
 
 
-@with_options
-def command(
+@as_command
+async def command(
     action: Annotated[Literal["run"], typer.Argument(help="run: continue a text.")],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="What 'splitup-deploy export' wrote.")
@@ -33,29 +33,23 @@ def command(
     sampling: SamplingOptions,
     decoder: DecoderOptions,
     diffusion: DiffusionFlags,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Continue a text with a model in a file. Needs pip install 'splitup[edge]'.
 
     The tokens are those that a network would give with the same flags.
     """
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        done = event_loop.run(generate(output, file, text, sampling, decoder, diffusion))
-        if output.as_json:
-            output.print_json(
-                {
-                    "text": done.text,
-                    "tokens": done.tokens,
-                    "first_token_s": round(done.first_s, 3),
-                    "tokens_per_s": round(done.tokens_per_s, 1),
-                }
-            )
-
-    run_command(output, run)
+    done = await generate(output, file, text, sampling, decoder, diffusion)
+    if output.as_json:
+        output.print_json(
+            {
+                "text": done.text,
+                "tokens": done.tokens,
+                "first_token_s": round(done.first_s, 3),
+                "tokens_per_s": round(done.tokens_per_s, 1),
+            }
+        )
 
 
 async def generate(
@@ -74,7 +68,6 @@ async def generate(
     from splitup.client.text.generation import encode_prompt, generate_tokens, make_decoder
     from splitup.client.text.tokenizer import ModelTokenizer
     from splitup.decode.prompt import TextRequest
-    from splitup.decode.sampler import Sampler
     from splitup.decode.stop import StopFilter
     from splitup_edge.confined_program import EdgeTexts
 
@@ -87,7 +80,7 @@ async def generate(
         done, info = Generated(opened_s=time.monotonic()), model.manifest.text
         request = TextRequest(
             prompt=tuple(encode_prompt(tokenizer, prompt)),
-            sampler=Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p),
+            sampler=sampling.read(),
             max_tokens=text.max_tokens,
             eos_ids=frozenset(info.eos_ids),
             vocab=info.vocab,

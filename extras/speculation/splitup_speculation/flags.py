@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag
 from splitup.core.event_loop import catch_signals
 
 if TYPE_CHECKING:
@@ -178,21 +179,39 @@ async def _open_market(
     )
 
 
-async def run_worker(
-    output: Output, worker: DraftWorker | TargetWorker, flags: WorkerFlags, tls: Tls, what: str
-) -> None:
-    """Serve until the process is asked to end."""
-    from splitup_speculation.rpc import start_server
+@dataclass(frozen=True, slots=True)
+class ServedFlags:
+    """A worker's model, where it runs, and who may reach it."""
 
-    stopped = asyncio.Event()
-    server, address = await start_server(
-        worker.service, worker.handlers, flags.host, flags.port, tls
-    )
-    try:
-        output.say(f"{what}; address: {address}")
-        output.hint("Ctrl-C: stop")
-        with catch_signals(stopped):
-            await stopped.wait()
-    finally:
-        await server.stop(grace=1.0)
-        await worker.close()
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Registered text model.")]
+    worker: WorkerFlags
+    paid: MarketFlags
+    tls: TlsFlags
+    settings: SettingsFlag = None
+    config: ConfigFlag = None
+
+
+async def serve_worker(
+    make: type[DraftWorker | TargetWorker], what: str, flags: ServedFlags, output: Output
+) -> None:
+    """Serve a model, as ``make`` makes a worker of it, until the process is asked to end."""
+    from splitup.client.connection import SplitUp
+    from splitup_speculation.rpc import check_host, start_server
+
+    stopped, listen, tls = asyncio.Event(), flags.worker, flags.tls.read()
+    check_host(listen.host, tls, is_paying=flags.paid.market)
+    async with AsyncExitStack() as stack:
+        net = await stack.enter_async_context(SplitUp.connect(flags.config))
+        served, where = await flags.paid.open(stack, net, flags.model, listen.sessions)
+        worker = make(served, listen.limits)
+        server, address = await start_server(
+            worker.service, worker.handlers, listen.host, listen.port, tls
+        )
+        try:
+            output.say(f"{what} with {flags.model}{where}; address: {address}")
+            output.hint("Ctrl-C: stop")
+            with catch_signals(stopped):
+                await stopped.wait()
+        finally:
+            await server.stop(grace=1.0)
+            await worker.close()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
 from splitup.cli.generate import Generated, SamplingOptions, TextOptions
-from splitup.cli.options import ConfigFlag, JsonFlag, with_options
+from splitup.cli.options import ConfigFlag
 from splitup_speculation.flags import SettingsFlag, TlsFlags, make_context
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class PenaltyFlags:
     ] = 0.0
 
 
-@with_options
-def command(
+@as_command
+async def command(
     calls: CallFlags,
     text: TextOptions,
     sampling: SamplingOptions,
@@ -92,24 +93,16 @@ def command(
     tls: TlsFlags,
     settings: SettingsFlag = None,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Continue a text by workers that draft and verify. Needs pip install 'splitup[workers]'.
 
     The tokens are those of splitup generate with the same options; penalties are only here.
     """
-    output = Output.open(as_json)
-
-    def run() -> None:
-        from splitup.core import event_loop
-
-        done = event_loop.run(
-            _speculate(output, config, calls, text, sampling, penalties, tls.read())
-        )
-        if as_json:
-            output.print_json(done)
-
-    run_command(output, run)
+    done = await _speculate(output, config, calls, text, sampling, penalties, tls.read())
+    if output.as_json:
+        output.print_json(done)
 
 
 async def _speculate(
@@ -126,12 +119,11 @@ async def _speculate(
     from splitup.client.telemetry import send_calls
     from splitup.client.text.generation import encode_prompt
     from splitup.decode.adjusted_sampler import Adjustments
-    from splitup.decode.sampler import Sampler
     from splitup_speculation import remote
 
     given = text.read_prompt()
     spans: list[CallSpan] = []
-    sampler = Sampler(sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p)
+    sampler = sampling.read()
     options = remote.CallOptions(calls.target_timeout, calls.draft_timeout, spans.append)
     done = Generated(opened_s=time.monotonic())
     async with AsyncExitStack() as stack:

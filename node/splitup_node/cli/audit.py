@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, JsonOption, run_and_print
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption
 
 
-@dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """What to audit: ``models`` are names or ids, none for all that are registered."""
-
-    config: Path
-    models: tuple[str, ...]
-    dry_run: bool
-
-
-def audit_command(
+@as_command
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     models: Annotated[
         list[str] | None,
@@ -30,7 +21,8 @@ def audit_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run without a stake: before the node registers.")
     ] = False,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Does this machine compute correctly? Run every task that fits it, and compare the outputs.
 
@@ -38,31 +30,24 @@ def audit_command(
     registered with. Nothing is served meanwhile. Exit code 1 when this machine must not serve one
     of the tasks: its stake would be slashed.
     """
-    options = AuditOptions(config, tuple(models or ()), dry_run)
-    result = run_and_print(lambda: audit(options), _show, as_json)
-    if not result["may_serve"]:
-        raise typer.Exit(1)
-
-
-def audit(options: AuditOptions) -> dict[str, Any]:
-    """Try the tasks; return what the machine is, and a row for each task."""
-    from splitup.core import event_loop
     from splitup_node.cli.progress import open_progress
     from splitup_node.config import NodeConfig
     from splitup_node.settlement.account import check_registration
     from splitup_node.tasks.audit import audit_node
 
-    check = None if options.dry_run else check_registration
-    config = NodeConfig.load(options.config)
+    check = None if dry_run else check_registration
     with open_progress() as progress:
-        report = event_loop.run(
-            audit_node(config, options.models, check, on_progress=progress.show)
+        report = await audit_node(
+            NodeConfig.load(config), tuple(models or ()), check, on_progress=progress.show
         )
-    return {
+    result = {
         "determinism_class": report.device["determinism_class"],
         "may_serve": all(row.may_serve for row in report.rows),
         "tasks": [row.to_dict() for row in report.rows],
     }
+    output.give(result, lambda: _show(result, output.out))
+    if not result["may_serve"]:
+        raise typer.Exit(1)
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    run_and_print,
-    run_with_account,
-)
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,34 +19,22 @@ _MOST_DAYS: Final = 92
 _COLUMNS: Final = ("executions", "paid", "rewards", "slashed")
 
 
-@dataclass(frozen=True, slots=True)
-class EarningsOptions:
-    """Which node, and how many days up to today."""
-
-    config: Path
-    days: int
-
-
-def earnings_command(
+@as_command
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     days: Annotated[
         int, typer.Option(metavar="N", min=1, max=_MOST_DAYS, help="How many days up to today.")
     ] = 7,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Show what the node was paid, and what it lost, by day (UTC).
 
     The figures come from the chain: of settled executions, when they were settled.
     """
-    options = EarningsOptions(config, days)
-    run_and_print(lambda: fetch_earnings(options), _show, as_json)
-
-
-def fetch_earnings(options: EarningsOptions) -> dict[str, Any]:
-    """Return the days, the earliest first, and what is ready to withdraw, in micro-USDC."""
-    return run_with_account(
-        options.config, lambda account: account.fetch_earnings(options.days, time.time())
-    )
+    async with open_account(config) as account:
+        found = await account.fetch_earnings(days, time.time())
+    output.give(found, lambda: _show(found, output.out))
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import (
-    DEFAULT_LISTEN,
-    EndpointOption,
-    JsonOption,
-    ListenOption,
-    run_and_print,
-)
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_LISTEN, EndpointOption, ListenOption
 
 
-@dataclass(frozen=True, slots=True)
-class InitOptions:
-    """The options of ``splitup-node init``; None means: as the network's file says."""
-
-    data_dir: Path
-    vram: str
-    rpc_url: str | None = None
-    deployment: Path | None = None
-    gateway: str | None = None
-    listen: str = DEFAULT_LISTEN
-    endpoint: str = ""
-    allow_loopback: bool | None = None
-
-
-def init_command(
+@as_command
+def command(
     data_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for all of the node's files.")
     ],
@@ -58,39 +39,27 @@ def init_command(
             help="Accept peers on loopback and private addresses (default: as the network does).",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Make a key and a configuration.
 
     What is not given comes from the network file that 'splitup up' writes, when there is one.
     """
-    options = InitOptions(
-        data_dir, vram, rpc_url, deployment, gateway, listen, endpoint, allow_loopback
-    )
-    run_and_print(lambda: init(options), _show, as_json)
-
-
-def init(options: InitOptions) -> dict[str, Any]:
-    """Write the node's files; return where they are and whose key it is."""
     from splitup.config import NetworkConfig
     from splitup_node.cli.node_setup import create_node
 
-    network = NetworkConfig.load(
-        None,
-        rpc_url=options.rpc_url,
-        deployment=options.deployment,
-        gateway_urls=options.gateway,
-    )
-    allow_loopback = options.allow_loopback
+    network = NetworkConfig.load(None, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway)
     made = create_node(
-        options.data_dir,
+        data_dir,
         network,
-        vram=options.vram,
-        listen=options.listen,
-        endpoint=options.endpoint,
+        vram=vram,
+        listen=listen,
+        endpoint=endpoint,
         allow_loopback=network.allow_loopback if allow_loopback is None else allow_loopback,
     )
-    return {"config": str(made.config_path), "address": made.address, "vram_gb": made.vram_gb}
+    result = {"config": str(made.config_path), "address": made.address, "vram_gb": made.vram_gb}
+    output.give(result, lambda: _show(result, output.out))
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

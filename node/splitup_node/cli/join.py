@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import ask_passphrase
-from splitup_node.cli.command import (
-    DEFAULT_LISTEN,
-    EndpointOption,
-    JsonOption,
-    ListenOption,
-    run_and_print,
-)
+from splitup_node.cli.account import DEFAULT_LISTEN, EndpointOption, ListenOption
 
 
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """The options of ``splitup-node join``; "" for a passphrase makes a random one."""
-
-    url: str
-    data_dir: Path
-    vram: str
-    passphrase: str = ""
-    rpc_url: str = ""
-    listen: str = DEFAULT_LISTEN
-    endpoint: str = ""
-
-
-def join_command(
+@as_command
+async def command(
     url: Annotated[str, typer.Argument(metavar="URL", help="A storage gateway of the network.")],
     data_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Directory for all of the node's files.")
@@ -46,55 +29,45 @@ def join_command(
     ] = "",
     listen: ListenOption = DEFAULT_LISTEN,
     endpoint: EndpointOption = "",
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Make a key and a configuration for the network of a storage gateway.
 
     Everything but the memory and a passphrase comes from there. Without a terminal the key gets a
     random passphrase. The network decides where your stake goes: take the URL from its operator.
     """
+    from splitup.client.joining import join_network
+    from splitup.core.errors import ConfigurationError
+    from splitup.protocol.planning.exposure import compute_spare
+    from splitup_node.cli.node_setup import create_node
+
     passphrase = ""
     if sys.stdin.isatty():
         vram = vram or typer.prompt("Device memory to serve with, such as 8GB", err=True)
         passphrase = ask_passphrase("node")
-    options = JoinOptions(url, data_dir, vram, passphrase, rpc_url, listen, endpoint)
-    run_and_print(lambda: join(options), _show, as_json)
-
-
-def join(options: JoinOptions) -> dict[str, Any]:
-    """Write the node's files; return where they are, and what the network is."""
-    from splitup.core import event_loop
-    from splitup.core.errors import ConfigurationError
-
-    if not options.vram:
+    if not vram:
         raise ConfigurationError('name the memory to serve with, for example: --vram "8GB"')
-    return event_loop.run(_join(options))
-
-
-async def _join(options: JoinOptions) -> dict[str, Any]:
-    from splitup.client.joining import join_network
-    from splitup.protocol.planning.exposure import compute_spare
-    from splitup_node.cli.node_setup import create_node
-
-    async with join_network(options.url, options.data_dir, options.rpc_url) as (network, chain):
+    async with join_network(url, data_dir, rpc_url) as (network, chain):
         made = create_node(
-            options.data_dir,
+            data_dir,
             network,
-            vram=options.vram,
-            listen=options.listen,
-            endpoint=options.endpoint,
+            vram=vram,
+            listen=listen,
+            endpoint=endpoint,
             allow_loopback=network.allow_loopback,
-            passphrase=options.passphrase,
+            passphrase=passphrase,
         )
         least: int = await chain.call("nodes", "minStake", made.vram_gb)
         deployment = chain.deployment
-    return {
+    result = {
         "config": str(made.config_path),
         "address": made.address,
         "vram_gb": made.vram_gb,
         "stake_micro_usdc": least + compute_spare(least),
         "network": asdict(deployment),
     }
+    output.give(result, lambda: _show(result, output.out))
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from splitup.cli.command import JsonOutput, as_command
 from splitup.core import tuning
-from splitup_node.cli.command import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    run_and_print,
-    run_with_account,
-)
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 
-@dataclass(frozen=True, slots=True)
-class StakeOptions:
-    """Which node stakes how much, and whether its machine is audited first."""
-
-    config: Path
-    audit: bool
-    spare_percent: float
-
-
-def stake_command(
+@as_command
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     audit: Annotated[
         bool, typer.Option(help="Try every task that fits before a new node registers.")
@@ -37,7 +22,8 @@ def stake_command(
     spare: Annotated[
         float, typer.Option(min=0, help="Percent of the least stake to put down above it.")
     ] = tuning.STAKE_SPARE_PERCENT,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB, and 1 % to spare.
 
@@ -47,27 +33,21 @@ def stake_command(
     A new node is checked first: its port, its endpoint, its memory, and every task that fits it.
     Nothing is staked when one of the checks fails.
     """
-    options = StakeOptions(config, audit, spare)
-    run_and_print(lambda: stake(options), partial(_show, config), as_json)
-
-
-def stake(options: StakeOptions) -> dict[str, Any]:
-    """Check the machine, then register and stake; return what the node has staked now."""
     from splitup_node.cli.progress import open_progress
     from splitup_node.config import NodeConfig
     from splitup_node.preflight import check_settings
     from splitup_node.tasks.audit import check_machine
 
     async def check() -> None:
-        config = NodeConfig.load(options.config)
-        check_settings(config)
-        if options.audit:
+        settings = NodeConfig.load(config)
+        check_settings(settings)
+        if audit:
             with open_progress() as progress:
-                await check_machine(config, on_progress=progress.show)
+                await check_machine(settings, on_progress=progress.show)
 
-    return run_with_account(
-        options.config, lambda account: account.stake(check, options.spare_percent)
-    )
+    async with open_account(config) as account:
+        done = await account.stake(check, spare)
+    output.give(done, lambda: _show(config, done, output.out))
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:

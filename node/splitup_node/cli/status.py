@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from splitup_node.cli.command import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    run_and_print,
-    run_with_account,
-)
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclass(frozen=True, slots=True)
-class StatusOptions:
-    """Which node to look at."""
-
-    config: Path
-
-
-def status_command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+@as_command
+async def command(config: ConfigOption = DEFAULT_CONFIG, *, output: JsonOutput) -> None:
     """Show what the chain knows of the node, and what the node is doing."""
-    options = StatusOptions(config)
-    run_and_print(lambda: fetch_status(options), partial(_show, config), as_json)
-
-
-def fetch_status(options: StatusOptions) -> dict[str, Any]:
-    """Return what the chain and the status file say."""
     from splitup_node.owner_facts import fetch_facts
 
-    return run_with_account(options.config, lambda account: fetch_facts(account, options.config))
+    async with open_account(config) as account:
+        facts = await fetch_facts(account, config)
+    output.give(facts, lambda: _show(config, facts, output.out))
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
 
-from splitup.cli.console import Output, run_command
-from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, run_with_account
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 from splitup_node.cli.earnings import make_earnings_table
 from splitup_node.cli.status import make_status_table
 
@@ -23,22 +24,24 @@ _EARNINGS_S: Final = 30.0  # they take several requests to the chain
 _DAYS: Final = 7
 
 
-def top_command(config: ConfigOption = DEFAULT_CONFIG) -> None:
+@as_command
+def command(config: ConfigOption = DEFAULT_CONFIG, *, output: Output) -> None:
     """Show what status and earnings say, live, until Ctrl-C."""
-    output = Output.open()
+    from splitup.core import event_loop
+    from splitup.core.errors import InvalidInput
 
-    def run() -> None:
-        from splitup.core.errors import InvalidInput
+    if not output.out.is_terminal or output.out.is_dumb_terminal:
+        raise InvalidInput(
+            "top needs a terminal that it can redraw (TERM is not 'dumb'); elsewhere use: "
+            "splitup-node status --json"
+        )
 
-        if not output.out.is_terminal or output.out.is_dumb_terminal:
-            raise InvalidInput(
-                "top needs a terminal that it can redraw (TERM is not 'dumb'); elsewhere use: "
-                "splitup-node status --json"
-            )
-        with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
-            run_with_account(config, lambda account: _watch(account, config, output.out))
+    async def watch() -> None:
+        async with open_account(config) as account:
+            await _watch(account, config, output.out)
 
-    run_command(output, run)
+    with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+        event_loop.run(watch())
 
 
 async def _watch(account: Account, config: Path, console: Console) -> None:

@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    run_and_print,
-    run_with_account,
-)
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 
-@dataclass(frozen=True, slots=True)
-class UnstakeOptions:
-    """Which node leaves; ``cancel`` if it stays after all."""
-
-    config: Path
-    cancel: bool
-
-
-def unstake_command(
+@as_command
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stay after all.")] = False,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Leave: no new work at once, the stake free after the unbonding period."""
-    options = UnstakeOptions(config, cancel)
-    run_and_print(lambda: unstake(options), partial(_show, config), as_json)
-
-
-def unstake(options: UnstakeOptions) -> dict[str, Any]:
-    """Begin to leave, or cancel it; return when the stake is free, 0 for never."""
-    return run_with_account(
-        options.config,
-        lambda account: account.cancel_unstake() if options.cancel else account.unstake(),
-    )
+    async with open_account(config) as account:
+        done = await (account.cancel_unstake() if cancel else account.unstake())
+    output.give(done, lambda: _show(config, done, output.out))
 
 
 def _show(config: Path, result: dict[str, Any], console: Console) -> None:

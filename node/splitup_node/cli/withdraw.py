@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from splitup_node.cli.command import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    run_and_print,
-    run_with_account,
-)
+from splitup.cli.command import JsonOutput, as_command
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 
-@dataclass(frozen=True, slots=True)
-class WithdrawOptions:
-    """What to take out of which node's account."""
-
-    config: Path
-    stake: bool
-    balance: bool
-
-
-def withdraw_command(
+@as_command
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     stake: Annotated[bool, typer.Option("--stake", help="The stake, after unbonding.")] = False,
     balance: Annotated[
         bool, typer.Option("--balance", help="The USDC that is ready to withdraw.")
     ] = False,
-    as_json: JsonOption = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Take out the USDC that is ready to withdraw (the default), the stake, or both."""
-    options = WithdrawOptions(config, stake, balance or not stake)
-    run_and_print(lambda: withdraw(options), _show, as_json)
-
-
-def withdraw(options: WithdrawOptions) -> dict[str, Any]:
-    """Send the transactions; return the amounts."""
-    return run_with_account(
-        options.config, lambda account: account.withdraw(options.stake, options.balance)
-    )
+    async with open_account(config) as account:
+        taken = await account.withdraw(stake, balance or not stake)
+    output.give(taken, lambda: _show(taken, output.out))
 
 
 def _show(result: dict[str, Any], console: Console) -> None:

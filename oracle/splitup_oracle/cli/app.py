@@ -8,21 +8,18 @@ Logs go to stderr, one line each.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from splitup.cli.console import Output, add_version_option, ask_passphrase, run_command
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import add_version_option, ask_passphrase
 from splitup.cli.service import Service, make_service_app
-
-if TYPE_CHECKING:
-    from splitup_oracle.member_setup import CreatedMember
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +74,8 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
 
 
 @app.command(short_help="Make a member's key and configuration for a network.")
-def join(
+@as_command
+async def join(
     url: Annotated[str, typer.Argument(metavar="URL", help="A storage gateway of the network.")],
     endpoint: Annotated[
         str, typer.Option(metavar="URL", help="Where everybody will reach the member.")
@@ -91,66 +89,44 @@ def join(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the member listens.")
     ] = "127.0.0.1:8700",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Make a member's key and oracle.toml, and print what the network's owner needs.
 
     That is the text on stdout, for the owner's network.toml; it has no secrets. At a terminal it
     asks for the key's passphrase; elsewhere, or if empty, the key gets a random one.
     """
-    output = Output.open(as_json)
+    from splitup.client.joining import join_network
+    from splitup_oracle.member_setup import create_member
 
-    async def make() -> CreatedMember:
-        from splitup.client.joining import join_network
-        from splitup_oracle.member_setup import create_member
-
-        passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
-        async with join_network(url, data_dir, rpc_url) as (network, _):
-            return create_member(
-                data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
-            )
-
-    def act() -> None:
-        from splitup.core import event_loop
-
-        made = event_loop.run(make())
-        if as_json:
-            output.print_json(made.to_dict())
-        else:
-            print(made.compose_entry(), end="")
-
-    run_command(output, act)
+    passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
+    async with join_network(url, data_dir, rpc_url) as (network, _):
+        made = create_member(
+            data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
+        )
+    output.give(made.to_dict(), lambda: print(made.compose_entry(), end=""))
 
 
 @app.command(short_help="Show how each member of the committee sees the network.")
-def status(
-    config: ConfigOption = Path("oracle.toml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+@as_command
+async def status(config: ConfigOption = Path("oracle.toml"), *, output: JsonOutput) -> None:
     """Show how each member of the committee sees the network.
 
     Exit code 1 if fewer than a quorum answer, or the committee has no group key.
     """
-    output = Output.open(as_json)
+    from splitup_oracle.cli.status import fetch_status, show_status
+    from splitup_oracle.config import OracleConfig
 
-    def act() -> None:
-        from splitup.core import event_loop
-        from splitup_oracle.cli.status import fetch_status, show_status
-        from splitup_oracle.config import OracleConfig
-
-        found = event_loop.run(fetch_status(OracleConfig.load(config)))
-        if as_json:
-            output.print_json(found)
-        else:
-            show_status(found, output.out)
-        if not found["works"]:
-            raise typer.Exit(1)
-
-    run_command(output, act)
+    found = await fetch_status(OracleConfig.load(config))
+    output.give(found, lambda: show_status(found, output.out))
+    if not found["works"]:
+        raise typer.Exit(1)
 
 
 @app.command(short_help="Show this member's bond, add to it, or withdraw it.")
-def bond(
+@as_command
+async def bond(
     config: ConfigOption = Path("oracle.toml"),
     amount: Annotated[
         str,
@@ -160,14 +136,14 @@ def bond(
         bool,
         typer.Option("--release", help="Request the bond back; after the wait, withdraw it."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Show this member's bond, which is slashed if it signs two different things; change it.
 
     Only a former member can withdraw its bond: it requests that first, and withdraws after a
     waiting time.
     """
-
     from splitup.chain.bonds import post_bond
     from splitup.chain.client import Chain
     from splitup.chain.deployment import Deployment
@@ -175,25 +151,22 @@ def bond(
     from splitup.crypto.keystore import load_identity
     from splitup_oracle.config import OracleConfig
 
-    async def act(_stop: asyncio.Event) -> None:
-        added = parse_usdc(amount, name="--amount")
-        settings = OracleConfig.load(config)
-        identity = load_identity(settings.keystore, settings.passphrase_file)
-        deployment = Deployment.load(settings.deployment)
-        key = identity.private_key
-        async with await Chain.connect(settings.rpc_url, deployment, private_key=key) as chain:
-            if added:
-                await post_bond(chain, added)
-            until = await chain.call("bonds", "releasableAt", identity.address)
-            if release:
-                await chain.send("bonds", "release" if until else "requestRelease")
-            held = await chain.call("bonds", "bondOf", identity.address)
-            if as_json:
-                print(json.dumps({"member": identity.address, "bond_micro_usdc": held}))
-            else:
-                print(f"the bond of {identity.address} is {format_usdc(held)}")
-
-    _execute(act)
+    added = parse_usdc(amount, name="--amount")
+    settings = OracleConfig.load(config)
+    identity = load_identity(settings.keystore, settings.passphrase_file)
+    deployment = Deployment.load(settings.deployment)
+    key = identity.private_key
+    async with await Chain.connect(settings.rpc_url, deployment, private_key=key) as chain:
+        if added:
+            await post_bond(chain, added)
+        until = await chain.call("bonds", "releasableAt", identity.address)
+        if release:
+            await chain.send("bonds", "release" if until else "requestRelease")
+        held = await chain.call("bonds", "bondOf", identity.address)
+    said = f"the bond of {identity.address} is {format_usdc(held)}"
+    output.give(
+        {"member": identity.address, "bond_micro_usdc": held}, lambda: output.out.print(said)
+    )
 
 
 def _check_member(config: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from splitup_node.cli.app import app
-from splitup_node.cli.init import InitOptions, init
 from splitup_node.cli.progress import InPlaceHandler, Progress, open_progress
 from splitup_node.config import NodeConfig
 from typer.testing import CliRunner
@@ -58,7 +57,9 @@ def test_init_takes_allow_loopback_from_the_network(
     }
     (tmp_path / "network.json").write_text(json.dumps(network))
     monkeypatch.setenv("SPLITUP_HOME", str(tmp_path))
-    made = init(InitOptions(tmp_path / "node", "4MB", listen="127.0.0.1:0", allow_loopback=flag))
+    command = ["init", "--data-dir", str(tmp_path / "node"), "--vram", "4MB", "--json"]
+    command += ["--listen", "127.0.0.1:0", *(() if flag is None else ("--no-allow-loopback",))]
+    made = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
     assert NodeConfig.load(Path(made["config"])).allow_loopback is expected
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, JsonFlag
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag
 from splitup_gateway.commands.databases import KeysFlag, find_keys_url
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ class Action(StrEnum):
     revoke = "revoke"
 
 
+@as_command
 def command(
     action: Annotated[Action, typer.Argument(help="Create a key, list all, or refuse one.")],
     name: Annotated[
@@ -56,56 +60,42 @@ def command(
     ] = "",
     keys: KeysFlag = None,
     config: ConfigFlag = None,
-    as_json: JsonFlag = False,
+    *,
+    output: JsonOutput,
 ) -> None:
     """Manage the API keys of "splitup serve", which needs keys as soon as there is one.
 
     A new key is printed once and stored only as a hash.
     """
-    output = Output.open(as_json)
+    from splitup.client.inputs import parse_usdc
+    from splitup.core.errors import InvalidInput
+    from splitup_gateway.api_keys import ApiKeys
 
-    def run() -> None:
-        from splitup.client.inputs import parse_usdc
-        from splitup.core.errors import InvalidInput
-        from splitup_gateway.api_keys import ApiKeys
-
-        if (name is None) != (action is Action.list):
-            raise InvalidInput(f"splitup keys {action}: name one key, and none to list them")
-        table = ApiKeys.open(find_keys_url(keys, config))
-        try:
-            if action is Action.list:
-                _print_list(output, table.list())
-            elif action is Action.revoke:
-                table.revoke(name or "")
-                output.say(f"key '{name}' is refused from now on")
-            else:
-                limit = None if budget is None else parse_usdc(budget, name="--budget")
-                secret = table.create(
-                    name or "",
-                    budget_micro_usdc=limit,
-                    requests_per_minute=rate,
-                    models=tuple(models or ()),
-                    group=group,
-                )
-                _print_secret(output, name or "", secret)
-        finally:
-            table.close()
-
-    run_command(output, run)
+    if (name is None) != (action is Action.list):
+        raise InvalidInput(f"splitup keys {action}: name one key, and none to list them")
+    with closing(ApiKeys.open(find_keys_url(keys, config))) as table:
+        if action is Action.list:
+            found = table.list()
+            output.give({"keys": [asdict(key) for key in found]}, lambda: _show(output, found))
+        elif action is Action.revoke:
+            table.revoke(name or "")
+            output.say(f"key '{name}' is refused from now on")
+        else:
+            secret = table.create(
+                name or "",
+                budget_micro_usdc=None if budget is None else parse_usdc(budget, name="--budget"),
+                requests_per_minute=rate,
+                models=tuple(models or ()),
+                group=group,
+            )
+            output.give(
+                {"name": name, "key": secret}, lambda: output.out.print(secret, soft_wrap=True)
+            )
+            if not output.as_json:
+                output.say("keep it now: it is shown once")
 
 
-def _print_secret(output: Output, name: str, secret: str) -> None:
-    if output.as_json:
-        output.print_json({"name": name, "key": secret})
-    else:
-        output.out.print(secret, soft_wrap=True)
-        output.say("keep it now: it is shown once")
-
-
-def _print_list(output: Output, found: list[ApiKey]) -> None:
-    if output.as_json:
-        output.print_json({"keys": [_to_dict(key) for key in found]})
-        return
+def _show(output: Output, found: list[ApiKey]) -> None:
     from rich.table import Table
 
     from splitup.client.inputs import format_usdc
@@ -128,9 +118,3 @@ def _print_list(output: Output, found: list[ApiKey]) -> None:
             "revoked" if key.is_revoked else "valid",
         )
     output.out.print(table)
-
-
-def _to_dict(key: ApiKey) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(key)

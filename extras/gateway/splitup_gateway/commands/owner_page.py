@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, run_with_account
+from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -23,39 +24,39 @@ _DAYS: Final = 14
 _KEPT_S: Final = 2.0  # that an answer serves all tabs that ask
 
 
+@as_command
 def command(
     config: ConfigOption = DEFAULT_CONFIG,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="A loopback address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535)] = _DEFAULT_PORT,
+    *,
+    output: Output,
 ) -> None:
     """Show what status and earnings say on a page in the browser of this machine."""
-    output = Output.open()
+    from splitup.core import event_loop
+    from splitup.core.errors import InvalidInput
+    from splitup.net.endpoints import is_loopback
 
-    def run() -> None:
-        from splitup.core.errors import InvalidInput
-        from splitup.net.endpoints import is_loopback
-
-        if not is_loopback(host):
-            raise InvalidInput(
-                f"--host {host} is not a loopback address, and the page asks for no key; look at "
-                "it from elsewhere through ssh -L"
-            )
-        with contextlib.suppress(KeyboardInterrupt):  # how one stops it
-            run_with_account(config, lambda account: _serve(account, config, output, host, port))
-
-    run_command(output, run)
+    if not is_loopback(host):
+        raise InvalidInput(
+            f"--host {host} is not a loopback address, and the page asks for no key; look at "
+            "it from elsewhere through ssh -L"
+        )
+    with contextlib.suppress(KeyboardInterrupt):  # how one stops it
+        event_loop.run(_serve(config, output, host, port))
 
 
-async def _serve(account: Account, config: Path, output: Output, host: str, port: int) -> None:
+async def _serve(config: Path, output: Output, host: str, port: int) -> None:
     from splitup.net.http import serve_app
 
-    server = await serve_app(make_owner_app(account, config), host, port)
-    output.say(f"the node's page: {server.url}")
-    output.hint("Ctrl-C: stop")
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await server.close()
+    async with open_account(config) as account:
+        server = await serve_app(make_owner_app(account, config), host, port)
+        output.say(f"the node's page: {server.url}")
+        output.hint("Ctrl-C: stop")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.close()
 
 
 def make_owner_app(account: Account, config: Path) -> web.Application:

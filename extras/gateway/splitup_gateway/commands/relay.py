@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
 from splitup.core.event_loop import catch_signals
 
-if TYPE_CHECKING:
-    import ssl
 
-    from splitup_gateway.tcp_relay import Address, RelayLimits
-
-
-def command(
+@as_command(interrupted="stopped")
+async def command(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where phones connect to.")
     ] = "0.0.0.0:9095",
@@ -38,50 +35,33 @@ def command(
         float,
         typer.Option("--idle", metavar="S", min=1.0, help="Silent for so long, one is closed."),
     ] = 600.0,
+    *,
+    output: Output,
 ) -> None:
     """Pass every TCP connection on to a server of this machine, until Ctrl-C.
 
     Whoever reaches the relay reaches the server, which takes it for a program of this machine: give
     the server API keys first (splitup keys new NAME).
     """
-    output = Output.open()
-
-    def run() -> None:
-        from splitup.core import event_loop
-        from splitup_gateway.tcp_relay import (
-            Address,
-            RelayLimits,
-            find_local_address,
-            make_certificate,
-        )
-
-        source, target = Address.parse(listen), Address.parse(to)
-        host = find_local_address() if source.host in ("0.0.0.0", "::") else source.host
-        context = None
-        if tls:
-            made = make_certificate([host, "localhost", "127.0.0.1"])
-            context = made.context
-            output.say(f"certificate (SHA-256): {made.fingerprint}")
-        limits = RelayLimits(connections, idle_s=idle_s)
-        event_loop.run(_serve(output, source, target, host, limits, context))
-
-    run_command(output, run, interrupted="stopped")
-
-
-async def _serve(
-    output: Output,
-    source: Address,
-    target: Address,
-    host: str,
-    limits: RelayLimits,
-    tls: ssl.SSLContext | None,
-) -> None:
     import segno
 
-    from splitup_gateway.tcp_relay import Address, TcpRelay
+    from splitup_gateway.tcp_relay import (
+        Address,
+        RelayLimits,
+        TcpRelay,
+        find_local_address,
+        make_certificate,
+    )
 
-    async with TcpRelay(source, target, limits, tls) as relay:
-        scheme = "http" if tls is None else "https"
+    source, target = Address.parse(listen), Address.parse(to)
+    host = find_local_address() if source.host in ("0.0.0.0", "::") else source.host
+    context = None
+    if tls:
+        made = make_certificate([host, "localhost", "127.0.0.1"])
+        context = made.context
+        output.say(f"certificate (SHA-256): {made.fingerprint}")
+    async with TcpRelay(source, target, RelayLimits(connections, idle_s=idle_s), context) as relay:
+        scheme = "https" if tls else "http"
         url = f"{scheme}://{Address(host, relay.port)}/"
         picture = io.StringIO()
         segno.make(url, error="m").terminal(picture, compact=True)

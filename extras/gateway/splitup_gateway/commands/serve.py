@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import (
-    ConfigFlag,
-    VerifyFlag,
-    with_options,
-)
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag, VerifyFlag
 from splitup.core.event_loop import catch_signals
 from splitup_gateway.commands.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
 
@@ -184,8 +181,8 @@ class PrivateFlags:
     ] = None
 
 
-@with_options
-def command(
+@as_command(interrupted="stopped before the server was ready")
+async def command(
     listen: ListenOptions,
     leases: LeaseFlags,
     decoding: DecodingFlags,
@@ -200,38 +197,31 @@ def command(
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
+    *,
+    output: Output,
 ) -> None:
     """Offer models over HTTP to clients of the OpenAI API, paid from this account.
 
     At the same address is a page to chat and to look at the network. Requests need a key as soon
     as there is one, also while the server runs: splitup keys new NAME.
     """
-    output = Output.open()
+    from splitup.core.errors import InvalidInput
+    from splitup.net.endpoints import is_loopback
+    from splitup_gateway.access import Access
+    from splitup_gateway.api_keys import ApiKeys
 
-    def run() -> None:
-        from splitup.core import event_loop
-        from splitup.core.errors import InvalidInput
-        from splitup.net.endpoints import is_loopback
-        from splitup_gateway.access import Access
-        from splitup_gateway.api_keys import ApiKeys
-
-        table = ApiKeys.open(find_keys_url(keys, config))
-        try:
-            tls, is_public = listen.load_tls(), not is_loopback(listen.host)
-            if is_public and not (table.has_any() and tls):
-                raise InvalidInput(
-                    f"--host {listen.host} is not a loopback address, and whoever reaches the "
-                    "server spends this account's money; create a key (splitup keys new NAME) and "
-                    "give --tls-cert and --tls-key"
-                )
-            access = Access(table, needs_keys=is_public)
-            index_url = find_database_url(index, config, "explorer.sqlite")
-            given = output, config, models, decoding, listen, tls, leases, private, access
-            event_loop.run(_serve(*given, index_url))
-        finally:
-            table.close()
-
-    run_command(output, run, interrupted="stopped before the server was ready")
+    with contextlib.closing(ApiKeys.open(find_keys_url(keys, config))) as table:
+        tls, is_public = listen.load_tls(), not is_loopback(listen.host)
+        if is_public and not (table.has_any() and tls):
+            raise InvalidInput(
+                f"--host {listen.host} is not a loopback address, and whoever reaches the server "
+                "spends this account's money; create a key (splitup keys new NAME) and give "
+                "--tls-cert and --tls-key"
+            )
+        access = Access(table, needs_keys=is_public)
+        index_url = find_database_url(index, config, "explorer.sqlite")
+        given = output, config, models, decoding, listen, tls, leases, private, access
+        await _serve(*given, index_url)
 
 
 async def _find_models(net: Network) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from splitup_private.adapters.flags import EncryptedAdapterFlags
 
-from splitup.cli.options import find_adapter_flags
+from splitup.cli.command import find_adapter_flags
 from splitup.core.errors import InvalidInput
 
 

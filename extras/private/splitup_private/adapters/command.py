@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitup.cli.console import Output, run_command
-from splitup.cli.options import ConfigFlag, with_options
+from splitup.cli.command import as_command
+from splitup.cli.console import Output
+from splitup.cli.options import ConfigFlag
 from splitup.core.event_loop import catch_signals
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class SessionFlags:
     ] = None
 
 
-@with_options
-def command(
+@as_command(interrupted="stopped before the host was ready")
+async def command(
     folders: Annotated[
         list[Path],
         typer.Argument(
@@ -59,27 +60,23 @@ def command(
         bool, typer.Option("--sign", help="Sign with this account what the host offers.")
     ] = False,
     config: ConfigFlag = None,
+    *,
+    output: Output,
 ) -> None:
     """Apply adapters to hidden states that clients encrypt. Needs pip install 'splitup[adapters]'.
 
     The host never holds a secret key. Run it where no node of the same executions runs.
     """
-    output = Output.open()
+    from splitup.config import NetworkConfig
+    from splitup_private.adapters.host import AdapterHost, HostOptions
+    from splitup_private.adapters.weights import load_adapter
 
-    def run() -> None:
-        from splitup.config import NetworkConfig
-        from splitup.core import event_loop
-        from splitup_private.adapters.host import AdapterHost, HostOptions
-        from splitup_private.adapters.weights import load_adapter
-
-        adapters = [load_adapter(folder) for folder in folders]
-        options = HostOptions(flags.sessions, flags.idle_s, origins=tuple(flags.origins or ()))
-        identity = NetworkConfig.load(config).load_user() if signs else None
-        if identity is not None:
-            output.say(f"signing key: {identity.signing_key_hex}")
-        event_loop.run(_serve(output, AdapterHost(adapters, options, identity), host, port))
-
-    run_command(output, run, interrupted="stopped before the host was ready")
+    adapters = [load_adapter(folder) for folder in folders]
+    options = HostOptions(flags.sessions, flags.idle_s, origins=tuple(flags.origins or ()))
+    identity = NetworkConfig.load(config).load_user() if signs else None
+    if identity is not None:
+        output.say(f"signing key: {identity.signing_key_hex}")
+    await _serve(output, AdapterHost(adapters, options, identity), host, port)
 
 
 async def _serve(output: Output, adapters: AdapterHost, host: str, port: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitup.cli.options import AdapterFlags
+from splitup.cli.command import AdapterFlags
 
 if TYPE_CHECKING:
     from splitup_private.adapters.client import AdapterOptions

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from splitup_deploy.cli.options import CutOptions, JsonFlag, make_command
-from splitup_deploy.cli.steps import compile_model, run_quietly
+from splitup_deploy.cli.options import CutOptions
+from splitup_deploy.cli.steps import compile_model
 
-from splitup.cli.console import Output
+from splitup.cli.command import JsonOutput, as_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +54,16 @@ class PrivacyOptions:
         Path | None,
         typer.Option("--output", metavar="FILE", help="File for 'register --privacy'."),
     ] = None
-    as_json: JsonFlag = False
 
 
-def privacy(options: PrivacyOptions) -> None:
+@as_command
+def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
     """Measure how much of a text nodes can reconstruct when users keep the first and last blocks.
 
     Attacks the very split: with the model's weights, and without them after learning from pairs of
     a token and its activations; on what users send, and on what nodes send back. Takes about a
     minute for a small model.
     """
-    output = Output.open(options.as_json)
-    run_quietly(output, lambda: _measure(options, output))
-
-
-def _measure(options: PrivacyOptions, output: Output) -> None:
     import json
 
     from splitup_deploy.showing.progress import show_status, write_file
@@ -99,6 +94,3 @@ def _measure(options: PrivacyOptions, output: Output) -> None:
     else:
         output.out.print(render_splits(splits))
         output.out.print(render_curves(splits))
-
-
-command = make_command(PrivacyOptions, privacy)

@@ -1,0 +1,82 @@
+"""The decorator of all commands: flags, output, errors and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import Output
+from splitup.core.errors import InvalidInput, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    size: Annotated[int, typer.Option("--size", help="A size.")]
+    name: Annotated[str, typer.Option("--name")] = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    inner: Inner
+    deep: Annotated[bool, typer.Option("--deep")] = False
+
+
+def invoke(command: Any, *arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_fields_of_nested_options_are_flags() -> None:
+    found: list[Outer] = []
+
+    @as_command
+    async def command(options: Outer, *, output: Output) -> None:
+        """Say something."""
+        await asyncio.sleep(0)
+        found.append(options)
+        output.out.print("done")
+
+    done = invoke(command, "--size", "3", "--deep")
+    assert (done.exit_code, done.stdout, found) == (0, "done\n", [Outer(Inner(3), True)])
+    assert "Missing option" in invoke(command).output
+    shown = invoke(command, "--help").output
+    assert "Say something." in shown and "--json" not in shown
+
+
+def test_a_result_is_json_or_text() -> None:
+    @as_command
+    def command(*, output: JsonOutput) -> None:
+        output.give({"a": 1}, lambda: output.out.print("one"))
+
+    assert invoke(command).stdout == "one\n"
+    assert json.loads(invoke(command, "--json").stdout) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InvalidInput("no such file"), 2, "error: no such file\n"),
+        (Unavailable("the chain is gone"), 1, "error: the chain is gone\n"),
+        (KeyboardInterrupt(), 130, "stopped\n"),
+    ],
+)
+def test_an_error_is_one_sentence_and_an_exit_code(
+    error: BaseException, code: int, said: str
+) -> None:
+    @as_command(interrupted="stopped")
+    async def command(*, output: JsonOutput) -> None:
+        raise error
+
+    done = invoke(command)
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", said)
+    if code != 130:
+        printed = json.loads(invoke(command, "--json").stdout)
+        assert printed == {"error": said.removeprefix("error: ").rstrip()}
