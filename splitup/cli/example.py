@@ -1,0 +1,21 @@
+"""``splitup example``: the example model, as files to register, to read and to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from splitup.cli.console import Output, run_command
+
+
+def command() -> None:
+    """Write the example model into examples/packages-4m of this directory; print that path."""
+    output = Output.open()
+
+    def run() -> None:
+        from splitup.demo.models import MODEL, write_example
+
+        typer.echo(write_example(Path("examples") / MODEL))
+
+    run_command(output, run)
