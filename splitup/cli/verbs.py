@@ -31,6 +31,7 @@ _VERBS: Final = {  # each with its line in the help
     "fund": "Give an account test money of a network on this machine.",
     "status": "Show a network's processes and nodes.",
     "doctor": "Check what this machine lacks, and say how to install it.",
+    "example": "Write the example model here, to register it.",
     "demo": "Run a model on a temporary network and show every step.",
 }
 

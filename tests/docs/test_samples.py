@@ -58,6 +58,11 @@ LINES: Final = (
     ),
     (
         "docs/guides/private-inference.md",
+        "no authority signed it",
+        f"{GATEWAY}/commands/relay.py",
+    ),
+    (
+        "docs/guides/private-inference.md",
         "https://192.0.2.7:9095/",
         f"{GATEWAY}/commands/relay.py",
     ),

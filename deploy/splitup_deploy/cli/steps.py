@@ -59,7 +59,9 @@ def compile_model(
         problem = describe_waste(
             compiled.manifest,
             targets,
-            lambda larger, context: cutting(larger, sizes=replace(sizes, context=context)).manifest,
+            lambda larger, context: (
+                cutting(larger, sizes=replace(sizes, context=context), reads_weights=False).manifest
+            ),
         )
         if refuses_waste:
             raise InvalidModel(problem)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from splitup.backend.tinygrad_types import TINYGRAD_VERSION
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.cost import (
     compute_flops,
@@ -49,12 +49,20 @@ from splitup.graph.manifest import (
 )
 from splitup.graph.rules import CheckedGraph, check_graph
 from splitup_deploy.cutting.divide import divide
-from splitup_deploy.cutting.partition import Balance, find_regions, partition
+from splitup_deploy.cutting.least_target import advise_target
+from splitup_deploy.cutting.partition import (
+    Balance,
+    Region,
+    TargetTooSmall,
+    check_target,
+    find_regions,
+    partition,
+)
 from splitup_deploy.cutting.passes import materialise_shared_reductions
 from splitup_deploy.cutting.private_ends import Separation, find_borders, separate
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.cutting.timing import Clock
-from splitup_deploy.frontends import SourceModel, load_model
+from splitup_deploy.frontends import SourceModel, trace_model
 from splitup_deploy.frontends.source_model import Sizes, Text
 from splitup_deploy.frontends.tracing import TracedModel
 from splitup_deploy.frontends.weight_sources import (
@@ -161,38 +169,30 @@ def build(
     balance: Balance = "latency",
     max_tasks: int | None = None,
     private: int | None = None,
+    reads_weights: bool = True,
 ) -> CompiledModel:
     """Compile ``model`` so that each task fits the target memory; see ``frontends.load_model``.
 
     Several targets are the cards of a mixed fleet, which get tasks in turn. ``balance`` and
     ``max_tasks`` choose among the possible cuts (``splitup_deploy.cutting.partition``). ``private``
     is the number of blocks at each end that the client runs
-    (``splitup_deploy.cutting.private_ends``). Raises InvalidModel when the model is missing,
-    corrupt or not supported, or when an operation needs more than the target.
+    (``splitup_deploy.cutting.private_ends``). Without ``reads_weights`` the result is that of a
+    model of which only the shapes are known. Raises InvalidModel when the model is missing, corrupt
+    or not supported, or when the target is too small: that is said before the weights are read.
     """
-    source = prepare(model, sizes)
+    source = _trace(model, sizes)
+    whole = source.traced if reads_weights else source.traced.forget_weights()
     targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
-    divided = divide(source.traced, max(targets))
-    traced = divided.model
-    graph = check_graph(traced.graph)
-    ends = (
-        None
-        if private is None
-        else find_borders(find_regions(traced.graph, traced.labels), private)
-    )
-    parts = partition(
-        graph,
-        traced.labels,
-        targets,
-        balance=balance,
-        max_tasks=max_tasks,
-        borders=divided.borders | frozenset(ends or ()),
-    )
+    cut = partial(_cut, balance=balance, max_tasks=max_tasks, private=private)
+    try:
+        traced, graph, ends, parts = cut(whole, targets)
+    except TargetTooSmall as error:
+        raise InvalidModel(f"{error}: {advise_target(whole, targets, cut, error)}") from None
     tasks = cut_graph(graph, parts)
     separation = None if ends is None else separate(tasks, parts, ends)
     blobs: dict[str, Blob] = {}
     if traced.is_complete:
-        start_hashing("tasks", sum(w.spec.nbytes for task in tasks for w in task.graph.weights))
+        start_hashing("tasks", sum(_measure_weights_file(task.graph) for task in tasks))
     manifest = Manifest(
         version=VERSION,
         kind=source.kind,
@@ -219,6 +219,32 @@ def build(
         traced.is_complete,
         traced.notes,
     )
+
+
+def _cut(
+    whole: TracedModel,
+    targets: Collection[int],
+    *,
+    balance: Balance,
+    max_tasks: int | None,
+    private: int | None,
+) -> tuple[TracedModel, CheckedGraph, tuple[int, int] | None, list[list[Region]]]:
+    """Return the divided model, its graph, the borders of the client's part, and the tasks."""
+    divided = divide(whole, max(targets))
+    check_target(check_graph(divided.model.graph), divided.model.labels, max(targets))
+    traced = divided.model.read_weights()
+    graph = check_graph(traced.graph)
+    regions = find_regions(traced.graph, traced.labels)
+    ends = None if private is None else find_borders(regions, private)
+    parts = partition(
+        graph,
+        traced.labels,
+        targets,
+        balance=balance,
+        max_tasks=max_tasks,
+        borders=divided.borders | frozenset(ends or ()),
+    )
+    return traced, graph, ends, parts
 
 
 def _describe_dag(
@@ -275,8 +301,13 @@ def _list_outputs(graph: CheckedGraph) -> list[TensorSpec]:
 
 def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model and run the passes: the graph that is cut, and the reference for it."""
-    source = load_model(model, sizes)
-    return SourceModel(source.kind, materialise_shared_reductions(source.traced), source.text)
+    source = _trace(model, sizes)
+    return replace(source, traced=source.traced.read_weights())
+
+
+def _trace(model: str, sizes: Sizes | None) -> SourceModel:
+    source = trace_model(model, sizes)
+    return replace(source, traced=materialise_shared_reductions(source.traced))
 
 
 def _make_port(spec: TensorSpec) -> Port:
@@ -377,10 +408,15 @@ def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
     if model.is_complete:
         name, length = compute_digest_of(read_safetensors(sources))
     else:
-        specs = [source.spec for source in sources]
-        header = encode_safetensors_header(specs)
-        name, length = compute_digest(header), len(header) + sum(spec.nbytes for spec in specs)
+        header = encode_safetensors_header([source.spec for source in sources])
+        name, length = compute_digest(header), _measure_weights_file(graph)
     return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
+
+
+def _measure_weights_file(graph: Graph) -> int:
+    """Return the bytes of a task's file of weights, 0 without any."""
+    specs = [weight.spec for weight in graph.weights]
+    return len(encode_safetensors_header(specs)) + sum(s.nbytes for s in specs) if specs else 0
 
 
 def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:

@@ -47,7 +47,8 @@ class Divided:
 def divide(model: TracedModel, target_bytes: int) -> Divided:
     """Return the model with every operation divided that is larger than the target.
 
-    An operation that cannot be divided stays; ``partition`` then reports it.
+    An operation that cannot be divided stays; ``partition`` then reports it. The pieces of weights
+    have no digests until ``TracedModel.read_weights``.
     """
     scope = PieceScope(model)
     banks = {bank.root: bank for bank in model.banks}
@@ -212,10 +213,7 @@ class _Writer:
         if name not in self._places:
             self._places[name] = len(self._weights)
             source = self._sources[name] = select(self._sources[whole.name], name, box)
-            is_complete = self._scope.model.is_complete
-            self._weights.append(
-                source.compute_weight() if is_complete else source.describe_weight()
-            )
+            self._weights.append(source.describe_weight())
         return self._add(Node("WEIGHT", node.dtype, (), self._places[name]))
 
     def _write_gates(self, bank: Bank, span: tuple[int, int], name: str) -> int:

@@ -68,6 +68,14 @@ _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 _NEVER: Final = 2**62  # larger than any sum of bytes or picoseconds, and can be added to once
 
 
+class TargetTooSmall(InvalidModel):
+    """No cut keeps to the target memory; a larger target helps. ``remedy`` says what else does."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """One value in memory (``root``) and the nodes computed on the way to it."""
@@ -124,31 +132,49 @@ def partition(
     """Return the tasks, each a list of neighbouring regions.
 
     ``targets_bytes`` is the memory of a card, or of every kind of card in a fleet. ``borders`` are
-    roots of regions that begin a task. Raises InvalidModel when one atom needs more than the
-    largest target, or more tasks are needed than are allowed.
+    roots of regions that begin a task. Raises TargetTooSmall when one atom needs more than the
+    largest target, or more tasks are needed than are allowed; InvalidModel when one atom takes more
+    operations than a task may.
     """
     targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
     regions = find_regions(graph, labels)
-    ranges = find_live_ranges(graph)
-    atoms = _form_atoms(graph, regions, ranges)
-    search = _Search(graph, atoms, regions, ranges, targets, borders)
-    search.check_atoms([regions[atom.start].label for atom in atoms])
+    search = _Search(graph, regions, targets, borders)
+    search.check_atoms()
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
     is_free = balance == "throughput" and max_tasks is not None  # may use more tasks than needed
+    atoms = search.atoms
     if search.is_whole_legal() and not is_free:
         return [regions]
     table = search.list_windows()
     fewest = _find_fewest(table)
     if fewest > allowed:
-        raise InvalidModel(
+        raise TargetTooSmall(
             f"a target of {', '.join(map(str, targets))} bytes gives at least {fewest} tasks; "
-            f"{allowed} are allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
+            f"{allowed} are allowed",
+            "a larger --max-tasks" if max_tasks and fewest <= limits.MAX_TASKS else "",
         )
     if balance == "latency":
         cuts = _find_quickest(table, fewest)
     else:
         cuts = _find_steadiest(table, allowed if is_free else fewest)
     return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
+
+
+def check_target(graph: CheckedGraph, labels: Mapping[int, str], target_bytes: int) -> None:
+    """Raise TargetTooSmall when one atom alone needs more memory than the target."""
+    _Search(graph, find_regions(graph, labels), (target_bytes,)).check_memory()
+
+
+def bound_target(graph: CheckedGraph, labels: Mapping[int, str]) -> tuple[int, int]:
+    """Return a target below which no cut can be, and one with which nothing has to be divided.
+
+    What has state is never divided. Where another value is, the join holds all pieces and the whole
+    (``splitup_deploy.cutting.divide``).
+    """
+    search = _Search(graph, find_regions(graph, labels), (0,))
+    memory = search.measure_atoms()
+    needed = map(search.bound_memory, search.atoms, memory)
+    return max(needed), max(memory)
 
 
 def find_first_equals(weights: Sequence[Weight]) -> list[int]:
@@ -261,19 +287,18 @@ class _Search:
     def __init__(
         self,
         graph: CheckedGraph,
-        atoms: Sequence[_Atom],
         regions: Sequence[Region],
-        ranges: Mapping[int, LiveRange],
         targets_bytes: Sequence[int],
-        borders: Collection[int],
+        borders: Collection[int] = (),
     ) -> None:
-        self.atoms, self.cards, self.target_bytes = atoms, tuple(targets_bytes), targets_bytes[-1]
+        self.cards, self.target_bytes = tuple(targets_bytes), targets_bytes[-1]
+        self._regions, self._ranges = regions, find_live_ranges(graph)
+        self.atoms = _form_atoms(graph, regions, self._ranges)
         self._nbytes = {region.root: graph.values[region.root].nbytes for region in regions}
         self._spaces = {r.root: measure_buffer(graph.values[r.root]) for r in regions}
-        self._ranges = ranges
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
-        for position, atom in enumerate(atoms):
+        for position, atom in enumerate(self.atoms):
             for region in regions[atom.start : atom.end]:
                 self._place[region.root] = position
             if regions[atom.start].root in borders:
@@ -329,29 +354,42 @@ class _Search:
         *_, (end, memory, _, _) = self.grow(0)
         return end == len(self.atoms) and (memory <= self.cards[0] or end == 1)
 
-    def check_atoms(self, labels: Sequence[str]) -> None:
-        """Raise InvalidModel for an atom that needs more than the target, or than is legal."""
-        memory = [next(self.grow(position))[1] for position in range(len(self.atoms))]
+    def measure_atoms(self) -> list[int]:
+        """Return the memory that each atom alone needs."""
+        return [next(self.grow(position))[1] for position in range(len(self.atoms))]
+
+    def bound_memory(self, atom: _Atom, memory: int) -> int:
+        """Return what an atom needs at least, which alone needs ``memory``, however it is cut."""
+        if any(kind == "STATE" for kind, _ in atom.held):
+            return memory
+        return min(memory, 2 * self._spaces[self._regions[atom.start].root])
+
+    def check_memory(self) -> None:
+        """Raise TargetTooSmall for an atom that needs more than the target."""
+        memory = self.measure_atoms()
         largest = max(range(len(memory)), key=memory.__getitem__)
-        if memory[largest] > self.target_bytes:  # the largest: with this target none is refused
-            raise InvalidModel(
-                f"operation {self._name(largest, labels)} alone needs {memory[largest]} bytes of "
-                f"memory; the target is {self.target_bytes}: raise --target-vram to at least "
-                f"{memory[largest]} bytes (for a text model, a smaller --chunk or --context also "
-                "helps)"
+        if memory[largest] > self.target_bytes:
+            raise TargetTooSmall(
+                f"operation {self._name(largest)} alone needs {memory[largest]} bytes of memory; "
+                f"the target is {self.target_bytes}",
+                "for a text model, a smaller --chunk or --context",
             )
+
+    def check_atoms(self) -> None:
+        """Raise InvalidModel for an atom that needs more than the target, or than is legal."""
+        self.check_memory()
         for position, atom in enumerate(self.atoms):
             if atom.operations > limits.MAX_TASK_FLOPS:
                 raise InvalidModel(
-                    f"operation {self._name(position, labels)} alone takes {atom.operations} "
+                    f"operation {self._name(position)} alone takes {atom.operations} "
                     f"operations a step; a task may take {limits.MAX_TASK_FLOPS}: give a smaller "
                     "--chunk"
                 )
 
-    def _name(self, position: int, labels: Sequence[str]) -> str:
+    def _name(self, position: int) -> str:
         atom = self.atoms[position]
         shares = " with what shares its state" if atom.end - atom.start > 1 else ""
-        return f"'{labels[position]}'{shares}"
+        return f"'{self._regions[atom.start].label}'{shares}"
 
     def list_windows(self) -> _Windows:
         """Return every legal task."""

@@ -6,7 +6,7 @@ A new format is one module and one entry in ``FRONT_ENDS``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from splitup_deploy.frontends.onnx.model_file import is_onnx_file, load_onnx
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.tinygrad_function import is_callable_reference, load_callable
 
-__all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model"]
+__all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model", "trace_model"]
 
 _Load = Callable[[str, Sizes], SourceModel]
 
@@ -72,6 +72,12 @@ FRONT_ENDS: Final[dict[str, FrontEnd]] = {
 
 
 def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
+    """Trace a model, and read its weights. Raises InvalidModel as ``trace_model`` does."""
+    model = trace_model(source, sizes)
+    return replace(model, traced=model.traced.read_weights())
+
+
+def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model: a Hugging Face directory, an ONNX or GGUF file, or ``module:function``.
 
     Raises InvalidModel naming what is missing or not supported.

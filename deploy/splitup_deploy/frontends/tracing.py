@@ -23,6 +23,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
 from splitup_deploy.frontends.decoder.quantised import describe_slow
 from splitup_deploy.frontends.weight_sources import (
+    Absent,
     WeightSource,
     describe_not_finite,
     start_hashing,
@@ -51,7 +52,8 @@ class Bank:
 class TracedModel:
     """A whole model before it is cut. ``labels`` are readable names of values in memory.
 
-    ``notes`` are sentences that the model's developer should read.
+    ``notes`` are sentences that the model's developer should read. The graph's weights have no
+    digests of their bytes until ``read_weights``: to read them may take hours.
     """
 
     graph: Graph
@@ -64,6 +66,25 @@ class TracedModel:
     def is_complete(self) -> bool:
         """Say whether the weights are known, and not only their shapes."""
         return not any(source.is_absent for source in self.weights.values())
+
+    def forget_weights(self) -> TracedModel:
+        """Return a model of which only the shapes are known: sizes and cuts are nearly the same."""
+        weights = {name: replace(s, parts=(Absent(),)) for name, s in self.weights.items()}
+        return replace(self, weights=weights)
+
+    def read_weights(self) -> TracedModel:
+        """Return the model with its weights' digests; the same one when only shapes are known.
+
+        Reads every weight once, and adds a note when a number is not finite.
+        """
+        if not self.is_complete:
+            return self
+        sources = [self.weights[weight.name] for weight in self.graph.weights]
+        start_hashing("weights", sum(source.spec.nbytes for source in sources))
+        examined = [source.examine_weight() for source in sources]
+        found = describe_not_finite([name for _, names in examined for name in names])
+        graph = replace(self.graph, weights=tuple(weight for weight, _ in examined))
+        return replace(self, graph=graph, notes=(*found, *self.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +258,13 @@ class Tracer:
     def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
         """Return the traced model, which a pass still has to make legal.
 
-        Reads every weight once, for its digest; reads none when one of them is absent. The passes
-        are in ``splitup_deploy.cutting.passes``.
+        The passes are in ``splitup_deploy.cutting.passes``.
         """
         sources = list(self._weights.values())
-        absent = any(source.is_absent for source in sources)
-        if not absent:
-            start_hashing("weights", sum(source.spec.nbytes for source in sources))
-        examined = [
-            (source.describe_weight(), []) if absent else source.examine_weight()
-            for source in sources
-        ]
-        notes = describe_not_finite([name for _, names in examined for name in names])
-        notes += describe_slow(source.encoding for source in sources)
+        notes = describe_slow(source.encoding for source in sources)
         graph, labels = read_tensors(
             inputs=self._inputs,
-            weights=[weight for weight, _ in examined],
+            weights=[source.describe_weight() for source in sources],
             states=self._states,
             placeholders=self._placeholders,
             labels=self._labels,

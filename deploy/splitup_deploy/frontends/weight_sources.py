@@ -147,7 +147,8 @@ class WeightSource:
     With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
     elements]; see ``splitup_deploy.frontends.decoder.quantised``. The encoding "bfloat16" is uint16
     that holds such numbers. ``names`` are those of the parts in the file, if not the weight's own.
-    ``sizes`` are the bytes of each part, if there are several.
+    ``sizes`` are the bytes of each part, if there are several. One that ``is_piece`` is a part of
+    another, which has all of its numbers.
     """
 
     spec: TensorSpec
@@ -155,6 +156,7 @@ class WeightSource:
     encoding: str = ""
     names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    is_piece: bool = False
 
     def read(self) -> Iterator[bytes]:
         """Yield the little-endian bytes in chunks."""
@@ -177,12 +179,11 @@ class WeightSource:
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
 
-    def compute_weight(self) -> Weight:
-        """Read the bytes once and return the weight with its digest."""
-        return self.examine_weight()[0]
-
     def examine_weight(self) -> tuple[Weight, list[str]]:
-        """Do the same, and return the names of tensors in the file that hold NaN or infinity."""
+        """Read the bytes once; return the weight with its digest, and which tensors are not finite.
+
+        These are names of tensors in the file that hold NaN or infinity; a piece names none.
+        """
         is_plain = self.encoding in ("", "bfloat16")
         unit = 0 if is_plain else self.spec.shape[-1]
         checks = [FiniteCheck(self.encoding or self.spec.dtype, unit) for _ in self.parts]
@@ -190,7 +191,8 @@ class WeightSource:
         chunks = (chunk for check, part in watched for chunk in check.watch(_read_part(part)))
         digest, _ = compute_digest_of(chunks)
         names = self.names or (self.spec.name,) * len(self.parts)
-        found = (name for name, check in zip(names, checks, strict=True) if not check.is_finite)
+        pairs = () if self.is_piece else zip(names, checks, strict=True)
+        found = [name for name, check in pairs if not check.is_finite]
         weight = Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
         return weight, list(dict.fromkeys(found))
 
@@ -264,13 +266,13 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
     """
     spec = TensorSpec(name, source.spec.dtype, tuple(size for _, size in box))
     if source.is_absent:
-        return WeightSource(spec, (Absent(),))
+        return WeightSource(spec, (Absent(),), is_piece=True)
     shape = source.spec.shape
     divided = [axis for axis, size in enumerate(shape) if box[axis] != (0, size)]
     last = max(divided, default=0)
     if math.prod(size for _, size in box[:last]) > len(source.parts):
         rows = select(source, name, (box[0], *((0, size) for size in shape[1:])))
-        return WeightSource(spec, (Selection(rows, box[1:]),))
+        return WeightSource(spec, (Selection(rows, box[1:]),), is_piece=True)
     unit = source.spec.nbytes // math.prod(shape[: last + 1])
     offsets = [0, *accumulate(source.sizes or (source.spec.nbytes,))]
     parts: list[tuple[Part | bytes, int]] = []
@@ -281,7 +283,7 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
         start = (row * shape[last] + box[last][0]) * unit
         parts += _cut(source.parts, offsets, start, start + box[last][1] * unit)
     chosen, sizes = zip(*parts, strict=True)
-    return WeightSource(spec, chosen, sizes=sizes)
+    return WeightSource(spec, chosen, sizes=sizes, is_piece=True)
 
 
 def _cut(

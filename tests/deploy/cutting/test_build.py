@@ -127,8 +127,27 @@ def test_layers_of_one_task_share_their_rope_table() -> None:
 def test_a_target_that_no_task_can_meet_is_refused_with_one_that_is_enough() -> None:
     with pytest.raises(InvalidModel, match=r"' alone needs \d+ bytes.*target is 500000") as caught:
         build(str(EXAMPLE), 500_000)
-    (least,) = map(int, re.findall(r"at least (\d+) bytes", str(caught.value)))
+    (text,) = re.findall(r"raise --target-vram to at least (\S+)", str(caught.value))
+    least = parse_size(text)
     assert max(task.vram_bytes for task in build(str(EXAMPLE), least).manifest.tasks) <= least
+    with pytest.raises(InvalidModel, match="alone needs"):
+        build(str(EXAMPLE), int(0.9 * least))
+
+
+def test_a_target_that_no_task_can_meet_is_refused_before_weights_are_read() -> None:
+    class Unread:
+        def start(self, what: str, total_bytes: int) -> None:
+            raise AssertionError(f"{total_bytes} bytes of {what} are read")
+
+    with watch_hashing(Unread()), pytest.raises(InvalidModel, match="at least"):
+        build(str(EXAMPLE), parse_size("10KB"))
+
+
+def test_too_few_tasks_are_refused_with_a_target_that_needs_no_more() -> None:
+    with pytest.raises(InvalidModel, match=r"gives at least 30 tasks; 5 are allowed: ") as caught:
+        build(str(EXAMPLE), parse_size("1.3MB"), max_tasks=5)
+    (text,) = re.findall(r"at least (\S+) \(a larger --max-tasks also helps\)", str(caught.value))
+    assert len(build(str(EXAMPLE), parse_size(text), max_tasks=5).manifest.tasks) <= 5
 
 
 def test_one_task_when_the_target_is_large() -> None:
@@ -183,8 +202,6 @@ def test_hashing_is_shown_as_bytes_of_all_bytes() -> None:
 
     seen = Seen()
     with watch_hashing(seen):
-        compiled = build(str(EXAMPLE), 10**8, sizes=Sizes(chunk=1))
-    assert seen.done["weights"] == seen.totals["weights"]
-    headers = seen.done["tasks"] - seen.totals["tasks"]
-    assert 0 < headers < 10_000
+        compiled = build(str(EXAMPLE), parse_size("1.3MB"))  # the head is divided
+    assert seen.done == seen.totals and set(seen.totals) == {"weights", "tasks"}
     assert seen.done["tasks"] == sum(task.weights_bytes for task in compiled.manifest.tasks)

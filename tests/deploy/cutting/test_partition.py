@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splitup_deploy.cutting.partition import Balance, Region, find_regions, partition
+from splitup_deploy.cutting.partition import (
+    Balance,
+    Region,
+    TargetTooSmall,
+    find_regions,
+    partition,
+)
 from splitup_deploy.cutting.task_graphs import cut_graph, name_tasks
 from splitup_deploy.cutting.timing import Clock, predict_transfer_ps
 
@@ -269,8 +275,9 @@ def test_borders_begin_tasks() -> None:
 
 def test_too_many_tasks() -> None:
     graph = make_chain()
-    with pytest.raises(InvalidModel, match=r"gives at least 4 tasks; 3 are allowed.*--max-tasks"):
+    with pytest.raises(TargetTooSmall, match=r"gives at least 4 tasks; 3 are allowed") as caught:
         partition(check_graph(graph), {}, 1024, max_tasks=3)
+    assert "--max-tasks" in caught.value.remedy
 
 
 def make_chain() -> Graph:

@@ -83,7 +83,7 @@ def test_several_rows_at_once_in_bfloat16() -> None:
     config = {**MIXTRAL, "num_hidden_layers": 1}
     weights = make_weights(config)
     parsed = parse_config(config, None)
-    traced = trace_decoder(parsed, Halves(weights), 2, choose_feed_forward(parsed))
+    traced = trace_decoder(parsed, Halves(weights), 2, choose_feed_forward(parsed)).read_weights()
     program = TaskProgram.from_graph(
         check_graph(traced.graph), lambda name: memoryview(b"".join(traced.weights[name].read()))
     )
