@@ -44,10 +44,12 @@ def write_client_files(compiled: CompiledModel, folder: Path) -> list[tuple[Path
     return files
 
 
-LONG: Final = pytest.mark.long  # 0 is in tests/e2e/test_private_page.py, too; 2 is like 1
+# 0 is in tests/e2e/test_private_page.py, too, and 1 in tests/client/private; 2 is like 1
+LONG: Final = pytest.mark.long
 
 
-@pytest.mark.parametrize("blocks", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG)])
+@LONG
+@pytest.mark.parametrize("blocks", [0, 1, 2])
 async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
     manifest = load_manifest(compiled.manifest_bytes)
