@@ -30,7 +30,6 @@ def url(private: Network) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.long  # in small: split/test_client.py of the gateway; a page in test_private_page.py
 async def test_a_device_gets_the_tokens_of_the_uncut_model(
     private: Network, url: str, tmp_path: Path
 ) -> None:
