@@ -76,7 +76,7 @@ proto:  ## generate the messages of draft and target workers again, in an enviro
 	cd extras/speculation/splitup_speculation && ../../../.grpc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. speculation.proto
 
 symbolic: $(READY) $(HALMOS)  ## prove properties of the contracts for all values; a few minutes
-	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
+	cd contracts && FOUNDRY_OPTIMIZER=true PATH="$$PWD/node_modules/.bin:$$PATH" $(HALMOS) --contract SymbolicTest
 
 docs: $(DOCS)  ## build the site into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

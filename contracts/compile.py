@@ -3,8 +3,9 @@
     python contracts/compile.py            writes splitup/chain/artifacts/<Name>.json
     python contracts/compile.py --check    fails when a committed artifact is stale
 
-Needs ``npm ci --ignore-scripts`` in this folder; no native compiler. The bytecode carries no
-metadata hash, so the same sources give the same bytes on every machine.
+Forge's tests deploy these files: run it before them. Needs ``npm ci --ignore-scripts`` in this
+folder; no native compiler. The bytecode carries no metadata hash, so the same sources give the same
+bytes on every machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import solcx
 ROOT = Path(__file__).resolve().parent
 ARTIFACTS = ROOT.parent / "splitup" / "chain" / "artifacts"
 CONTRACTS = ("Bonds", "Committee", "Market", "ModelRegistry", "NodeRegistry", "TestUSDC")
-SETTINGS: dict[str, Any] = {  # the same as in foundry.toml, so that forge tests what is shipped
+SETTINGS: dict[str, Any] = {
+    # more runs would put the market above the 24,576 bytes that a contract may have
     "optimizer": {"enabled": True, "runs": 200},
     "evmVersion": "prague",
     "metadata": {"bytecodeHash": "none", "appendCBOR": False},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Committee} from "../src/Committee.sol";
 import {Market} from "../src/Market.sol";
 import {ModelRegistry} from "../src/ModelRegistry.sol";
@@ -21,6 +20,7 @@ interface Vm {
     function deal(address account, uint256 amount) external;
     function expectRevert(bytes calldata data) external;
     function expectRevert() external;
+    function getCode(string calldata path) external view returns (bytes memory);
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
@@ -61,12 +61,11 @@ abstract contract Base {
 
     function setUp() public virtual {
         vm.warp(1_800_000_000);
-        usdc = new TestUSDC();
-        committee = new Committee(address(this));
-        nodes = new NodeRegistry(address(this), IERC20(address(usdc)), UNBONDING);
-        models = new ModelRegistry();
-        market =
-            new Market(address(this), IERC20(address(usdc)), committee, nodes, models, defaultParameters());
+        usdc = TestUSDC(deploy("TestUSDC", ""));
+        committee = Committee(deploy("Committee", abi.encode(this)));
+        nodes = deployNodes(address(usdc), UNBONDING);
+        models = ModelRegistry(deploy("ModelRegistry", ""));
+        market = deployMarket(address(usdc), address(committee), address(nodes), address(models));
         nodes.setMarket(address(market));
         makeMemberKeys(4);
         committee.setMembers(makeMembers());
@@ -75,6 +74,33 @@ abstract contract Base {
         }
         models.register(MODEL, "tiny", makeTasks(10, 100_000), makeChain(10));
         fund(client, 1000e6);
+    }
+
+    // -------------------------------------------------------------------------- deployment
+
+    /// @dev Creates a shipped contract with the given constructor arguments; its revert is the test's.
+    function deploy(string memory name, bytes memory arguments) internal returns (address created) {
+        string memory path = string.concat("../splitup/chain/artifacts/", name, ".json");
+        bytes memory code = bytes.concat(vm.getCode(path), arguments);
+        assembly ("memory-safe") {
+            created := create(0, add(code, 32), mload(code))
+            if iszero(created) {
+                returndatacopy(0, 0, returndatasize())
+                revert(0, returndatasize())
+            }
+        }
+    }
+
+    function deployNodes(address token, uint64 period) internal returns (NodeRegistry) {
+        return NodeRegistry(deploy("NodeRegistry", abi.encode(this, token, period)));
+    }
+
+    function deployMarket(address token, address committee_, address nodes_, address models_)
+        internal
+        returns (Market)
+    {
+        bytes memory arguments = abi.encode(this, token, committee_, nodes_, models_, defaultParameters());
+        return Market(deploy("Market", arguments));
     }
 
     // ---------------------------------------------------------------------------- fixtures

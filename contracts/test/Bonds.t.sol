@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {BondsBase} from "./BondsBase.sol";
-import {Bonds} from "../src/Bonds.sol";
 import {IBonds, PlanVote, SnapshotVote} from "../src/interfaces/IBonds.sol";
 
 contract BondsTest is BondsBase {
@@ -71,9 +69,9 @@ contract BondsTest is BondsBase {
 
     function test_constructor_and_owner_arguments_are_checked() public {
         vm.expectRevert(abi.encodeWithSelector(IBonds.PeriodTooLong.selector, 91 days, 90 days));
-        new Bonds(address(this), IERC20(address(usdc)), committee, 91 days);
+        deployBonds(address(usdc), 91 days);
         vm.expectRevert(abi.encodeWithSelector(IBonds.AddressMissing.selector));
-        new Bonds(address(this), IERC20(address(0)), committee, 1 days);
+        deployBonds(address(0), 1 days);
         vm.expectRevert(abi.encodeWithSelector(IBonds.AddressMissing.selector));
         bonds.setTreasury(address(0));
         vm.expectRevert();

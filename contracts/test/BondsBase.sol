@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Base} from "./Base.sol";
 import {Bonds} from "../src/Bonds.sol";
 import {PlanVote} from "../src/interfaces/IBonds.sol";
@@ -17,9 +16,13 @@ abstract contract BondsBase is Base {
 
     function setUp() public override {
         super.setUp();
-        bonds = new Bonds(address(this), IERC20(address(usdc)), committee, 14 days);
+        bonds = deployBonds(address(usdc), 14 days);
         bonds.setTreasury(address(0x7777));
         post(vm.addr(memberKeys[0]), BOND);
+    }
+
+    function deployBonds(address token, uint64 period) internal returns (Bonds) {
+        return Bonds(deploy("Bonds", abi.encode(this, token, committee, period)));
     }
 
     function post(address account, uint256 amount) internal {

@@ -16,8 +16,6 @@ import {
     Settlement,
     Status
 } from "../src/interfaces/IMarket.sol";
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {Market} from "../src/Market.sol";
 import {IModelRegistry} from "../src/interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 import {pack} from "../src/libraries/AccountAmount.sol";
@@ -838,16 +836,13 @@ contract MarketTest is MarketBase {
     }
 
     function test_the_constructor_refuses_zero_addresses() public {
-        Parameters memory p = defaultParameters();
         for (uint256 i; i < 4; ++i) {
             refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
-            new Market(
-                address(this),
-                IERC20(i == 0 ? address(0) : address(usdc)),
-                ICommittee(i == 1 ? address(0) : address(committee)),
-                INodeRegistry(i == 2 ? address(0) : address(nodes)),
-                IModelRegistry(i == 3 ? address(0) : address(models)),
-                p
+            deployMarket(
+                i == 0 ? address(0) : address(usdc),
+                i == 1 ? address(0) : address(committee),
+                i == 2 ? address(0) : address(nodes),
+                i == 3 ? address(0) : address(models)
             );
         }
     }

@@ -2,7 +2,6 @@
 pragma solidity ^0.8.28;
 
 import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
-import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Base} from "./Base.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";
@@ -341,11 +340,11 @@ contract NodeRegistryTest is Base {
         vm.expectRevert();
         vm.prank(client);
         nodes.setUnbondingPeriod(10 days);
-        NodeRegistry fresh = new NodeRegistry(address(this), IERC20(address(usdc)), 1);
+        NodeRegistry fresh = deployNodes(address(usdc), 1);
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AddressMissing.selector));
         fresh.setMarket(address(0));
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AddressMissing.selector));
-        new NodeRegistry(address(this), IERC20(address(0)), 1);
+        deployNodes(address(0), 1);
     }
 
     function test_invalid_calls_of_nodes_are_refused() public {

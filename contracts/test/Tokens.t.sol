@@ -65,8 +65,8 @@ contract TokensTest is MarketBase {
     function setUp() public override {
         super.setUp();
         token = new FaultyToken();
-        nodes = new NodeRegistry(address(this), IERC20(address(token)), UNBONDING);
-        market = new Market(address(this), IERC20(address(token)), committee, nodes, models, defaultParameters());
+        nodes = deployNodes(address(token), UNBONDING);
+        market = deployMarket(address(token), address(committee), address(nodes), address(models));
         nodes.setMarket(address(market));
         usdc = TestUSDC(address(token)); // for assertConserved
         token.mint(client, 1000e6);

@@ -21,7 +21,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -177,8 +177,12 @@ class ModelTokenizer:
             ) from None
 
 
+@lru_cache(maxsize=16)
 def check_chat_template(template: str) -> None:
-    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it."""
+    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it.
+
+    That process takes a third of a second of CPU; what it took once is not tried again.
+    """
     child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
     try:
         child.ask(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,11 +43,25 @@ def compiled() -> CompiledModel:
     return build(str(EXAMPLE), parse_size("2.5MB"), sizes=SIZES, private=1)
 
 
+@pytest.fixture(scope="module")
+def cut(compiled: CompiledModel) -> CutModel:
+    return CutModel(compiled)
+
+
+@pytest.fixture(scope="module")
+def programs(
+    compiled: CompiledModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClientPrograms]:
+    files = write_client_files(compiled, tmp_path_factory.mktemp("client"))
+    with closing(asyncio.run(ClientPrograms.load(compiled.manifest, files))) as programs:
+        yield programs
+
+
 class WholeNode:
     """Runs all tasks of the nodes, step by step, and keeps every byte that came to it."""
 
-    def __init__(self, compiled: CompiledModel, parties: Parties) -> None:
-        self.model, self.parties = CutModel(compiled), parties
+    def __init__(self, model: CutModel, parties: Parties) -> None:
+        self.model, self.parties = model, parties
         self.states = self.model.new_states()
         self.seen: list[bytes] = []
         self.waiting: dict[int, dict[str, bytes]] = {}
@@ -91,7 +104,7 @@ class WholeNode:
 
 @asynccontextmanager
 async def open_session(
-    compiled: CompiledModel, folder: Path, *, steps: int = 4
+    cut: CutModel, programs: ClientPrograms, *, steps: int = 4
 ) -> AsyncIterator[tuple[PrivateSession, WholeNode]]:
     app = make_app()
 
@@ -105,44 +118,42 @@ async def open_session(
     app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     parties = make_parties(1, steps=steps, endpoint=server.url)
-    tasks = parties.plan.tasks * len(compiled.manifest.tasks)
+    tasks = parties.plan.tasks * len(cut.manifest.tasks)
     parties = dataclasses.replace(
         parties,
-        manifest=compiled.manifest,
+        manifest=cut.manifest,
         plan=parties.plan.model_copy(update={"tasks": tasks}),
     )
-    node = WholeNode(compiled, parties)
+    node = WholeNode(cut, parties)
     certificate = PlanCertificate(plan=parties.plan, seed_signature="0x", signatures=())
-    files = write_client_files(compiled, folder)
-    with closing(await ClientPrograms.load(compiled.manifest, files)) as programs:
-        async with SignedClient(parties.client) as http:
-            session = PrivateSession(
-                certificate,
-                compiled.manifest,
-                parties.client,
-                http,
-                NoGrants("http://127.0.0.1:1", None, http=http),
-                deadline=asyncio.get_running_loop().time() + 60,
-                allow_loopback=True,
-                programs=programs,
-            )
-            session.open()
-            try:
-                yield session, node
-            finally:
-                await session.close()
-                await node.acceptor.close()
-                await server.close()
+    async with SignedClient(parties.client) as http:
+        session = PrivateSession(
+            certificate,
+            cut.manifest,
+            parties.client,
+            http,
+            NoGrants("http://127.0.0.1:1", None, http=http),
+            deadline=asyncio.get_running_loop().time() + 60,
+            allow_loopback=True,
+            programs=programs,
+        )
+        session.open()
+        try:
+            yield session, node
+        finally:
+            await session.close()
+            await node.acceptor.close()
+            await server.close()
 
 
 def make_step(tokens: list[int], start: int) -> dict[str, np.ndarray[Any, Any]]:
     return make_arrays(make_causal_step(tokens, start), 8)
 
 
-async def test_nodes_see_neither_tokens_nor_logits(compiled: CompiledModel, tmp_path: Path) -> None:
+async def test_nodes_see_neither_tokens_nor_logits(cut: CutModel, programs: ClientPrograms) -> None:
     tokens = [1234, 77, 1999, 58, 641, 1002, 333]
     steps = [make_step(tokens[:5], 0), make_step(tokens[5:6], 5), make_step(tokens[6:], 6)]
-    async with open_session(compiled, tmp_path) as (session, node):
+    async with open_session(cut, programs) as (session, node):
         futures = [session.submit(step) for step in steps]  # all at once: a pipeline
         given = [(await future)["logits"] for future in futures]
         await session.finish()
@@ -160,9 +171,9 @@ async def test_nodes_see_neither_tokens_nor_logits(compiled: CompiledModel, tmp_
 
 
 async def test_bad_inputs_and_too_many_steps_are_refused_at_once(
-    compiled: CompiledModel, tmp_path: Path
+    cut: CutModel, programs: ClientPrograms
 ) -> None:
-    async with open_session(compiled, tmp_path, steps=1) as (session, _):
+    async with open_session(cut, programs, steps=1) as (session, _):
         step = make_step([5], 0)
         with pytest.raises(InvalidInput, match="input 'tokens' is missing"):
             session.submit({"layout": step["layout"], "outputs": step["outputs"]})
@@ -173,8 +184,16 @@ async def test_bad_inputs_and_too_many_steps_are_refused_at_once(
             session.submit(make_step([6], 1))
 
 
-async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_path: Path) -> None:
-    async with open_session(compiled, tmp_path) as (session, _):
+async def test_closing_fails_what_is_awaited(cut: CutModel, programs: ClientPrograms) -> None:
+    async with open_session(cut, programs) as (session, _):
+        future = session.submit(make_step([5], 0))
+    with pytest.raises(ExecutionFailed, match="closed"):
+        await future
+
+
+async def test_what_fails_here_fails_the_execution(cut: CutModel, programs: ClientPrograms) -> None:
+    """The last test: it ends the process that all of them use."""
+    async with open_session(cut, programs) as (session, _):
         await session.step(make_step([5, 6], 0))
         session._run._programs.close()
         step, behind = session.submit(make_step([7], 2)), session.submit(make_step([8], 3))
@@ -183,10 +202,3 @@ async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_
                 await future
         with pytest.raises(ExecutionFailed, match="ended"):
             session.submit(make_step([8], 3))
-
-
-async def test_closing_fails_what_is_awaited(compiled: CompiledModel, tmp_path: Path) -> None:
-    async with open_session(compiled, tmp_path) as (session, _):
-        future = session.submit(make_step([5], 0))
-    with pytest.raises(ExecutionFailed, match="closed"):
-        await future

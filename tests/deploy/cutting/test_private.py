@@ -44,15 +44,15 @@ def write_client_files(compiled: CompiledModel, folder: Path) -> list[tuple[Path
     return files
 
 
-LONG: Final = pytest.mark.long  # 0 is in tests/e2e/test_private_page.py, too; 2 is like 1
+# 0 is in tests/e2e/test_private_page.py, too, and 1 in tests/client/private; 2 is like 1
+LONG: Final = pytest.mark.long
 
 
-@pytest.mark.parametrize("blocks", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG)])
-async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
-    compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
-    manifest = load_manifest(compiled.manifest_bytes)
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_raw_inputs_and_outputs_are_the_clients_alone(blocks: int) -> None:
+    manifest = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks).manifest
     client = manifest.client
-    assert client is not None and len(compiled.times_ps) == len(manifest.tasks)
+    assert client is not None
     labels = [task.label for task in manifest.tasks]
     assert labels[0].startswith(f"block {blocks} ")
     assert labels[-1].startswith(f"block {4 - blocks} ")
@@ -60,6 +60,15 @@ async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Pa
         assert not RAW & {port.name for port in (*task.inputs, *task.outputs)}
     assert not RAW & {port.name for port in (*manifest.inputs, *manifest.outputs)}
     assert {port.name for port in (*client.inputs, *client.outputs)} == RAW | {"layout"}
+
+
+@LONG
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
+    compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
+    manifest = load_manifest(compiled.manifest_bytes)
+    client = manifest.client
+    assert client is not None and len(compiled.times_ps) == len(manifest.tasks)
     whole, nodes = load_reference(str(EXAMPLE), SIZES), CutModel(compiled)
     state, states = whole.new_state(), nodes.new_states()
     files = write_client_files(compiled, tmp_path)

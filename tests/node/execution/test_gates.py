@@ -7,6 +7,7 @@ third and fourth experts, which the second has.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,16 @@ class Moe:
     client: TestClient
     runs: Counter[str] = field(default_factory=Counter)  # of the workers, by task
     frames: list[Frame] = field(default_factory=list)  # that the second node got
+
+    @functools.cached_property
+    def whole(self) -> list[bytes]:
+        """The outputs of the whole model."""
+        program = load_reference(self.directory, CHUNK)
+        state, inputs = program.new_state(), [make_inputs(step) for step in range(STEPS)]
+        return [
+            program.run(state, [row[spec.name].tobytes() for spec in program.inputs])[0]
+            for row in inputs
+        ]
 
     @property
     def experts(self) -> list[int]:
@@ -159,20 +170,11 @@ def make_inputs(step: int) -> Inputs:
     return make_arrays(make_causal_step([TOKENS[step]], step), 2)
 
 
-def compute_whole(moe: Moe) -> list[bytes]:
-    whole = load_reference(moe.directory, CHUNK)
-    state = whole.new_state()
-    inputs = [make_inputs(step) for step in range(STEPS)]
-    return [
-        whole.run(state, [row[spec.name].tobytes() for spec in whole.inputs])[0] for row in inputs
-    ]
-
-
 async def test_experts_that_are_not_chosen_get_no_inputs_and_do_not_run(moe: Moe) -> None:
     manifest, tasks = moe.manifest, moe.manifest.tasks
     chosen = len(moe.experts) // 2
     assert chosen in (2, 4)  # of one layer, or two
-    wanted = compute_whole(moe)
+    wanted = moe.whole
     certificate = moe.plan("run")
     executions = [node.engine.start(certificate, manifest) for node in moe.nodes]
     await moe.client.connect(certificate)
@@ -232,7 +234,7 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
 
 
 async def test_an_expert_is_taken_over(moe: Moe) -> None:
-    wanted, last = compute_whole(moe), moe.experts[-1]
+    wanted, last = moe.whole, moe.experts[-1]
     certificate = moe.plan("takeover", fallbacks=True)
     for node in moe.nodes:
         node.engine.start(certificate, moe.manifest)

@@ -149,7 +149,7 @@ async def test_s05_what_rounding_may_explain_is_no_lie(
     x = value = b.input("x", "float32", SIZE)
     factor = b.const("float32", encode_float(3.9375 if is_chaotic else 0.5))
     one = b.const("float32", encode_float(1.0))
-    for _ in range(36):  # x' = r x (1 - x), the logistic map
+    for _ in range(28):  # x' = r x (1 - x), the logistic map
         left = b.add("SUB", "float32", one, value)
         product = b.add("MUL", "float32", b.add("MUL", "float32", value, left), factor)
         value = b.store("float32", product)
