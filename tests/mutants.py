@@ -141,9 +141,30 @@ MUTANTS: Final = (
     Mutant(
         "order of keys",
         "splitup/core/codec.py",
-        "map(operator.lt, map(get_key",
-        "map(operator.ne, map(get_key",
+        "map(operator.lt, found",
+        "map(operator.ne, found",
         "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "repeated keys",
+        "splitup/core/codec.py",
+        "if colons != kept:",
+        "if colons < kept:",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "spelling of a manifest",
+        "splitup/graph/manifest.py",
+        'if value != manifest.model_dump(mode="json"):',
+        "if value is None:",
+        "tests/graph/test_manifest.py::test_what_may_be_left_out_has_one_spelling",
+    ),
+    Mutant(
+        "number of token biases",
+        "extras/gateway/splitup_gateway/apis/requests.py",
+        "Field(max_length=MAX_BIASES)",
+        "Field()",
+        "extras/gateway/gateway_tests/serve/apis/test_requests.py::test_s20_biases_are_counted",
     ),
     Mutant(
         "spelling of signed bytes",
