@@ -950,6 +950,27 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "memory of forgotten streams",
+        "extras/gateway/splitup_gateway/streams.py",
+        "STREAM_KEEP_S, self._forget, stream.id)",
+        "STREAM_KEEP_S, self._forget, stream)",
+        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
+    ),
+    Mutant(
+        "turns for leases by key",
+        "splitup/client/leases.py",
+        "self._served.get(one.principal, 0), one",
+        "0, one",
+        "tests/client/test_leases.py::test_s36_a_key_that_floods_waits_for_its_own_requests",
+    ),
+    Mutant(
+        "times to come back by key",
+        "splitup/client/queueing.py",
+        "self._due[principal] = due",
+        'self._due = {name: due for name in (*self._due, principal, "key bob")}',
+        "tests/client/test_leases.py::test_s36_who_is_refused_often_makes_nobody_else_come_later",
+    ),
+    Mutant(
         "attempts that failed",
         "extras/gateway/splitup_gateway/generation.py",
         "not await charge.cover(lost)",
