@@ -950,6 +950,13 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "memory of a template",
+        "splitup/client/text/tokenizer.py",
+        "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
+        "limit_growth(2**40)",
+        "tests/client/text/test_tokenizer.py::test_s37_a_template_s_memory_is_bounded",
+    ),
+    Mutant(
         "memory of forgotten streams",
         "extras/gateway/splitup_gateway/streams.py",
         "STREAM_KEEP_S, self._forget, stream.id)",
