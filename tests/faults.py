@@ -116,6 +116,7 @@ ROWS: Final = {
     "S35": "answers that another key reads or stops, or that fill a server's memory",
     "S36": "a key whose requests take all leases, the queue or the times to come back",
     "S37": "a chat template that takes all memory",
+    "S38": "one execution whose tensors leave no room for those of others",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

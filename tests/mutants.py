@@ -950,6 +950,14 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "tensors of one execution",
+        "splitup/protocol/execution/task_queue.py",
+        "if largest.buffered_bytes <= execution.buffered_bytes + more:",
+        "if largest:",
+        "tests/protocol/execution/test_task_queue.py::"
+        "test_s38_the_execution_with_the_most_tensors_gives_way_to_others",
+    ),
+    Mutant(
         "memory of a template",
         "splitup/client/text/tokenizer.py",
         "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
