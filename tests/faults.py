@@ -117,6 +117,7 @@ ROWS: Final = {
     "S36": "a key whose requests take all leases, the queue or the times to come back",
     "S37": "a chat template that takes all memory",
     "S38": "one execution whose tensors leave no room for those of others",
+    "S39": "a node that reports times to its client for ever",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

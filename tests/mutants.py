@@ -958,6 +958,14 @@ MUTANTS: Final = (
         "test_s38_the_execution_with_the_most_tensors_gives_way_to_others",
     ),
     Mutant(
+        "times that a node reports",
+        "splitup/client/execution/session.py",
+        "kept <= self.plan.request.steps * len(self.plan.tasks)",
+        "kept",
+        "tests/client/execution/test_session.py::"
+        "test_s39_a_node_that_reports_times_for_ever_takes_no_memory",
+    ),
+    Mutant(
         "memory of a template",
         "splitup/client/text/tokenizer.py",
         "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
