@@ -114,6 +114,10 @@ ROWS: Final = {
     "S33": "a long text that holds up all streams of a model",
     "S34": "a stored manifest that costs a gateway at anybody's request",
     "S35": "answers that another key reads or stops, or that fill a server's memory",
+    "S36": "a key whose requests take all leases, the queue or the times to come back",
+    "S37": "a chat template that takes all memory",
+    "S38": "one execution whose tensors leave no room for those of others",
+    "S39": "a node that reports times to its client for ever",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -141,9 +141,30 @@ MUTANTS: Final = (
     Mutant(
         "order of keys",
         "splitup/core/codec.py",
-        "map(operator.lt, map(get_key",
-        "map(operator.ne, map(get_key",
+        "map(operator.lt, found",
+        "map(operator.ne, found",
         "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "repeated keys",
+        "splitup/core/codec.py",
+        "if colons != kept:",
+        "if colons < kept:",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "spelling of a manifest",
+        "splitup/graph/manifest.py",
+        'if value != manifest.model_dump(mode="json"):',
+        "if value is None:",
+        "tests/graph/test_manifest.py::test_what_may_be_left_out_has_one_spelling",
+    ),
+    Mutant(
+        "number of token biases",
+        "extras/gateway/splitup_gateway/apis/requests.py",
+        "Field(max_length=MAX_BIASES)",
+        "Field()",
+        "extras/gateway/gateway_tests/serve/apis/test_requests.py::test_s20_biases_are_counted",
     ),
     Mutant(
         "spelling of signed bytes",
@@ -927,6 +948,50 @@ MUTANTS: Final = (
         "if len(ended) - place <= count:",
         "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_few_bytes_are_kept",
         is_quick=False,
+    ),
+    Mutant(
+        "tensors of one execution",
+        "splitup/protocol/execution/task_queue.py",
+        "if largest.buffered_bytes <= execution.buffered_bytes + more:",
+        "if largest:",
+        "tests/protocol/execution/test_task_queue.py::"
+        "test_s38_the_execution_with_the_most_tensors_gives_way_to_others",
+    ),
+    Mutant(
+        "times that a node reports",
+        "splitup/client/execution/session.py",
+        "kept <= self.plan.request.steps * len(self.plan.tasks)",
+        "kept",
+        "tests/client/execution/test_session.py::"
+        "test_s39_a_node_that_reports_times_for_ever_takes_no_memory",
+    ),
+    Mutant(
+        "memory of a template",
+        "splitup/client/text/tokenizer.py",
+        "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
+        "limit_growth(2**40)",
+        "tests/client/text/test_tokenizer.py::test_s37_a_template_s_memory_is_bounded",
+    ),
+    Mutant(
+        "memory of forgotten streams",
+        "extras/gateway/splitup_gateway/streams.py",
+        "STREAM_KEEP_S, self._forget, stream.id)",
+        "STREAM_KEEP_S, self._forget, stream)",
+        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
+    ),
+    Mutant(
+        "turns for leases by key",
+        "splitup/client/leases.py",
+        "self._served.get(one.principal, 0), one",
+        "0, one",
+        "tests/client/test_leases.py::test_s36_a_key_that_floods_waits_for_its_own_requests",
+    ),
+    Mutant(
+        "times to come back by key",
+        "splitup/client/queueing.py",
+        "self._due[principal] = due",
+        'self._due = {name: due for name in (*self._due, principal, "key bob")}',
+        "tests/client/test_leases.py::test_s36_who_is_refused_often_makes_nobody_else_come_later",
     ),
     Mutant(
         "attempts that failed",

@@ -12,9 +12,11 @@ principal that uses it (an API key, or a group of keys) until it ends, with its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import operator
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -179,6 +181,8 @@ class LeasePool:
         self._failure: tuple[float, SplitUpError] | None = None  # of the last opening, and when
         self._is_open = False
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
+        self._served: dict[str, int] = {}  # principals, each with the number of its last turn
+        self._count = itertools.count(1)
         self._pace = HoldTimes()
         self._looking: asyncio.Task[None] | None = None
         self._progress_at = 0.0  # when a node was last seen to load
@@ -242,10 +246,10 @@ class LeasePool:
         When no lease serves anybody, it raises Unavailable once members say that nobody can, and
         when no node was seen to load for ``tuning.LEASE_WAIT_S``: clients that are told come back.
 
-        Requests are served in the order of their arrival; one that waits for a lease to be opened
-        may be overtaken by those whose leases are there. While its ``caller`` is away, it waits.
-        Raises Throttled when its turn would come too late, and what ``Network.session`` raises when
-        no lease can be opened.
+        Principals take turns; requests of one are served in the order of their arrival. One that
+        waits for a lease to be opened may be overtaken by those whose leases are there. While its
+        ``caller`` is away, it waits. Raises Throttled when its turn would come too late, and what
+        ``Network.session`` raises when no lease can be opened.
         """
         lease = await self._acquire(principal, prompt, steps, caller or Caller())
         is_served = True
@@ -258,13 +262,13 @@ class LeasePool:
             self._pace.note(_now() - lease.lent_at, is_served=is_served)
             self._release(lease)
 
-    def check(self, caller: Caller | None = None) -> None:
+    def check(self, principal: str, caller: Caller | None = None) -> None:
         """Raise why a request that came now could not be served, as far as that is known.
 
         That is Throttled when its turn would come too late; when nothing is open, what an opening
         has failed with within ``RETRY_S``.
         """
-        self._check_turn(caller or Caller())
+        self._check_turn(principal, caller or Caller())
         if self._failure is not None and not self._idle and not self._lent:
             failed_at, error = self._failure
             if _now() < failed_at + RETRY_S:
@@ -276,12 +280,14 @@ class LeasePool:
         ahead = place - max(self._options.most - len(self._lent), 0)
         return max(ahead + 1, 0) * hold / self._options.most, hold
 
-    def _check_turn(self, caller: Caller) -> None:
-        """Raise Throttled for a caller whose turn would come too late."""
-        waiting = len(self._waiting)
-        wait, hold = self._estimate(waiting)
-        if waiting >= self._options.waiting or self._is_late(caller, wait, hold):
-            raise self._refuse(wait, hold)
+    def _check_turn(self, principal: str, caller: Caller) -> None:
+        """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
+        newcomer = _Waiter(principal, (), 0, _now(), caller)
+        place = self._list_in_turn([*self._waiting, newcomer]).index(newcomer)
+        wait, hold = self._estimate(place)
+        is_full = len(self._waiting) >= self._options.waiting
+        if self._is_late(caller, wait, hold) or (is_full and not self._find_surplus(principal)):
+            raise self._refuse(principal, wait, hold)
 
     def _is_late(self, caller: Caller, wait: float, hold: float) -> bool:
         """Return whether an answer would come too late; one request is always tried."""
@@ -290,8 +296,38 @@ class LeasePool:
         left = caller.came_at + caller.patience_s - _now()
         return bool(self._lent) and wait + hold > left
 
-    def _refuse(self, wait: float, hold: float) -> Throttled:
-        retry = self._pace.book(_now(), wait, hold / self._options.most)
+    def _list_in_turn(self, waiting: Iterable[_Waiter]) -> list[_Waiter]:
+        """Return who waits in the order in which they get leases.
+
+        Turns go round by principal: however many requests others send, and however many leases they
+        have, whoever waits is served after one request of each of them at most.
+        """
+        turns = Counter(one.principal for one in self._lent)
+        ranked = []
+        for one in waiting:
+            ranked.append((turns[one.principal], self._served.get(one.principal, 0), one))
+            turns[one.principal] += 1
+        return [one for *_, one in sorted(ranked, key=operator.itemgetter(0, 1))]
+
+    def _find_surplus(self, principal: str) -> _Waiter | None:
+        """Return who gives way in a full queue: the newest of the principal that has the most."""
+        counts = Counter(one.principal for one in self._waiting)
+        largest, most = counts.most_common(1)[0] if counts else ("", 0)
+        if most <= counts[principal] + 1:
+            return None
+        return next(one for one in reversed(self._waiting) if one.principal == largest)
+
+    def _make_place(self, principal: str) -> None:
+        """Refuse who gives way to a newcomer in a full queue."""
+        if len(self._waiting) < self._options.waiting:
+            return
+        if (surplus := self._find_surplus(principal)) is not None:
+            self._waiting.remove(surplus)
+            wait, hold = self._estimate(len(self._waiting))
+            surplus.lease.set_exception(self._refuse(surplus.principal, wait, hold))
+
+    def _refuse(self, principal: str, wait: float, hold: float) -> Throttled:
+        retry = self._pace.book(principal, _now(), wait, hold / self._options.most)
         return Throttled(
             f"{len(self._waiting)} requests wait for model {self._model} already, and each takes "
             f"{hold:.0f} s of {self._options.most} at once; try again in {retry} s",
@@ -301,12 +337,12 @@ class LeasePool:
     def _refuse_late(self) -> None:
         """Tell who waits that the answer will not be there before its client gives up."""
         place = 0
-        for waiter in tuple(self._waiting):
+        for waiter in self._list_in_turn(self._waiting):
             wait, hold = self._estimate(place)
             tells = waiter.caller.is_there and waiter.caller.patience_s is not None
             if tells and self._is_late(waiter.caller, wait, hold):
                 self._waiting.remove(waiter)
-                waiter.lease.set_exception(self._refuse(wait, hold))
+                waiter.lease.set_exception(self._refuse(waiter.principal, wait, hold))
             else:
                 place += 1
 
@@ -315,7 +351,8 @@ class LeasePool:
     ) -> Lease:
         if steps > limits.MAX_STEPS:
             raise InvalidInput(f"the request takes {steps} steps; at most {limits.MAX_STEPS} go")
-        self._check_turn(caller)
+        self._check_turn(principal, caller)
+        self._make_place(principal)
         waiter = _Waiter(principal, prompt, steps, _now(), caller)
         self._waiting.append(waiter)
         caller.on_return.add(self._adjust)
@@ -440,13 +477,13 @@ class LeasePool:
             opening.task.cancel()
 
     def _serve_waiting(self, now: float) -> None:
-        """Lend idle leases in the order of arrival.
+        """Lend idle leases in turn.
 
         Who has to wait is overtaken while a lease can be opened for each that waits; then nobody
         is served before the first of them, for whom an idle lease of others ends.
         """
         room = max(self._options.most - self._count_live(), 0) + self._opening
-        for waiter in self._list_present():
+        for waiter in self._list_in_turn(self._list_present()):
             lease = self._pick(waiter, now)
             if lease is not None:
                 self._waiting.remove(waiter)
@@ -465,6 +502,7 @@ class LeasePool:
         self._idle.remove(lease)
         self._lent.add(lease)
         lease.principal = waiter.principal
+        self._served[waiter.principal] = next(self._count)
         self._owners[lease.session.execution_id] = waiter.principal
         while len(self._owners) > KNOWN_EXECUTIONS:
             self._owners.popitem(last=False)

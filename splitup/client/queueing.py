@@ -43,7 +43,7 @@ class HoldTimes:
     """How long requests hold a lease, by those that did lately, and when to come back."""
 
     _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
-    _due: deque[float] = field(default_factory=deque)  # when those who were refused come back
+    _due: dict[str, deque[float]] = field(default_factory=dict)  # when who was refused comes back
 
     def note(self, seconds: float, *, is_served: bool) -> None:
         """Count a use of a lease; one that its client ended early took longer than it did."""
@@ -60,17 +60,24 @@ class HoldTimes:
         ages = list(running)
         return max(measured, sum(ages) / len(ages) if ages else 0.0)
 
-    def book(self, now: float, wait_s: float, every_s: float) -> int:
+    def book(self, principal: str, now: float, wait_s: float, every_s: float) -> int:
         """Return in how many seconds one who is refused should come back.
 
-        That is once those who wait are served, and after all who were told the same before; those
-        who do not listen are not counted for longer than ``tuning.QUEUE_WAIT_S``.
+        That is once those who wait are served, and after all of the same principal who were told
+        the same before, in its share of the leases; those who do not listen are not counted for
+        longer than ``tuning.QUEUE_WAIT_S``.
         """
-        while self._due and self._due[0] <= now:
-            self._due.popleft()
-        at = max(now + wait_s, self._due[-1] + every_s if self._due else 0.0)
+        for name, times in tuple(self._due.items()):
+            while times and times[0] <= now:
+                times.popleft()
+            if not times:
+                del self._due[name]
+        due = self._due.get(principal, deque())
+        principals = len(self._due.keys() | {principal})
+        at = max(now + wait_s, due[-1] + every_s * principals if due else 0.0)
         if at > now + max(wait_s, tuning.QUEUE_WAIT_S):
             at = now + wait_s
         else:
-            self._due.append(at)
+            due.append(at)
+            self._due[principal] = due
         return max(1, math.ceil(at - now))

@@ -12,6 +12,7 @@ import itertools
 import json
 import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 from splitup.core import limits
@@ -59,14 +60,9 @@ def decode_canonical(data: bytes, *, max_bytes: int, **bounds: int) -> Any:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
         text = data.decode()
-        value = parse_json(
-            text,
-            object_pairs_hook=_make_object,
-            parse_float=_refuse,
-            parse_constant=_refuse,
-            **bounds,
-        )
+        check_structure(text, **bounds)
         _check_spelling(text)
+        value = load_unique(text, _check_order, parse_float=_refuse, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
     return value
@@ -87,6 +83,31 @@ def parse_json(
     text = data if isinstance(data, str) else data.decode()
     check_structure(text, max_values, max_growth)
     return json.loads(text, **options)
+
+
+def load_unique(
+    text: str, check: Callable[[dict[str, Any]], None] | None = None, **options: Any
+) -> Any:
+    """Do what ``json.loads`` does, and raise ValueError for a key that an object repeats.
+
+    ``check`` sees each object. The keys that objects kept are counted, and colons of the text:
+    to be given each object's pairs would take half as much memory again as the objects do.
+    """
+    kept = 0
+
+    def count(found: dict[str, Any]) -> dict[str, Any]:
+        nonlocal kept
+        kept += len(found)
+        if check is not None:
+            check(found)
+        return found
+
+    value = json.loads(text, object_hook=count, **options)
+    if (colons := text.count(":")) != kept:
+        colons -= sum(string[0].count(":") for string in _STRINGS.finditer(text))
+        if colons != kept:
+            raise ValueError(f"a key is repeated: {colons} keys are {kept}")
+    return value
 
 
 def parse_json_prefix(text: str) -> tuple[Any, int]:
@@ -145,13 +166,10 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text:.40} is no integer")
 
 
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; raise ValueError unless its keys ascend."""
-    get_key = operator.itemgetter(0)
-    following = itertools.islice(pairs, 1, None)
-    if not all(map(operator.lt, map(get_key, pairs), map(get_key, following))):
-        raise ValueError(f"{_OTHER_SPELLING} at '{pairs[0][0]:.40}'")
-    return dict(pairs)
+def _check_order(found: dict[str, Any]) -> None:
+    """Raise ValueError unless the keys of an object ascend."""
+    if not all(map(operator.lt, found, itertools.islice(found, 1, None))):
+        raise ValueError(f"{_OTHER_SPELLING} at '{next(iter(found)):.40}'")
 
 
 def _check_spelling(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from splitup.core import limits
-from splitup.core.codec import parse_json
+from splitup.core.codec import check_structure, load_unique
 from splitup.core.errors import InvalidInput, InvalidModel
 
 ITEM_BYTES: Final[dict[str, int]] = {
@@ -331,15 +331,14 @@ def _check_file(name: str, condition: bool, problem: str) -> None:
 
 
 def _parse_header(name: str, header: bytes, start: int, size: int) -> dict[str, SafeTensor]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        _check_file(name, len(result) == len(pairs), "has a key twice in its header")
-        return result
-
     try:
-        table = parse_json(header, max_values=limits.MAX_DOCUMENT_VALUES, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        table = None
+        text = header.decode()
+        check_structure(text, max_values=limits.MAX_DOCUMENT_VALUES)
+        table = load_unique(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(
+            f"the header of weights file {name} is invalid: {error}; fetch or export it again"
+        ) from None
     _check_file(name, isinstance(table, dict), "has a header that is no JSON object")
     assert isinstance(table, dict)  # for the type checker
     table.pop("__metadata__", None)

@@ -255,7 +255,7 @@ class Manifest(Record):
     With a ``client`` part, ``inputs``, ``outputs`` and ``tasks`` are those of the nodes alone.
     """
 
-    version: Literal[1]
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)]  # not Literal, which takes true for 1
     kind: Kind
     tinygrad: Name
     inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
@@ -350,7 +350,7 @@ def _parse(data: bytes) -> Manifest:
         manifest = Manifest.read(value)
     except InvalidInput as error:
         raise InvalidModel(f"the manifest is invalid: {error}") from None
-    if data != manifest.to_bytes():
+    if value != manifest.model_dump(mode="json"):  # encoding it again would take twice the memory
         raise InvalidModel("the manifest is invalid: a value has two spellings")
     return manifest
 

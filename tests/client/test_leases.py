@@ -357,11 +357,11 @@ async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
                 await use(pool)
         assert "loading 3 of 12 tasks of model: no node is live" in caplog.text
         with pytest.raises(Unavailable, match="none is loading it"):
-            pool.check()
+            pool.check(ANN)
         sessions.seen = None
         sessions.gate.set()
         await use(pool)
-        pool.check()
+        pool.check(ANN)
 
 
 async def test_who_leaves_as_all_are_refused_does_not_keep_the_others_waiting() -> None:
@@ -497,6 +497,50 @@ async def test_a_client_that_does_not_say_waits_for_a_minute_at_most(
             await use(pool)
         go.set()
         await asyncio.gather(running, waiting)
+
+
+async def test_s36_a_key_that_floods_waits_for_its_own_requests() -> None:
+    served: list[str] = []
+    go = asyncio.Event()
+
+    async def ask(principal: str) -> None:
+        async with pool.borrow(principal, [1], 1):
+            served.append(principal)
+            await go.wait()
+
+    async with make_pool(warm=0, most=1, waiting=4) as (pool, _):
+        flood = [asyncio.create_task(ask(ANN))]
+        await settle(lambda: pool.lent == 1)
+        flood += [asyncio.create_task(ask(ANN)) for _ in range(4)]
+        await settle(lambda: pool.lent == 1 and pool.waiting == 4)
+        other = [asyncio.create_task(ask(BOB))]
+        await settle(flood[4].done)
+        pool.check(BOB)
+        with pytest.raises(Throttled):
+            pool.check(ANN)
+        other.append(asyncio.create_task(ask(BOB)))
+        await settle(flood[3].done)
+        go.set()
+        done = await asyncio.gather(*flood, *other, return_exceptions=True)
+    assert [type(one) for one in done if one is not None] == [Throttled, Throttled]
+    assert served == [ANN, BOB, ANN, BOB, ANN], "turns go round"
+
+
+async def test_s36_who_is_refused_often_makes_nobody_else_come_later(
+    clock: SimpleNamespace,
+) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1) as (pool, _):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        clock.now += 8
+        for principal, count in ((ANN, 6), (BOB, 1)):
+            for _ in range(count):
+                with pytest.raises(Throttled) as caught:
+                    pool.check(principal, Caller(4, came_at=clock.now))
+            assert caught.value.retry_s == 8 * count
+        go.set()
+        await running
 
 
 async def use_for(pool: LeasePool, caller: Caller) -> Lease:

@@ -1,4 +1,4 @@
-"""What costs most a byte beside hostile JSON: workers' messages, frames, model files, manifests."""
+"""What costs most a byte beside hostile JSON: workers' messages, frames, model files, good ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from splitup_speculation.trees import read_tokens, read_tree
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import compute_zero_digest
+from splitup.graph.ir import parse_graph
 from splitup.graph.manifest import load_manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import (
@@ -30,6 +31,7 @@ from splitup.messages.frames import (
 )
 from splitup.net.relay import Kind, decode_control, encode_control
 from tests.builders import make_chain_manifest
+from tests.graph.hostile import make_moves
 
 _ID = "0x" + "5a" * 32
 _ROWS = 512  # of a step of a model
@@ -48,6 +50,7 @@ def find_binary_doors(size: int) -> dict[str, Door]:
         ),
         "a header of GGUF": (_read_gguf, _make_headers(size)),
         "a manifest that is good": (load_manifest, {"a chain": _make_manifest(size)}),
+        "a graph that is good": (parse_graph, {"many operations": _make_graph(size)}),
     }
 
 
@@ -76,6 +79,11 @@ def _make_requests(size: int) -> dict[str, bytes]:
 def _make_manifest(size: int) -> bytes:
     one = len(make_chain_manifest(1).to_bytes())
     return make_chain_manifest(min(limits.MAX_TASKS, size // one)).to_bytes()
+
+
+def _make_graph(size: int) -> bytes:
+    one = len(make_moves(2).to_bytes()) - len(make_moves(1).to_bytes())
+    return make_moves(size // one).to_bytes()
 
 
 def _pack_length(value: int) -> bytes:

@@ -48,6 +48,7 @@ _SHAPES: Final = (  # of the fillings, those that a check of types can tell apar
     *("[0, …]", "[0.5, …]", '["aa", …]', "[[], …]", "[{}, …]", '{"1000":0, …}', "hexadecimal"),
     *("base64", "half of a character", "rows of tensors"),
 )
+_FORMS: Final = ('"%x":0', '"%x":[]', '"%d":"a"', '":%x":0')  # of keys and values of an object
 _DEPTH: Final = 2  # of the places that are filled: records within records
 _RUNS: Final = 3  # of which the fastest counts
 Place = tuple[str | int, ...]
@@ -75,10 +76,11 @@ def make_fillings(size: int) -> dict[str, str]:
         count = size // len(form % 0x10000)
         return "{" + ",".join(form % (index + 0x1000) for index in range(count)) + "}"
 
-    items = ("0", "257", "0.5", "-0", "1e9", "true", '""', '"aa"', '"āa"', "[]", "{}", "[0]")
+    items = ("0", "257", "0.5", "-0", "1e9", "true", '""', '"aa"', '"āa"', '":"')
+    lists = ("[]", "{}", "[0]", "[0,0]", '{"a":0}', '{"a":0,"b":0}', "[[[[0]]]]")
     return {
-        **{f"[{item}, …]": repeat(item) for item in (*items, '{"a":0}', "[[[[0]]]]")},
-        **{f"{{{form % 4096}, …}}": number(form) for form in ('"%x":0', '"%x":[]', '"%d":"a"')},
+        **{f"[{item}, …]": repeat(item) for item in (*items, *lists)},
+        **{f"{{{form % 4096}, …}}": number(form) for form in _FORMS},
         "one key again and again": "{" + ",".join(['"a":0'] * (size // 6)) + "}",
         "deep brackets": "[" * (size // 2) + "]" * (size // 2),
         "brackets to the limit": repeat("[" * 60 + "]" * 60),
@@ -233,7 +235,7 @@ def count_errors(kind: type[LaxRecord], value: Any) -> int:
     return 0
 
 
-def _measure_kind(
+def measure_kind(
     kind: type[LaxRecord], values: dict[str, tuple[Any, float, float]], size: int
 ) -> Cost:
     """Return the cost of a class: that of parsing a filling, and of validating it somewhere."""
@@ -278,7 +280,7 @@ def find_costs(size: int) -> Iterator[Cost]:
         with contextlib.suppress(ValueError):
             values[name] = parse_json(fillings[name]), *parsed[name]
     for kind in find_kinds():
-        yield _measure_kind(kind, values, size)
+        yield measure_kind(kind, values, size)
 
 
 def main() -> None:

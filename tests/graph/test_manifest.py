@@ -72,6 +72,13 @@ def load(value: dict[str, Any]) -> Manifest:
     return load_manifest(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
+def test_what_may_be_left_out_has_one_spelling() -> None:
+    value = make()
+    del value["tasks"][0]["gate"]
+    with pytest.raises(InvalidModel, match="a value has two spellings"):
+        load(value)
+
+
 def test_a_diamond() -> None:
     manifest = load(make())
     assert manifest.edges() == [(0, 1), (0, 2), (1, 3), (2, 3)]

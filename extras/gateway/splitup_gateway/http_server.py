@@ -455,7 +455,7 @@ class ApiServer:
         caller = asking.stream.caller
         if asked.stream:
             caller.patience_s = None  # signs of life keep the client there
-        served.pool.check(caller)
+        served.pool.check(asking.principal, caller)
         async with self._access.charge(asking.key, most, limit, caller) as charge:
             images = None if served.tower is None else RequestImages(served.tower, charge)
             pieces = generate_all(

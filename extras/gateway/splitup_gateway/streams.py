@@ -129,8 +129,8 @@ class Stream:
 
     def end(self) -> None:
         """Say that all is told."""
-        self.is_ended = self.is_whole = True
-        self._tell()
+        self.is_whole = True
+        self._finish()
 
     def fail(self, error: Exception) -> None:
         """Refuse the request; one that is served already ends with the error as an event."""
@@ -139,13 +139,23 @@ class Stream:
         elif not self.is_ended:
             known = error if isinstance(error, SplitUpError) else _INTERNAL
             self._add(self.head.describe_error(translate(known)))
-        self.is_ended = True
-        self._tell()
+        self._finish()
 
     def stop(self) -> None:
         """End the work now."""
         if self.task is not None:
             self.task.cancel()
+
+    def _finish(self) -> None:
+        self.is_ended = True
+        self._stop_waiting()
+        self._tell()
+
+    def _stop_waiting(self) -> None:
+        """Forget when to end, also because the timer keeps what it ends in memory."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def _add(self, event: bytes) -> None:
         if self.head is not None and self.head.content_type == "text/event-stream":
@@ -176,9 +186,7 @@ class Stream:
                 status=410,
                 code="stream_gone",
             )
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        self._stop_waiting()
         reader = Reader(self)
         self._at[reader] = min(after, self.count)
         self._tell()  # the producer may wait for somebody
@@ -324,14 +332,15 @@ class Streams:
             stream.fail(error)
         finally:
             if stream.refusal is not None:
-                self._forget(stream)
+                self._forget(stream.id)
             else:
                 loop = asyncio.get_running_loop()
-                loop.call_later(tuning.STREAM_KEEP_S, self._forget, stream)
+                # not the stream, which would stay in memory until then though it is forgotten
+                loop.call_later(tuning.STREAM_KEEP_S, self._forget, stream.id)
                 self._make_room(stream.call.owner)
 
-    def _forget(self, stream: Stream) -> None:
-        self._streams.pop(stream.id, None)
+    def _forget(self, stream_id: str) -> None:
+        self._streams.pop(stream_id, None)
 
     def _make_room(self, owner: str) -> None:
         """Forget the oldest ended streams, of this owner and then of all, beyond the bounds."""
@@ -346,7 +355,7 @@ class Streams:
                 if len(ended) - place <= count and size <= most_bytes:
                     break
                 size -= stream.size
-                self._forget(stream)
+                self._forget(stream.id)
 
     async def close(self) -> None:
         """Stop everything that runs."""

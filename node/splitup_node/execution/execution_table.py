@@ -59,6 +59,7 @@ class ExecutionTable:
         self.now_s = now_s
         self.by_id: OrderedDict[str, Execution] = OrderedDict()
         self.queue = TaskQueue()
+        self.queue.tell_surplus = self._fail_largest
         self.chunks = TensorChunks()
         self.clients = ClientLinks(identity, self.by_id)
         self.parties = PlanParties()
@@ -143,6 +144,11 @@ class ExecutionTable:
         progress = self.queue.get_progress(execution.id) or {get_first_task(execution): 0}
         task = min(progress, key=lambda index: (progress[index], index))
         self.fail(execution.id, task, progress[task], reason)
+
+    def _fail_largest(self, execution_id: str) -> None:
+        """Fail the execution whose tensors leave no room for those of others."""
+        if (execution := self.by_id.get(execution_id)) is not None:
+            self.fail_slowest(execution, "its tensors fill the node's buffers, which others need")
 
     def fail_lost_states(self, reason: str) -> None:
         """Fail the executions whose state was in the worker that is gone."""

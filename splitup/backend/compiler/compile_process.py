@@ -18,11 +18,9 @@ not touch the device.
 from __future__ import annotations
 
 import math
-import os
 import resource
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from splitup.backend.compiler.machine_speed import measure_slowness
@@ -33,6 +31,7 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.graph.rules import CheckedGraph
 from splitup.sandbox.fork import run_in_fork
+from splitup.sandbox.memory import get_data_bytes, lower
 
 _ERROR_CHARS: Final = 400
 
@@ -53,7 +52,7 @@ def compile_to_bytes(load: Callable[[], CheckedGraph], device: str, *, patience:
     With ``patience`` it may take so many times the usual time.
     """
     native = find_native_code(device)
-    used_bytes = _get_data_bytes()
+    used_bytes = get_data_bytes()
 
     def work() -> bytes:
         factor = patience * measure_slowness()
@@ -78,31 +77,7 @@ def _limit(predicted_us: int, used_bytes: int | None, factor: float) -> None:
     """Allow what compiling may take, besides what the process has; a signal ends it otherwise."""
     predicted_s = predicted_us / 1e6
     usual_s = max(tuning.COMPILE_S, tuning.COMPILE_FACTOR * predicted_s)
-    _lower(resource.RLIMIT_CPU, math.ceil(factor * usual_s))
+    lower(resource.RLIMIT_CPU, math.ceil(factor * usual_s))
     if used_bytes is not None:
         room = max(tuning.COMPILE_BYTES, int(tuning.COMPILE_BYTES_PER_S * predicted_s))
-        _lower(resource.RLIMIT_DATA, used_bytes + room)
-
-
-def _open_memory() -> int | None:
-    """Open the file that tells this process's memory, which a confined process can no more."""
-    with suppress(OSError):  # only Linux has it
-        return os.open("/proc/self/statm", os.O_RDONLY)
-    return None
-
-
-_MEMORY: Final = _open_memory()
-
-
-def _get_data_bytes() -> int | None:
-    """Return the memory that this process may write, as RLIMIT_DATA counts it."""
-    if _MEMORY is None:
-        return None
-    return int(os.pread(_MEMORY, 256, 0).split()[5]) * resource.getpagesize()
-
-
-def _lower(bound: int, value: int) -> None:
-    """Set a soft limit, which may be raised later, within the hard one."""
-    hard = resource.getrlimit(bound)[1]
-    soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(bound, (soft, hard))
+        lower(resource.RLIMIT_DATA, used_bytes + room)

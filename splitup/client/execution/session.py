@@ -135,6 +135,7 @@ class Session:
         self._has_waited = False  # for nodes that load their tasks
         self.loading: set[str] = set()  # nodes that still load theirs, as far as they were asked
         self._traces: list[Trace] = []
+        self._spans: dict[str, int] = {}  # of each node's traces
         self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -325,7 +326,7 @@ class Session:
             case FetchNeeded():
                 self._start(self._fetch(fact))
             case TraceReceived(trace=trace, is_last=is_last):
-                self._traces.append(trace)
+                self._keep_trace(trace)
                 if is_last:
                     self._told.add(trace.node)
                 if self._told >= set(self.executors):
@@ -338,6 +339,13 @@ class Session:
                 self._do(self._failover.process_progress(fact, self._loop.time()))
             case TaskFailure():
                 self._blame(fact.node, fact.reason)
+
+    def _keep_trace(self, trace: Trace) -> None:
+        """Keep what a node reports, up to a span for each step and task: it may send for ever."""
+        kept = self._spans.get(trace.node, 0) + len(trace.spans)
+        if trace.spans and kept <= self.plan.request.steps * len(self.plan.tasks):
+            self._spans[trace.node] = kept
+            self._traces.append(trace)
 
     async def _fetch(self, need: FetchNeeded) -> None:
         try:

@@ -67,6 +67,8 @@ def render_chat(
         )
     except _Refusal as error:
         raise InvalidInput(f"the model's chat template refuses the messages: {error}") from None
+    except MemoryError:
+        raise
     except Exception as error:  # the template is a foreign program: it may raise anything
         raise InvalidInput(f"the model's chat template failed: {error}") from None
 

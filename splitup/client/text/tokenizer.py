@@ -34,6 +34,7 @@ from splitup.decode.texts import EncodedText
 from splitup.graph.manifest import ChatInfo
 from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.memory import limit_growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -275,8 +276,9 @@ class _Library:
         try:
             if "render" in question:
                 chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
-                text = render_chat(chat, **json.loads(str(buffers[1], "utf-8")))
-                return {}, [text.encode(errors="replace")]
+                asked = json.loads(str(buffers[1], "utf-8"))
+                with limit_growth(tuning.TEMPLATE_MEMORY_BYTES):
+                    return {}, [render_chat(chat, **asked).encode(errors="replace")]
             if "check" in question:
                 check_template(str(buffers[0], "utf-8"))
                 return {}, ()
@@ -303,6 +305,8 @@ class _Library:
             return _extend(decode, tokens, question["extend"], question["is_end"]), ()
         except InvalidInput:
             raise
+        except MemoryError:
+            raise InvalidInput("takes too much memory") from None
         except Exception as error:  # the library raises plain Exception, and worse
             raise InvalidInput(f"cannot be used: {error}") from None
 

@@ -146,6 +146,7 @@ class TaskQueue:
     def __init__(self, *, max_bytes: int = tuning.QUEUE_BYTES) -> None:
         self._max_bytes = max_bytes
         self.buffered_bytes = 0  # of all tensors
+        self.tell_surplus: Callable[[str], object] = lambda _: None  # before one gives way
         self._executions: dict[str, _Execution] = {}
         # due, minus head start, sequence, lane, step
         self._ready: list[tuple[int, int, int, _Lane, int]] = []
@@ -188,7 +189,7 @@ class TaskQueue:
         Returns False when all of them had it. A tensor that a reader has used already is ignored,
         whatever its bytes, and so is one beyond the end. Raises PeerFault for a port that no local
         task reads, a step that was not paid for, or a second tensor with other bytes, and
-        Unavailable when the buffers are full.
+        Unavailable when the buffers are full and no other execution has more of them.
         """
         execution = self._executions.get(execution_id) or self._get(execution_id)
         lanes = execution.readers.get(port, [])
@@ -391,7 +392,7 @@ class TaskQueue:
                 )
         more = size - (0 if known is None else len(known.data))
         if self.buffered_bytes + more > self._max_bytes:
-            raise Unavailable(f"{self.buffered_bytes} bytes of tensors are buffered here already")
+            self._make_room(execution, more)
         if tensors is None:
             tensors = lane.waiting[step] = {}
         tensors[port] = tensor
@@ -400,6 +401,17 @@ class TaskQueue:
         if not lane.busy:
             self._schedule(lane)
         return True
+
+    def _make_room(self, execution: _Execution, more: int) -> None:
+        """Let the executions with the most tensors give way to one that would then have fewer."""
+        while self.buffered_bytes + more > self._max_bytes:
+            largest = max(self._executions.values(), key=lambda one: one.buffered_bytes)
+            if largest.buffered_bytes <= execution.buffered_bytes + more:
+                raise Unavailable(
+                    f"{self.buffered_bytes} bytes of tensors are buffered here already"
+                )
+            self.tell_surplus(largest.id)
+            self.drop(largest.id)
 
     def _discard(self, lane: _Lane, step: int) -> None:
         """Forget the tensors of a step."""

@@ -18,7 +18,7 @@ from splitup.messages import api
 from splitup.messages.completions import End, SignedEnd
 from splitup.messages.frames import Frame, FrameKind, decode_frames, read_delivery
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.progress import TaskFailure, Trace
+from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.messages.storage import Grants
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
@@ -115,6 +115,20 @@ async def open_session(
 
 def x(value: float) -> dict[str, np.ndarray[Any, Any]]:
     return {"x": np.array([value], np.float32)}
+
+
+async def test_s39_a_node_that_reports_times_for_ever_takes_no_memory() -> None:
+    def answer(node: FakeNode, link: Link, frame: Frame) -> None:
+        times = dict.fromkeys(("received_ns", "started_ns", "ended_ns", "sent_ns"), "1")
+        address, execution_id = node.parties.nodes[0].address, frame.execution_id
+        for spans in ((Span(task=0, step=0, **times),), ()) * 50:
+            trace = Trace(execution_id=execution_id, node=address, spans=spans)
+            node.send(link, make_message_frame(FrameKind.TRACE, execution_id, 0, 1, trace))
+        node.double(link, frame)
+
+    async with open_session(answer, steps=4) as (session, _):
+        await session.step(x(1))
+        assert len(await session.finish()) == 4, "one for each step"
 
 
 async def test_steps_in_flight_come_back_each_to_its_own_future() -> None:

@@ -198,6 +198,15 @@ def test_s13_a_template_that_ends_its_process_is_named(template: str) -> None:
             tokenizer.render_chat(chat, [])
 
 
+@pytest.mark.parametrize("large", ["'a' * 2**30", "('a\\n' * 10**4)|indent(10**5)"])
+def test_s37_a_template_s_memory_is_bounded(tokenizer: ModelTokenizer, large: str) -> None:
+    chat = ChatInfo(template=f"{{{{ ({large})|length }}}}", bos_token="", eos_token="")
+    with pytest.raises(InvalidModel, match="takes too much memory"):
+        tokenizer.render_chat(chat, [])
+    small = ChatInfo(template="{{ 'a' * 2**20 }}", bos_token="", eos_token="")
+    assert tokenizer.render_chat(small, []) == "a" * 2**20, "and serves others as before"
+
+
 def test_a_template_is_checked_apart() -> None:
     check_chat_template("{{ messages }}")
     for bad in ("{% for %}", "{{ " + "(" * 30_000):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 import statistics
 import sys
@@ -22,6 +23,7 @@ from splitup.messages.frames import FrameKind, make_order
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame, seal_frames
 from splitup.protocol.execution.ends import check_order, sign_end
+from splitup.protocol.execution.task_queue import Tensor
 from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
@@ -178,6 +180,28 @@ async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
         await asyncio.sleep(0)
         pair.nodes[1].engine.start(certificate, MANIFEST)
     assert np.array_equal(await running, compute_reference(xs, TASKS))
+
+
+async def test_s38_tensors_of_one_execution_do_not_fail_another(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy, other = (pair.plan(0, 0, 1, 0) for _ in range(2))
+    for certificate in (greedy, other):
+        for node in pair.nodes:
+            node.engine.start(certificate, MANIFEST)
+    node, execution_id = pair.nodes[0], greedy.plan.request.execution_id
+    queue = node.engine._table.queue
+    xs = make_inputs(2)
+    monkeypatch.setattr(queue, "_max_bytes", 4 * xs[0].nbytes)
+    with contextlib.suppress(Unavailable):
+        for step in range(1, 9):  # without the first one, all of them wait
+            data = xs[0].tobytes()
+            queue.offer(
+                execution_id, (CLIENT, 0), step, Tensor(hashlib.sha256(data).digest(), data)
+            )
+    await pair.client.connect(other)
+    assert np.array_equal(await pair.run(other, xs), compute_reference(xs, TASKS))
+    assert "fill the node's buffers" in node.engine.executions[execution_id].failure
 
 
 async def test_executions_of_one_node_interleave_with_separate_states(pair: Pair) -> None:

@@ -377,6 +377,21 @@ def test_buffers_and_executions_are_bounded() -> None:
         queue.assign(SECOND, [], 1)
 
 
+def test_s38_the_execution_with_the_most_tensors_gives_way_to_others() -> None:
+    queue, told = TaskQueue(max_bytes=20), []
+    queue.tell_surplus = told.append
+    for execution in (FIRST, SECOND):
+        queue.assign(execution, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 64)
+    for step in range(5):
+        queue.offer(FIRST, (CLIENT, 0), step, Tensor(b"a" * 32, b"1234"))
+    with pytest.raises(Unavailable):
+        queue.offer(FIRST, (CLIENT, 0), 5, Tensor(b"a" * 32, b"1234"))
+    queue.offer(SECOND, (CLIENT, 0), 0, Tensor(b"a" * 32, b"1234"))
+    assert told == [FIRST] and queue.buffered_bytes == 4
+    run = queue.next()
+    assert run is not None and run.execution_id == SECOND
+
+
 def add_early(
     early: EarlyFrames, execution_id: str, sender: str, data: bytes, now_s: float = 0.0
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -164,6 +166,24 @@ async def test_s35_few_bytes_are_kept(streams: Streams, monkeypatch: pytest.Monk
     with pytest.raises(ApiError):
         streams.find(kept[1].id, "ann")
     assert streams.find(kept[2].id, "ann") is kept[2]
+
+
+async def test_s35_what_is_forgotten_leaves_memory(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "STREAMS_OF_ONE", 1)
+
+    async def end_alone(stream: Stream) -> None:
+        stream.begin(Head("text/event-stream", {}, is_streamed=True))
+        with stream.attach():
+            await stream.append([b"a"])
+
+    begun = [streams.join_or_start(ask(), end_alone) for _ in range(2)]
+    await asyncio.gather(*(one.task for one in begun if one.task is not None))
+    first = weakref.ref(begun[0])
+    begun.clear()
+    gc.collect()
+    assert first() is None, "no timer holds it"
 
 
 async def test_s35_ended_streams_are_kept_for_some_time(

@@ -29,6 +29,7 @@ from splitup_gateway.apis.tools import (
 )
 from splitup_gateway.errors import ApiError
 
+MAX_BIASES: Final = 1_024  # of tokens, as at OpenAI
 MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of prompts
 MAX_PROMPTS: Final = 16
 MAX_MESSAGES: Final = 2_048
@@ -155,7 +156,7 @@ class Sampling(Fields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.1, le=10)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
 
     @property
     def choices(self) -> int:

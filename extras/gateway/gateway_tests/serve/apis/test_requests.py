@@ -39,6 +39,14 @@ def test_choices_have_seeds_of_their_own() -> None:
     assert parse_request(ChatRequest, {**CHAT, "seed": -1}).make_samplers()[0].seed == 2**63 - 1
 
 
+def test_s20_biases_are_counted() -> None:
+    biases = {str(token): 1 for token in range(1025)}
+    with pytest.raises(ApiError, match="at most 1024"):
+        parse_request(CompletionRequest, {**TEXT, "logit_bias": biases})
+    del biases["7"]
+    parse_request(CompletionRequest, {**TEXT, "logit_bias": biases})
+
+
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
