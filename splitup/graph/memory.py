@@ -22,16 +22,19 @@ import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.ir import Graph, Node
 from splitup.graph.operations.spec import Value
-from splitup.graph.operations.table import MOVEMENT
+from splitup.graph.operations.table import ARITHMETIC, CONVERSIONS, MOVEMENT
 from splitup.graph.rules import CheckedGraph
 
 BUFFER_ALIGNMENT: Final = 256  # enough for the loads and copies of every device
 ROW_PADDING: Final = 16  # elements between rows whose number is a symbol
+_FEW_BUFFERS: Final = 3  # an elementwise value of more is not computed again for each reader
+_ROUNDS: Final = 4  # in which it is found which of such values remain
 
 
 def get_stride(length: int) -> int:
@@ -178,6 +181,7 @@ def _find_temporaries(
     tinygrad computes a reduction in the kernel that reads it, unless that kernel reads an element
     several times or its readers want different elements (``spread``). It computes what follows from
     reductions in the kernels that read it, unless several values in memory need it (``shared``).
+    An elementwise value of many buffers is not computed twice either.
     """
     elements = [math.prod(value.shape) for value in graph.values]
     spread, shared = [False] * len(graph.nodes), [False] * len(graph.nodes)
@@ -197,16 +201,56 @@ def _find_temporaries(
             or (elements[user] > elements[index] and op not in ("PAD", "STACK"))
             for user, op in zip(users[index], ops, strict=True)
         )
-    found, reduces = set(), [False] * len(graph.nodes)
+    found = _find_wide(graph, users, spread, shared)
+    reduces = [False] * len(graph.nodes)
     for index, node in enumerate(graph.nodes):
         is_own = _is_reduction(node, graph.values)
         reduces[index] = is_own or any(reduces[src] for src in node.srcs)
-        if node.op == "CONTIGUOUS":
+        if node.op == "CONTIGUOUS" or index in found:
             reduces[index] = False
         elif index in spans and ((is_own and spread[index]) or (reduces[index] and shared[index])):
             found.add(index)
             reduces[index] = False
     return frozenset(found)
+
+
+def _find_wide(
+    graph: CheckedGraph,
+    users: Sequence[Sequence[int]],
+    spread: Sequence[bool],
+    shared: Sequence[bool],
+) -> set[int]:
+    """Return elementwise values of many buffers whose readers want different elements.
+
+    What only such a value reads is computed with it, unless its own readers differ.
+    """
+    nodes, elements = graph.nodes, [math.prod(value.shape) for value in graph.values]
+    found: set[int] = set()
+    for _ in range(_ROUNDS):
+        known, found = found, set()
+        inside = [False] * len(nodes)  # of the kernel of such a value
+        candidates: set[int] = set()
+        for index in range(len(nodes) - 1, -1, -1):
+            if not users[index]:
+                continue
+            readers = [(user, nodes[user].op) for user in users[index]]
+            inside[index] = all(user in known or inside[user] for user, _ in readers)
+            differ = len(readers) > 1 and any(op in MOVEMENT for _, op in readers)
+            differ |= any(elements[user] > elements[index] for user, _ in readers)
+            if nodes[index].op in ARITHMETIC or nodes[index].op in CONVERSIONS:
+                if differ or ((spread[index] or shared[index]) and not inside[index]):
+                    candidates.add(index)
+        read: list[frozenset[int]] = []
+        for index, node in enumerate(nodes):
+            together = frozenset().union(*(read[src] for src in node.srcs))
+            if index in candidates and len(together) > _FEW_BUFFERS:
+                found.add(index)
+            if index in found or node.op in ("INPUT", "WEIGHT", "STATE", "CONTIGUOUS"):
+                together = frozenset((index,))
+            read.append(frozenset(islice(together, _FEW_BUFFERS + 1)))
+        if found == known:
+            break
+    return found
 
 
 def _is_reduction(node: Node, values: Sequence[Value]) -> bool:

@@ -14,6 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from splitup_deploy.cutting.passes import materialise_reductions
 from splitup_deploy.frontends.onnx.basic_ops import CONSTANT_INPUTS, OPERATIONS, REFUSED
 from splitup_deploy.frontends.onnx.graph_file import read_onnx
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxNode, OnnxPort, OnnxTensor
+from splitup_deploy.frontends.onnx.open_sizes import settle_sizes
 from splitup_deploy.frontends.onnx.tinygrad_ops import (
     Domain,
     OpSetId,
@@ -104,14 +106,12 @@ class _Importer:
 
     def trace(self, graph: OnnxGraph, dims: dict[str, int]) -> TracedModel:
         values: dict[str, Tensor | None] = {"": None}
-        used = set(dims)
-        for port in graph.inputs:
-            if port.name not in graph.tensors:
-                values[port.name] = self.add_input(port, dims, used)
-        if not self.inputs:
+        inputs = [port for port in graph.inputs if port.name not in graph.tensors]
+        if not inputs:
             raise InvalidModel("the model has no inputs: there is nothing to compute")
-        if used:
-            raise InvalidModel(f"no input has a symbolic dimension '{sorted(used)[0]:.80}'")
+        settled, notes = settle_sizes(inputs, dims)
+        for port in settled:
+            values[port.name] = self.add_input(port)
         self.run(graph, values)
         outputs: dict[str, Tensor] = {}
         for port in graph.outputs:
@@ -121,26 +121,13 @@ class _Importer:
             outputs[self.rename(port.name)] = self.check_output(port, tensor)
         self.check_inputs_used([tensor.uop for tensor in outputs.values()])
         self.adopt([tensor.uop for tensor in outputs.values()])
-        return self.tracer.finish(self.separate(outputs), {})
+        traced = self.tracer.finish(self.separate(outputs), {})
+        return replace(traced, notes=(*notes, *traced.notes))
 
-    def add_input(self, port: OnnxPort, dims: Mapping[str, int], unused: set[str]) -> Tensor:
-        if port.dtype is None or port.shape is None:
-            raise InvalidModel(f"input '{port.name:.80}' has no type or shape in the file")
-        shape = []
-        for axis, size in enumerate(port.shape):
-            key = f"{port.name}.{axis}" if size is None else size
-            if isinstance(key, str):
-                unused.discard(key)
-                if key not in dims:
-                    raise InvalidModel(
-                        f"axis {axis} of input '{port.name:.80}' has no fixed size; "
-                        f"give it with --dim {key:.80}=1 (or more)"
-                    )
-                key = dims[key]
-            if not 1 <= key <= limits.MAX_DIMENSION:
-                raise InvalidModel(f"axis {axis} of input '{port.name:.80}' cannot have size {key}")
-            shape.append(key)
-        spec = TensorSpec(self.rename(port.name), port.dtype, tuple(shape))
+    def add_input(self, port: OnnxPort) -> Tensor:
+        assert port.dtype is not None and port.shape is not None
+        shape = tuple(size for size in port.shape if isinstance(size, int))
+        spec = TensorSpec(self.rename(port.name), port.dtype, shape)
         if spec.nbytes > limits.MAX_TENSOR_BYTES:
             raise InvalidModel(
                 f"input '{port.name:.80}' has {spec.nbytes} bytes; "
@@ -157,7 +144,7 @@ class _Importer:
         declared = port.shape or tuple(None for _ in shape)
         if port.shape is not None and (
             len(declared) != len(shape)
-            or any(type(a) is int and a != b for a, b in zip(declared, shape, strict=True))
+            or any(type(a) is int and 0 < a != b for a, b in zip(declared, shape, strict=True))
         ):
             raise InvalidModel(
                 f"output '{port.name:.80}' has shape {list(shape)}; the file says {list(declared)}"
