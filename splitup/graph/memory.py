@@ -222,30 +222,38 @@ def _find_wide(
 ) -> set[int]:
     """Return elementwise values of many buffers whose readers want different elements.
 
-    What only such a value reads is computed with it, unless its own readers differ.
+    What only such a value reads is computed in its kernel, unless the readers there differ, too.
     """
     nodes, elements = graph.nodes, [math.prod(value.shape) for value in graph.values]
     found: set[int] = set()
     for _ in range(_ROUNDS):
         known, found = found, set()
-        inside = [False] * len(nodes)  # of the kernel of such a value
+        kernels: list[int | None] = [None] * len(nodes)  # which one computes a node, if only one
         candidates: set[int] = set()
         for index in range(len(nodes) - 1, -1, -1):
             if not users[index]:
                 continue
             readers = [(user, nodes[user].op) for user in users[index]]
-            inside[index] = all(user in known or inside[user] for user, _ in readers)
-            differ = len(readers) > 1 and any(op in MOVEMENT for _, op in readers)
-            differ |= any(elements[user] > elements[index] for user, _ in readers)
-            if nodes[index].op in ARITHMETIC or nodes[index].op in CONVERSIONS:
-                if differ or ((spread[index] or shared[index]) and not inside[index]):
-                    candidates.add(index)
+            at = {u if op == "CONTIGUOUS" or u in known else kernels[u] for u, op in readers}
+            kernels[index] = at.pop() if len(at) == 1 else None
+            inside = kernels[index] in known
+            differ = (
+                kernels[index] is None
+                or (len(readers) > 1 and any(op in MOVEMENT for _, op in readers))
+                or any(elements[user] > elements[index] for user, _ in readers)
+                or (spread[index] and not inside)
+            )
+            if differ and (nodes[index].op in ARITHMETIC or nodes[index].op in CONVERSIONS):
+                candidates.add(index)
         read: list[frozenset[int]] = []
         for index, node in enumerate(nodes):
             together = frozenset().union(*(read[src] for src in node.srcs))
             if index in candidates and len(together) > _FEW_BUFFERS:
                 found.add(index)
-            if index in found or node.op in ("INPUT", "WEIGHT", "STATE", "CONTIGUOUS"):
+            is_kept = index in found or (
+                (spread[index] or shared[index]) and _is_reduction(node, graph.values)
+            )
+            if is_kept or node.op in ("INPUT", "WEIGHT", "STATE", "CONTIGUOUS"):
                 together = frozenset((index,))
             read.append(frozenset(islice(together, _FEW_BUFFERS + 1)))
         if found == known:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph, encode_float
@@ -102,3 +106,63 @@ def test_predicted_is_allocated() -> None:
     normed = x / x.sum(1, keepdims=True)
     wanted = -(0.5 * normed.sum(1, keepdims=True) + x)
     np.testing.assert_allclose(np.frombuffer(result, np.float32).reshape(64, 48), wanted, rtol=1e-5)
+
+
+def make_random(seed: int) -> Graph:
+    """Return sums and products of several inputs whose halves and rows are read apart."""
+    draw, b = random.Random(seed), Builder()
+    rows, columns = draw.choice([(8, 16), (4, 32), (16, 64)])
+    made = [
+        (b.input(f"x{place}", "float32", rows, columns), (rows, columns))
+        for place in range(draw.randint(2, 6))
+    ]
+
+    def add(op: str, shape: tuple[int, ...], *sources: int, arg: object = None) -> int:
+        node = b.add(op, "float32", *sources, **({} if arg is None else {"arg": arg}))
+        made.append((node, shape))
+        return node
+
+    def halve(node: int, shape: tuple[int, ...], offset: int) -> None:
+        half = shape[1] // 2
+        add("SHRINK", (shape[0], half), node, arg=((0, shape[0]), (offset, half)))
+
+    for _ in range(draw.randint(4, 18)):
+        node, shape = draw.choice(made[-8:])
+        can_halve = len(shape) == 2 and shape[1] % 2 == 0 and shape[1] > 2
+        like = [other for other, known in made if known == shape]
+        kind = draw.random()
+        if kind < 0.15:
+            for other in draw.sample(like, min(len(like), draw.randint(3, 6))):
+                node = b.add(draw.choice(["ADD", "MUL"]), "float32", node, other)
+            made.append((node, shape))
+            if can_halve and draw.random() < 0.7:
+                for offset in draw.sample([0, shape[1] // 2], 2):
+                    halve(node, shape, offset)
+        elif kind < 0.4:
+            add(draw.choice(["ADD", "MUL", "SUB", "MAX"]), shape, node, draw.choice(like))
+        elif kind < 0.5:
+            add(draw.choice(["NEG", "SQRT", "RECIPROCAL"]), shape, node)
+        elif kind < 0.62 and len(shape) == 2:
+            across = b.add("PERMUTE", "float32", node, arg=(1, 0))
+            add("REDUCE", shape[:1], across, arg=(draw.choice(["ADD", "MAX"]), 1))
+        elif kind < 0.74 and shape == (rows,):
+            repeated = b.add("EXPAND", "float32", node, arg=(columns,))
+            add("PERMUTE", (rows, columns), repeated, arg=(1, 0))
+        elif kind < 0.84 and can_halve:
+            halve(node, shape, draw.choice([0, shape[1] // 2]))
+        else:
+            made.append((b.store("float32", node), shape))
+    last = [b.store("float32", node) for node, _ in made[-draw.randint(1, 2) :]]
+    return b.graph({f"y{place}": node for place, node in enumerate(last)})
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1_000), marks=pytest.mark.long)], ids=len
+)
+def test_a_compiled_graph_takes_no_more_than_was_predicted(seeds: range) -> None:
+    device = select_device().device
+    for seed in seeds:
+        graph = check_graph(make_random(seed))
+        schedule = compile_graph(graph, device)
+        taken = sum(schedule.inputs) + sum(schedule.values)
+        assert taken <= compute_vram_bytes(graph), f"seed {seed}"

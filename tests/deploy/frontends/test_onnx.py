@@ -59,19 +59,49 @@ def test_initialisers_stay_in_the_file_under_their_names(tmp_path: Path) -> None
     assert build(source, LARGE).model_id == build(source, LARGE).model_id
 
 
-def test_symbolic_dimensions_are_given_or_asked_for(tmp_path: Path) -> None:
+def test_a_batch_is_given_or_has_one_row(tmp_path: Path) -> None:
     source, weights = save_vision(tmp_path / "m.onnx", batch="batch")
-    with pytest.raises(InvalidModel, match=r"axis 0 of input 'picture'.*--dim batch=1"):
-        build(source, LARGE)
-    with pytest.raises(InvalidModel, match="'sequence'"):
+    with pytest.raises(InvalidModel, match=r"no size .* called 'sequence'; it leaves open: batch"):
         build(source, LARGE, sizes=Sizes(dims={"batch": 1, "sequence": 2}))
     with pytest.raises(InvalidModel, match="size 0"):
         build(source, LARGE, sizes=Sizes(dims={"batch": 0}))
+    alone = build(source, LARGE)
+    assert alone.manifest.outputs[0].shape == (1, 5)
+    assert alone.notes == ("a batch of one is assumed; for another: --dim batch=N",)
     compiled = build(source, LARGE, sizes=Sizes(dims={"batch": 3}))
     assert compiled.manifest.outputs[0].shape == (3, 5)
     picture = np.random.default_rng(1).normal(0, 1, (3, 3, 8, 8)).astype(np.float32)
     (given,) = run(compiled, picture)
     assert relative_error(given, compute_vision(weights, picture)) <= 1e-5
+
+
+# as exporters write what they leave open: nothing, a number below one, names that say nothing
+@pytest.mark.parametrize("first", [None, -1, "?", "unk__214", "DynamicDimension.0", "N"])
+def test_sizes_that_a_file_leaves_open_are_all_named_at_once(
+    first: int | str | None, tmp_path: Path
+) -> None:
+    ports = [("x", "float32", (first, -1, "width", 2)), ("state", "float32", (2, "batch_size", 3))]
+    graph = Graph(ports, [("y", "float32", (None, "?", None, 2)), ("z", "float32", (2, -1, 3))])
+    source = save_onnx(tmp_path / "m.onnx", graph.add("Neg", "x", "y").add("Neg", "state", "z"))
+    with pytest.raises(InvalidModel) as refused:
+        build(source, LARGE)
+    assert str(refused.value) == (
+        "the file leaves sizes open (axis 1 of input 'x', axis 2 of input 'x'), and tasks have "
+        "fixed ones; give them: --dim x.1=SIZE --dim width=SIZE"
+    )
+    compiled = build(source, LARGE, sizes=Sizes(dims={"x.1": 5, "width": 4}))
+    assert [port.shape for port in compiled.manifest.inputs] == [(1, 5, 4, 2), (2, 1, 3)]
+    name = first if isinstance(first, str) and first != "?" else "x.0"
+    assert compiled.notes == (
+        f"a batch of one is assumed; for another: --dim {name}=N --dim batch_size=N",
+    )
+
+
+def test_a_first_axis_with_another_name_is_no_batch(tmp_path: Path) -> None:
+    graph = Graph([("x", "float32", ("sequence_length", 3))], [("y", "float32", (None, 3))])
+    source = save_onnx(tmp_path / "m.onnx", graph.add("Neg", "x", "y"))
+    with pytest.raises(InvalidModel, match="give them: --dim sequence_length=SIZE"):
+        build(source, LARGE)
 
 
 def test_external_data_come_from_the_models_own_directory(tmp_path: Path) -> None:
@@ -357,7 +387,7 @@ REFUSED: dict[str, tuple[Graph, int, str]] = {
         "'u'"),
     "unknown attribute": (Graph([FLOAT], [OUT]).add("Relu", "x", "y", colour=1), 17, "colour"),
     "strings": (Graph([("x", 8, (2, 3))], [OUT]).add("Relu", "x", "y"), 17, "string"),
-    "no shape": (Graph([("x", "float32", (None, 3))], [OUT]).add("Relu", "x", "y"), 17, "x.0=1"),
+    "no shape": (Graph([("x", "float32", (3, None))], [OUT]).add("Relu", "x", "y"), 17, "x.1=SIZE"),
     "one input too many": (Graph([FLOAT, ("k", "int32", (2**20,))], [OUT]).add("MaxPool", "x k",
         "y"), 17, "input 1 is one too many"),
     "training": (Graph([FLOAT], [OUT], {"r": np.array(0.5, np.float32), "t": np.array(True)}).add(
