@@ -183,7 +183,7 @@ class LeasePool:
         self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
         self._served: dict[str, int] = {}  # principals, each with the number of its last turn
         self._count = itertools.count(1)
-        self._pace = HoldTimes()
+        self._pace = HoldTimes(options.most)
         self._looking: asyncio.Task[None] | None = None
         self._progress_at = 0.0  # when a node was last seen to load
 
@@ -259,7 +259,7 @@ class LeasePool:
             is_served = False
             raise
         finally:
-            self._pace.note(_now() - lease.lent_at, is_served=is_served)
+            self._pace.note(_now() - lease.lent_at, is_served=is_served, at_once=len(self._lent))
             self._release(lease)
 
     def check(self, principal: str, caller: Caller | None = None) -> None:
@@ -277,8 +277,8 @@ class LeasePool:
     def _estimate(self, place: int) -> tuple[float, float]:
         """Return when the one at a place of the queue gets a lease, and how long it holds it."""
         hold = self._pace.estimate_hold(_now() - one.lent_at for one in self._lent)
-        ahead = place - max(self._options.most - len(self._lent), 0)
-        return max(ahead + 1, 0) * hold / self._options.most, hold
+        ahead = place - max(self._pace.at_once - len(self._lent), 0)
+        return max(ahead + 1, 0) * hold / self._pace.at_once, hold
 
     def _check_turn(self, principal: str, caller: Caller) -> None:
         """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
@@ -327,10 +327,10 @@ class LeasePool:
             surplus.lease.set_exception(self._refuse(surplus.principal, wait, hold))
 
     def _refuse(self, principal: str, wait: float, hold: float) -> Throttled:
-        retry = self._pace.book(principal, _now(), wait, hold / self._options.most)
+        retry = self._pace.book(principal, _now(), wait, hold / self._pace.at_once)
         return Throttled(
             f"{len(self._waiting)} requests wait for model {self._model} already, and each takes "
-            f"{hold:.0f} s of {self._options.most} at once; try again in {retry} s",
+            f"{hold:.0f} s of {self._pace.at_once} at once; try again in {retry} s",
             retry_s=retry,
         )
 
@@ -484,6 +484,8 @@ class LeasePool:
         """
         room = max(self._options.most - self._count_live(), 0) + self._opening
         for waiter in self._list_in_turn(self._list_present()):
+            if len(self._lent) >= self._pace.at_once:
+                return
             lease = self._pick(waiter, now)
             if lease is not None:
                 self._waiting.remove(waiter)
@@ -553,7 +555,7 @@ class LeasePool:
         Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
         """
         live = self._count_live()
-        asked = min(len(self._list_present()) - self._opening, self._options.most - live)
+        asked = min(len(self._list_present()) - self._opening, self._pace.at_once - live)
         stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
         fresh = self._count_fresh(now) + stalled
         warm = min(self._options.warm - fresh, 2 * self._options.most - live)

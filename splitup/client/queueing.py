@@ -10,6 +10,7 @@ from typing import Final
 
 from splitup.core import tuning
 
+_FEWER: Final = 0.75  # run at once after a client gave up
 MEASURED: Final = 32  # uses of leases: enough for a mean, and few enough to follow the network
 
 
@@ -40,14 +41,35 @@ class Caller:
 
 @dataclass(slots=True)
 class HoldTimes:
-    """How long requests hold a lease, by those that did lately, and when to come back."""
+    """How long requests hold a lease, by those that did lately, and when to come back.
 
+    Requests that run at once slow each other down where nodes have no more to give; then all may be
+    late together. So fewer of ``most`` run at once after clients gave up, and slowly more again.
+    """
+
+    most: int
+    _fitting: float = field(init=False)  # how many at once have answers in time
     _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
     _due: dict[str, deque[float]] = field(default_factory=dict)  # when who was refused comes back
 
-    def note(self, seconds: float, *, is_served: bool) -> None:
-        """Count a use of a lease; one that its client ended early took longer than it did."""
+    def __post_init__(self) -> None:
+        self._fitting = self.most
+
+    @property
+    def at_once(self) -> int:
+        """How many requests should run at once."""
+        return int(self._fitting)
+
+    def note(self, seconds: float, *, is_served: bool, at_once: int = 1) -> None:
+        """Count a use of a lease; one that its client ended early took longer than it did.
+
+        ``at_once`` requests ran when it ended.
+        """
         self._holds.append((seconds, is_served))
+        if is_served:
+            self._fitting = min(self.most, self._fitting + 1 / self._fitting)
+        elif at_once > 1:
+            self._fitting = max(1.0, _FEWER * self._fitting)
 
     def estimate_hold(self, running: Iterable[float]) -> float:
         """Return the seconds that a request holds a lease; 0 while nothing is known.

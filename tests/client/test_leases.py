@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -497,6 +498,48 @@ async def test_a_client_that_does_not_say_waits_for_a_minute_at_most(
             await use(pool)
         go.set()
         await asyncio.gather(running, waiting)
+
+
+async def test_fewer_run_at_once_when_clients_give_up_before_their_answers() -> None:
+    """All at once would all be late; what runs in time may have company again."""
+    go, inside = asyncio.Event(), Counter[str]()
+
+    async def give_up() -> None:
+        async with pool.borrow(ANN, [1], 1):
+            inside[ANN] += 1
+            await go.wait()
+
+    async with make_pool(warm=0, most=4) as (pool, _):
+        late = [asyncio.create_task(give_up()) for _ in range(4)]
+        await settle(lambda: inside[ANN] == 4)
+        for one in late:
+            one.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        asking = [asyncio.create_task(hold(pool, go)) for _ in range(4)]
+        await settle(lambda: pool.lent == 1)
+        assert (pool.lent, pool.waiting) == (1, 3)
+        go.set()
+        await asyncio.gather(*asking)
+        go.clear()
+        asking = [asyncio.create_task(hold(pool, go)) for _ in range(4)]
+        await settle(lambda: pool.lent == 3)
+        assert pool.waiting == 1
+        go.set()
+        await asyncio.gather(*asking)
+
+
+async def test_one_that_gives_up_alone_changes_nothing() -> None:
+    async with make_pool(warm=0, most=2) as (pool, _):
+        for _ in range(3):
+            alone = asyncio.create_task(hold(pool, asyncio.Event()))
+            await settle(lambda: pool.lent == 1)
+            alone.cancel()
+            await asyncio.gather(alone, return_exceptions=True)
+        go = asyncio.Event()
+        both = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
+        await settle(lambda: pool.lent == 2)
+        go.set()
+        await asyncio.gather(*both)
 
 
 async def test_s36_a_key_that_floods_waits_for_its_own_requests() -> None:

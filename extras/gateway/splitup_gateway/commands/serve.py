@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -238,6 +239,18 @@ async def _find_models(net: Network) -> list[str]:
     )
 
 
+async def list_waits(net: Network, models: Collection[str]) -> list[str]:
+    """Return a sentence for each model that nodes do not hold yet, with how far they are."""
+    from splitup.client.market.holders import describe_holders
+
+    found = await asyncio.gather(*map(net.look, models))
+    return [
+        f"requests for {model} wait until nodes hold it: {describe_holders(holders)}"
+        for model, holders in zip(models, found, strict=True)
+        if holders is not None
+    ]
+
+
 async def _serve(
     output: Output,
     config: ConfigFlag,
@@ -292,6 +305,8 @@ async def _serve(
             names = ", ".join(drafts)
             needs = "API keys needed" if await access.has_keys() else "no key needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")
+            for sentence in await list_waits(net, drafts):
+                output.say(sentence)
             if api.private_models:
                 found = ", ".join(api.private_models)
                 output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
