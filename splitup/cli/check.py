@@ -60,16 +60,17 @@ def _show(
     if not checked.difference:
         output.out.print(
             f"correct: {len(checked.certificate.plan.tasks)} tasks assigned among "
-            f"{len(checked.snapshot.entries)} live nodes, every choice as the random seed demands"
+            f"{len(checked.snapshot.entries)} live nodes, every choice as the random seed demands",
+            soft_wrap=True,
         )
     else:
-        output.out.print(f"wrong: {checked.difference}")
+        output.out.print(f"wrong: {checked.difference}", soft_wrap=True)
         if checked.challenge is None:
             output.out.print("the chain cannot verify this difference, so nobody is slashed")
         for member, answer in answers.items():
             output.out.print(f"  {member}  {answer or 'its bond was slashed'}")
     for passed in checked.passed_over:
-        output.out.print(_describe_passed(passed, passed in unexplained))
+        output.out.print(_describe_passed(passed, passed in unexplained), soft_wrap=True)
 
 
 def _describe_passed(passed: PassedOver, is_unexplained: bool) -> str:

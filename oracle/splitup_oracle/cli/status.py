@@ -16,7 +16,14 @@ from splitup.net.http import SignedClient
 from splitup_oracle.config import OracleConfig
 
 _TIMEOUT_S: Final = 5.0
-_SHOWN: Final = ("configuration", "block", "epoch", "sequence", "nodes_live", "peers_down")
+_SHOWN: Final = {  # with their headings, which leave room for the endpoint
+    "configuration": "config",
+    "block": "block",
+    "epoch": "epoch",
+    "sequence": "snapshot",
+    "nodes_live": "nodes",
+    "peers_down": "peers down",
+}
 
 
 async def fetch_status(config: OracleConfig) -> dict[str, Any]:
@@ -51,15 +58,20 @@ async def fetch_status(config: OracleConfig) -> dict[str, Any]:
 def show_status(status: dict[str, Any], console: Console) -> None:
     """Print a status as a table."""
     table = Table(box=None, pad_edge=False)
-    for name in ("member", *_SHOWN):
-        table.add_column(name)
+    table.add_column("member", no_wrap=True)
+    for heading in _SHOWN.values():
+        table.add_column(heading)
+    silent = []
     for row in status["members"]:
+        member = row["endpoint"].removeprefix("http://")
         if "problem" in row:
-            table.add_row(row["endpoint"], row["problem"])
+            silent.append(f"{member} {row['problem']}")
         else:
             shown = {**row, "peers_down": len(row["peers_down"])}
-            table.add_row(row["endpoint"], *(str(shown[name]) for name in _SHOWN))
+            table.add_row(member, *(str(shown[name]) for name in _SHOWN))
     console.print(table)
+    for sentence in silent:
+        console.print(sentence, soft_wrap=True)
     key = "with" if status["group_key"] else "without"
     console.print(
         f"{status['answering']}/{len(status['members'])} members answer, {status['quorum']} are a "
