@@ -277,6 +277,7 @@ class ApiServer:
             "context_length": model.info.context,
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
             "takes_images": served.tower is not None,
+            "takes_turns": isinstance(model, TextModel) and model.info.takes_turns,
         }
 
     async def _find(self, name: str, key: ApiKey | None) -> ServedModel:
