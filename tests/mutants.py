@@ -975,8 +975,8 @@ MUTANTS: Final = (
     Mutant(
         "memory of forgotten streams",
         "extras/gateway/splitup_gateway/streams.py",
-        "STREAM_KEEP_S, self._forget, stream.id)",
-        "STREAM_KEEP_S, self._forget, stream)",
+        "rest_s, self._forget, ended.id)",
+        "rest_s, self._forget, ended)",
         "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
     ),
     Mutant(
