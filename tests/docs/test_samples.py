@@ -381,13 +381,14 @@ def test_generated_texts_are_those_of_the_model() -> None:
     """The example continues what the guide lets it continue, and as far as it is shown."""
     program = load_reference(str(EXAMPLE))
     tokenizer = Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
+    end = json.loads((EXAMPLE / "generation_config.json").read_text("utf-8"))["eos_token_id"]
     for model, tokens in (("packages-4m", 40), ("private-4m", 12)):
         shown = read_sample(USE, f"splitup generate {model}")
         given = tokenizer.encode("network monitoring tool").ids
         state, written = program.new_state(), list(given)
         logits = run_step(program, state, make_causal_step(given, 0, outputs=[len(given) - 1]))
-        while len(written) < len(given) + tokens:
-            written.append(int(logits[-1].argmax()))
+        while len(written) < len(given) + tokens and (token := int(logits[-1].argmax())) != end:
+            written.append(token)
             step = make_causal_step(written[-1:], len(written) - 1)
             logits = run_step(program, state, step)
         text = tokenizer.decode(written)
