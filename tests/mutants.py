@@ -942,6 +942,14 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "files of streams",
+        "extras/gateway/splitup_gateway/stream_files.py",
+        "O_CLOEXEC | flags, 0o600)",
+        "O_CLOEXEC | flags, 0o644)",
+        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_files_of_streams_are_private_and_few",
+        is_quick=False,
+    ),
+    Mutant(
         "bytes of a key's streams",
         "extras/gateway/splitup_gateway/streams.py",
         "if len(ended) - place <= count and size <= most_bytes:",
@@ -975,8 +983,8 @@ MUTANTS: Final = (
     Mutant(
         "memory of forgotten streams",
         "extras/gateway/splitup_gateway/streams.py",
-        "STREAM_KEEP_S, self._forget, stream.id)",
-        "STREAM_KEEP_S, self._forget, stream)",
+        "rest_s, self._forget, ended.id)",
+        "rest_s, self._forget, ended)",
         "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
     ),
     Mutant(

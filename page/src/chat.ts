@@ -1,4 +1,5 @@
-// The chat: a conversation with one model, what it costs, and who computed each answer.
+// The chat: a conversation with one model, or texts that it continues; what they cost, and who
+// computed each answer.
 import { html, type TemplateResult } from "lit";
 import { ApiError, get, stop, stream, type Usage } from "./api";
 import { arrivalChart } from "./charts";
@@ -13,9 +14,11 @@ type Model = {
   context_length: number;
   price_micro_usdc_per_step: number;
   takes_images: boolean;
+  takes_turns: boolean; // else it joins messages to one text, and was not trained to answer
 };
 type Message = {
   role: "user" | "assistant";
+  given: string; // that an answer continues, "" for a turn of a conversation
   text: string;
   images: string[]; // data URLs
   usage: Usage | null;
@@ -29,14 +32,19 @@ type Settings = {
   system: string;
   temperature: number;
   top_p: number;
-  max_tokens: string; // "": as many as the server allows
+  max_tokens: string; // "": as many as the server allows, or TEXT_TOKENS
   seed: string;
 };
 
 const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7, top_p: 1, max_tokens: "", seed: "" };
+const TEXT_TOKENS = 64; // of a continuation: the API's own 16 are half a sentence
 
-function makeMessage(role: Message["role"], text: string, images: string[]): Message {
-  return { role, text, images, usage: null, arrivals: [], finish: null, error: "" };
+function makeMessage(role: Message["role"], given: string, text: string, images: string[]): Message {
+  return { role, given, text, images, usage: null, arrivals: [], finish: null, error: "" };
+}
+
+function takesTurns(model: Model): boolean {
+  return model.takes_turns || model.takes_images;
 }
 
 export class ChatView extends Part {
@@ -80,9 +88,7 @@ export class ChatView extends Part {
       const list = await get<{ data: Model[] }>("/v1/models");
       this.models = list.data.filter(({ kind }) => kind === "text-generation");
       this.error = "";
-      if (!list.data.some((model) => model.id === this.settings.model)) {
-        this.settings = { ...this.settings, model: list.data[0]?.id ?? "" };
-      }
+      if (!this.model) this.set("model", (this.models.find(takesTurns) ?? this.models[0])?.id ?? "");
     } catch (error) {
       this.error = String((error as Error).message);
       if (error instanceof ApiError && error.status === 401) {
@@ -95,12 +101,16 @@ export class ChatView extends Part {
     return this.models?.find((model) => model.id === this.settings.model);
   }
 
+  private get mode(): Settings["mode"] {
+    return this.model && !takesTurns(this.model) ? "text" : this.settings.mode;
+  }
+
   private get price(): number {
     return this.model?.price_micro_usdc_per_step ?? 0;
   }
 
   private get takesImages(): boolean {
-    return this.settings.mode === "chat" && (this.model?.takes_images ?? false);
+    return this.mode === "chat" && (this.model?.takes_images ?? false);
   }
 
   private get cost(): number {
@@ -113,18 +123,17 @@ export class ChatView extends Part {
   }
 
   private makeBody(): [string, object] {
-    const { model, mode, system, temperature, top_p, max_tokens, seed } = this.settings;
-    const given = Object.entries({ max_tokens, seed }).filter(([, value]) => value !== "");
+    const { model, system, temperature, top_p, max_tokens, seed } = this.settings;
+    const { given } = this.messages.at(-1)!;
+    const chosen = Object.entries({ max_tokens: max_tokens || (given && TEXT_TOKENS), seed }).filter(([, value]) => value !== "");
     const options = {
       model,
       temperature,
       top_p,
-      ...Object.fromEntries(given.map(([name, value]) => [name, Number(value)])),
+      ...Object.fromEntries(chosen.map(([name, value]) => [name, Number(value)])),
     };
-    const said = this.messages.slice(0, -1).filter((message) => !message.error);
-    if (mode === "text") {
-      return ["/v1/completions", { ...options, prompt: said.at(-1)!.text }];
-    }
+    if (given) return ["/v1/completions", { ...options, prompt: given }];
+    const said = this.messages.slice(0, -1).filter((message) => !message.error && !message.given);
     const messages: object[] = said.map(({ role, text, images }) => ({
       role,
       content: images.length
@@ -135,7 +144,7 @@ export class ChatView extends Part {
     return ["/v1/chat/completions", { ...options, messages }];
   }
 
-  private async send(event: Event): Promise<void> {
+  private send(event: Event): void {
     event.preventDefault();
     const field = this.querySelector<HTMLTextAreaElement>("#prompt")!;
     const text = field.value;
@@ -144,9 +153,14 @@ export class ChatView extends Part {
     field.value = "";
     this.images = [];
     this.imageError = "";
-    const question = makeMessage("user", text, images);
-    const answer = makeMessage("assistant", "", []);
-    this.messages = [...this.messages, question, answer];
+    const answer = makeMessage("assistant", "", "", []);
+    if (this.mode === "chat") void this.ask(answer, makeMessage("user", "", text, images));
+    else void this.ask({ ...answer, given: text });
+  }
+
+  /** Let the model write an answer, after these messages. */
+  private async ask(answer: Message, ...before: Message[]): Promise<void> {
+    this.messages = [...this.messages, ...before, answer];
     const running = (this.running = new AbortController());
     const began = performance.now();
     try {
@@ -168,7 +182,7 @@ export class ChatView extends Part {
       this.running = null;
       this.stream = "";
       this.follow();
-      field.focus();
+      this.querySelector<HTMLElement>("#prompt")?.focus();
     }
   }
 
@@ -227,21 +241,25 @@ export class ChatView extends Part {
   }
 
   private form(): TemplateResult {
-    const { settings } = this;
+    const { settings, model, mode } = this;
     return html`
-      <label>Model
+      <label class="wide">Model
         <select @change=${(event: Event) => this.set("model", (event.target as HTMLSelectElement).value)}>
           ${this.models?.map((model) => html`<option ?selected=${model.id === settings.model} value=${model.id}>${model.id}</option>`)}
         </select></label>
-      <label>Form
+      <label class="wide">Form
         <select @change=${(event: Event) => this.set("mode", (event.target as HTMLSelectElement).value as Settings["mode"])}>
-          <option value="chat" ?selected=${settings.mode === "chat"}>Conversation</option>
-          <option value="text" ?selected=${settings.mode === "text"}>Continue one text</option>
+          <option value="chat" ?disabled=${model && !takesTurns(model)} ?selected=${mode === "chat"}>Conversation</option>
+          <option value="text" ?selected=${mode === "text"}>Continue a text</option>
         </select></label>
-      <label class="wide">System prompt
-        <textarea rows="3" ?disabled=${settings.mode === "text"} .value=${settings.system}
-          @change=${(event: Event) => this.set("system", (event.target as HTMLTextAreaElement).value)}></textarea></label>
-      ${this.optionalField("max_tokens", "Most tokens", settings.mode === "text" ? "16" : "what fits")}
+      ${
+        mode === "chat"
+          ? html`<label class="wide">System prompt
+              <textarea rows="3" .value=${settings.system}
+                @change=${(event: Event) => this.set("system", (event.target as HTMLTextAreaElement).value)}></textarea></label>`
+          : null
+      }
+      ${this.optionalField("max_tokens", "Most tokens", mode === "text" ? String(TEXT_TOKENS) : "what fits")}
       ${this.optionalField("seed", "Seed", "random")}
       ${this.numberField("temperature", "Temperature", 2, 0.1)}
       ${this.numberField("top_p", "Top p", 1, 0.05)}
@@ -254,7 +272,9 @@ export class ChatView extends Part {
     const seconds = arrivals.length > 1 ? (arrivals.at(-1)! - arrivals[0]) / 1000 : 0;
     const speed = seconds > 0 ? `${((arrivals.length - 1) / seconds).toFixed(1)} tokens/s` : "";
     return html`<article class="message assistant">
-      <div class="text" aria-busy=${isRunning}>${message.text.trimStart()}${isRunning ? html`<span class="cursor"></span>` : null}</div>
+      <div class="text" aria-busy=${isRunning}>${
+        message.given ? html`<span class="given">${message.given}</span>${message.text}` : message.text.trimStart()
+      }${isRunning ? html`<span class="cursor"></span>` : null}</div>
       ${message.error ? html`<p class="error" role="alert">${message.error}</p>` : null}
       <p class="facts quiet">
         ${[
@@ -266,6 +286,12 @@ export class ChatView extends Part {
         ]
           .filter(Boolean)
           .join(" · ")}
+        ${
+          message.given && !isRunning && ["length", "stopped"].includes(message.finish ?? "")
+            ? html`· <button class="plain" ?disabled=${this.running !== null}
+                @click=${() => void this.ask(makeMessage("assistant", message.given + message.text, "", []))}>Go on</button>`
+            : null
+        }
       </p>
       ${
         message.usage && !isRunning
@@ -318,6 +344,7 @@ export class ChatView extends Part {
 
   override render(): TemplateResult {
     const served = this.models && !this.models.length;
+    const isText = this.mode === "text";
     return html`
       <div class="chat">
         <details class="settings" ?open=${matchMedia("(min-width: 60rem)").matches}>
@@ -328,7 +355,8 @@ export class ChatView extends Part {
             ${this.error ? html`<p class="error" role="alert">${this.error}</p>` : null}
             ${served ? html`<p class="quiet">This key may use no model.</p>` : null}
             ${this.messages.length ? null : html`<div class="welcome">
-              <h1>Ask the network</h1>
+              <h1>${isText ? "Begin a text" : "Ask the network"}</h1>
+              ${isText ? html`<p>This model continues what you write${this.model && !takesTurns(this.model) ? "; it answers no questions" : ""}.</p>` : null}
               <p class="quiet">Each answer is computed by several nodes, paid from this server's account, and verified.</p></div>`}
             ${this.messages.map((message) =>
               message.role === "user"
@@ -342,7 +370,8 @@ export class ChatView extends Part {
           <form @submit=${this.send} @dragover=${(event: DragEvent) => this.takesImages && event.preventDefault()}
             @drop=${(event: DragEvent) => this.takeFiles(event, event.dataTransfer)}>
             ${this.imageButton()}
-            <textarea id="prompt" rows="2" placeholder="Write a message" aria-label="Message"
+            <textarea id="prompt" rows="2" placeholder=${isText ? "Write how a text begins" : "Write a message"}
+              aria-label=${isText ? "Beginning of a text" : "Message"}
               @paste=${(event: ClipboardEvent) => this.takeFiles(event, event.clipboardData)}
               @keydown=${(event: KeyboardEvent) => {
                 if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void this.send(event);
@@ -350,13 +379,13 @@ export class ChatView extends Part {
             ${
               this.running
                 ? html`<button type="button" class="stop" @click=${() => this.stop()}>Stop</button>`
-                : html`<button type="submit" class="primary" ?disabled=${!this.settings.model}>Send</button>`
+                : html`<button type="submit" class="primary" ?disabled=${!this.settings.model}>${isText ? "Continue" : "Send"}</button>`
             }
           </form>
           <p class="facts quiet">
             <span>Cost so far: <output id="cost">${usdc(this.cost)}</output></span>
             <button class="plain" ?disabled=${!this.messages.length || this.running !== null}
-              @click=${() => (this.messages = [])}>New conversation</button>
+              @click=${() => (this.messages = [])}>${isText ? "Clear" : "New conversation"}</button>
           </p>
         </section>
       </div>`;

@@ -248,6 +248,11 @@ class TextInfo(Record):
     diffusion: Annotated[DiffusionInfo | None, Field(exclude_if=operator.not_)] = None
     images: Annotated[ImageInfo | None, Field(exclude_if=operator.not_)] = None
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it converses: a template that never says who speaks only joins messages."""
+        return self.chat is not None and "role" in self.chat.template
+
 
 class Manifest(Record):
     """A registered model. ``tinygrad`` is the version that the task graphs are made for.

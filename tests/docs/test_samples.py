@@ -7,15 +7,31 @@ that a page leaves out.
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 from rich.console import Console, RenderableType
+from splitup_deploy.calibration.calibration_report import (
+    CalibrationReport,
+    TaskReport,
+    render_report,
+)
+from splitup_deploy.calibration.separation import Calibration
 from splitup_deploy.showing.report import render_models
+from splitup_deploy.uncut_model import load_reference
+from splitup_edge.export.plan import plan_export
+from splitup_edge.export.showing import render_export
+from splitup_gateway.apis.answers import Choice as GatewayChoice
+from splitup_gateway.apis.answers import CompletionForm
+from splitup_gateway.generation import Piece, Report
 from splitup_node.cli import audit, status
+from splitup_oracle.member.shell import Member
+from tokenizers import Tokenizer
 from typer import Context
 from typer.main import get_command
 
@@ -24,17 +40,26 @@ from splitup.cli import check, receipt
 from splitup.cli import status as network_status
 from splitup.cli.console import Output
 from splitup.client.outcome import Receipt
+from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput
 from splitup.crypto.quorum import Payment
 from splitup.decode.lookahead import LookaheadOptions
+from splitup.decode.step import make_causal_step
+from splitup.devnet.processes import find_program
 from splitup.devnet.status import NetworkHealth, NodeHealth
+from splitup.graph.compare import Tolerance
+from tests.deploy.steps import run_step
 from tests.docs.test_pages import APPS, ROOT
+from tests.protocol.simulator import Simulation
 
 USE: Final = "docs/guides/use.md"
 GATEWAY: Final = "extras/gateway/splitup_gateway"
 PRIVATE: Final = "extras/private/splitup_private"
 OFFER: Final = "docs/guides/offer-a-gpu.md"
 OPERATIONS: Final = "docs/operations.md"
+SERVE: Final = "docs/guides/serve.md"
+PUBLISH: Final = "docs/guides/publish-a-model.md"
+EXAMPLE: Final = ROOT / "examples" / "packages-4m"
 SAMPLE: Final = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAYEES: Final = {
     "0x1266555664ba34a700c8e61506f4c4936eb85320": 72,
@@ -89,8 +114,8 @@ def read_sample(page: str, command: str) -> list[str]:
     raise AssertionError(f"{page} shows no output of {command}")
 
 
-def render(*parts: RenderableType) -> list[str]:
-    console = Console(width=100, markup=False, emoji=False, highlight=False)
+def render(*parts: RenderableType, width: int = 100) -> list[str]:
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
         for part in parts:
             console.print(part, soft_wrap=True)
@@ -262,6 +287,112 @@ def test_a_networks_status_is_shown_as_it_is_printed(
     )
     printed = capture_output(network_status._show, value)
     check_shortened(read_sample(OPERATIONS, "splitup status"), printed)
+
+
+def run_deploy(*arguments: str) -> list[str]:
+    """Return the lines that ``splitup-deploy`` prints."""
+    command = [find_program("splitup-deploy"), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def test_a_preview_is_shown_as_it_is_printed() -> None:
+    configuration = "tests/deploy/configs/llama-70b.json"
+    shown = read_sample(PUBLISH, f"splitup-deploy inspect {EXAMPLE.relative_to(ROOT)}")
+    command = f"$ splitup-deploy inspect {configuration} --target-vram 8GB,12GB,24GB"
+    assert shown[0] == command
+    check_shortened(shown[1:], run_deploy(*command.split()[2:]))
+
+
+def test_a_registration_is_shown_as_it_is_printed() -> None:
+    flags = ["--model", "examples/packages-4m", "--target-vram", "1.3MB", "--chunk", "8"]
+    flags += ["--name", "packages-4m"]
+    *shown, last = read_sample(PUBLISH, f"splitup-deploy register {' '.join(flags)}")
+    check_shortened(shown, run_deploy("register", *flags, "--dry-run"))
+    price = shown[-1].removeprefix("price    ")
+    pattern = rf"registered as 'packages-4m' in block \d+ for {price}; \d+ objects were stored"
+    assert re.fullmatch(pattern, last)
+    test_a_line_is_printed_by_the_command(
+        PUBLISH, "registered as", "deploy/splitup_deploy/showing/progress.py"
+    )
+
+
+def test_a_calibration_is_shown_as_it_is_printed() -> None:
+    found = Calibration(
+        dtype="float32",
+        honest={"relative_l2_ppb": 600},
+        perturbations={"activations in lower precision": {"relative_l2_ppb": 380_000}},
+        tolerance=Tolerance(
+            dtype="float32",
+            relative_l2_ppb=15_000,
+            exponent_ppb=None,
+            mantissa_ppb=None,
+            max_ulp=None,
+        ),
+        reason="",
+    )
+    task = TaskReport(0, "embed ... head", "0x", (found,), None)
+    printed = render(render_report(CalibrationReport((), (task,), 4)), width=120)
+    shown = read_sample(PUBLISH, "splitup-deploy calibrate")
+    assert shown[:2] == printed
+
+
+def test_an_export_is_shown_as_it_is_printed() -> None:
+    plan = plan_export(str(EXAMPLE), "fp32", None, None)
+    written = {"file": "packages.pte", "file_bytes": 18_300_000, "backend": "xnnpack"}
+    printed = render(render_export({**plan.describe(), **written}))
+    pages = "docs/guides/devices.md"
+    shown = read_sample(pages, "pip install 'splitup[edge]'")
+    first = shown.index("$ splitup-deploy export examples/packages-4m --output packages.pte") + 1
+    assert shown[first : shown.index("  …")] == printed
+
+
+def test_events_are_shown_as_they_are_sent() -> None:
+    form = CompletionForm(
+        SimpleNamespace(name="packages-4m"),  # type: ignore[arg-type]
+        is_chat=False,
+        wants_usage=False,
+    )
+    choice = GatewayChoice(0, Report((1,)))
+    piece = Piece(Token(1, " the"), None)
+    [event] = form.add(choice, piece, choice.append(piece))
+    shown = read_sample(SERVE, "curl -N http://127.0.0.1:8000/v1/completions")
+    assert re.fullmatch(r"id: strm_[\w-]{32}:1", shown[0])
+    pattern = ".+".join(map(re.escape, shown[1].split("…")))
+    assert re.match(pattern, form.encode(event).decode()), form.encode(event)
+
+
+def test_a_members_status_is_shown_as_it_is_sent() -> None:
+    simulation = Simulation()
+    [machine, *_] = simulation.members.values()
+    shell = SimpleNamespace(
+        machine=SimpleNamespace(get_status=lambda _: machine.get_status(simulation.now)),
+        gossip=SimpleNamespace(peers=()),
+        chain=SimpleNamespace(count_requests=lambda: 1),
+    )
+    sent = list(Member.get_status(shell))  # type: ignore[arg-type]
+    before, after = " ".join(read_sample(OPERATIONS, "curl -s http://127.0.0.1")).split(" …, ")
+    known = [*json.loads(before.rstrip(",") + "}"), None, *json.loads("{" + after)]
+    cut = known.index(None)
+    assert sent[:cut] == known[:cut] and sent[cut - len(known) + 1 :] == known[cut + 1 :]
+
+
+def test_generated_texts_are_those_of_the_model() -> None:
+    """The example continues what the guide lets it continue, and as far as it is shown."""
+    program = load_reference(str(EXAMPLE))
+    tokenizer = Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
+    end = json.loads((EXAMPLE / "generation_config.json").read_text("utf-8"))["eos_token_id"]
+    for model, tokens in (("packages-4m", 40), ("private-4m", 12)):
+        shown = read_sample(USE, f"splitup generate {model}")
+        given = tokenizer.encode("network monitoring tool").ids
+        state, written = program.new_state(), list(given)
+        logits = run_step(program, state, make_causal_step(given, 0, outputs=[len(given) - 1]))
+        while len(written) < len(given) + tokens and (token := int(logits[-1].argmax())) != end:
+            written.append(token)
+            step = make_causal_step(written[-1:], len(written) - 1)
+            logits = run_step(program, state, step)
+        text = tokenizer.decode(written)
+        assert text.splitlines() == shown
 
 
 @pytest.mark.parametrize(("page", "start", "source"), LINES)

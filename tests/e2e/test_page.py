@@ -38,9 +38,9 @@ WATCH = """
 # clicks Stop at the first text: a click from here may come after the last token
 STOP = """
     new MutationObserver((_, observer) => {
-        const texts = document.querySelectorAll('.assistant .text');
+        const text = document.querySelector('.assistant:last-child .text');
         const stop = document.querySelector('button.stop');
-        if (!stop || !texts.length || !texts[texts.length - 1].textContent) return;
+        if (!stop || text?.textContent === text?.querySelector('.given').textContent) return;
         observer.disconnect();
         stop.click();
     }).observe(document.querySelector('.messages').parentNode, { subtree: true, childList: true });
@@ -97,19 +97,19 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
 
 def ask(page: Page, text: str, tokens: int) -> None:
     page.get_by_label("Most tokens").fill(str(tokens))
-    page.get_by_label("Message").fill(text)
+    page.get_by_label("Beginning of a text").fill(text)
     page.keyboard.press("Enter")
 
 
-def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
+def test_a_text_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     page.evaluate(WATCH)
     page.get_by_label("Temperature").fill("2")  # at which hardly a text ends by itself
     page.get_by_label("Seed").fill("7")
     ask(page, f"library for {HOSTILE}", 48)
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
     lengths = page.evaluate("window.lengths")
     assert len(set(lengths)) >= 5 and lengths == sorted(lengths), "the text grew token by token"
-    expect(page.locator(".user .text")).to_have_text(f"library for {HOSTILE}")
+    expect(page.locator(".given")).to_have_text(f"library for {HOSTILE}")
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
 
     page.get_by_text("Who computed this?").click()
@@ -137,7 +137,7 @@ def test_a_chat_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     expect(page.locator("executions-view").get_by_title(execution)).to_be_visible()
     for _ in range(3):
         page.go_back()
-    expect(page.locator(".user .text")).to_be_visible()  # the conversation is still there
+    expect(page.locator(".given")).to_be_visible()  # the text is still there
 
 
 def test_a_plan_that_is_not_the_one_on_chain_is_shown_to_be_wrong(page: Page, url: str) -> None:
@@ -168,7 +168,7 @@ def test_stop_ends_the_text_and_the_bill(page: Page) -> None:
     page.get_by_label("Seed").fill("7")
     ask(page, "library for", 48)
     expect(page.locator(".assistant .facts")).to_contain_text("stopped")
-    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="Clear").click()
     expect(page.locator(".assistant")).to_have_count(0)
 
 

@@ -53,7 +53,7 @@ class TextOptions:
 
 @dataclass(slots=True)
 class Report:
-    """What a text took; complete once its generation has ended."""
+    """What a text took so far, with every token; complete once its generation has ended."""
 
     prompt: tuple[int, ...]
     cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
@@ -234,7 +234,14 @@ async def _generate(
     def count_fed(arrays: Mapping[str, Any], _: object) -> None:
         report.fed_tokens += len(arrays["tokens"])
 
-    before, last = lease.session.steps, options.prompt[-1]
+    counted, last = lease.session.steps, options.prompt[-1]
+
+    def count() -> None:
+        nonlocal counted
+        report.completion_tokens = ends.taken
+        report.add_steps(lease.session.steps - counted, model.manifest)
+        counted = lease.session.steps
+
     decoder, drafting = make_decoder(None, request), None
     if speculate is not None and allowed is None and placed is None:  # these go token by token
         try:
@@ -258,6 +265,7 @@ async def _generate(
         async with contextlib.aclosing(tokens):
             place = 0
             async for token in tokens:
+                count()
                 if place < len(choices):
                     choice = choices[place]
                     names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))
@@ -266,8 +274,7 @@ async def _generate(
                     yield Piece(token, None)
                 last, place = token.id, place + 1
     finally:
-        report.completion_tokens = ends.taken
-        report.add_steps(lease.session.steps - before, model.manifest)
+        count()
     if ends.found is None and ends.taken < options.max_tokens:
         report.completion_tokens += 1  # the end token
     if ends.found is not None or ends.taken < options.max_tokens:

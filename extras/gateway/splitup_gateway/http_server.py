@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -140,13 +141,17 @@ class ApiServer:
         access: Access,
         timelines: Timelines,
         sessions: SessionOptions | None = None,
+        streams: Path | None = None,
     ) -> None:
-        """``sessions``: private models are served to devices that keep the client's part."""
+        """``sessions``: private models are served to devices that keep the client's part.
+
+        ``streams`` is the folder of streams that outlive the server; raises ConfigurationError.
+        """
         self._net = net
         self._timelines = timelines
         self._options = options
         self._access = access
-        self._streams = StreamRoutes(access)
+        self._streams = StreamRoutes(access, streams)
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
         self._towers: dict[str, ImageTower] = {}  # by id
@@ -277,6 +282,7 @@ class ApiServer:
             "context_length": model.info.context,
             "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
             "takes_images": served.tower is not None,
+            "takes_turns": isinstance(model, TextModel) and model.info.takes_turns,
         }
 
     async def _find(self, name: str, key: ApiKey | None) -> ServedModel:

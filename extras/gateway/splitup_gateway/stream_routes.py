@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -21,8 +22,8 @@ STREAM_HEADER: Final = "x-splitup-stream"
 class StreamRoutes:
     """Answers requests from streams."""
 
-    def __init__(self, access: Access) -> None:
-        self.streams = Streams()
+    def __init__(self, access: Access, folder: Path | None = None) -> None:
+        self.streams = Streams(folder)
         self._access = access
 
     def add_to(self, app: web.Application) -> None:

@@ -1,7 +1,8 @@
 """What requests are answered: logs of events that one task fills and any connections read.
 
 A connection that breaks ends nothing: whoever comes back reads on where it was, and a request that
-is sent again joins the one that runs. A stream belongs to the API key that asked for it.
+is sent again joins the one that runs. A stream belongs to the API key that asked for it. With a
+folder, streams outlive the server: one that was cut off by its death says so when it is read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
 from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError, Throttled
 from splitup_gateway.errors import ApiError, translate
+from splitup_gateway.stream_files import StreamFile, list_files, open_folder
 
 _log = logging.getLogger("splitup.serve")
 
@@ -77,9 +81,10 @@ class Stream:
     client can come back; then the work ends. An answer in one piece is computed meanwhile.
     """
 
-    def __init__(self, call: Call) -> None:
-        self.id = f"strm_{secrets.token_urlsafe(24)}"
+    def __init__(self, call: Call, file: StreamFile | None = None) -> None:
+        self.id = _make_id() if file is None else file.path.name
         self.call = call
+        self.file = file
         self.caller = Caller(patience_s=call.patience_s)
         self.head: Head | None = None
         self.refusal: Exception | None = None  # instead of a head
@@ -90,6 +95,7 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
         self._events: deque[bytes] = deque()
         self._first = 0  # events that were dropped
+        self._again = 0  # of the last ones, that are told to whoever comes back
         self._at: dict[object, int] = {}  # how many events each reader has had
         self._left_at = 0  # of the last one that left
         self._changed = asyncio.Event()
@@ -115,12 +121,12 @@ class Stream:
     def begin(self, head: Head) -> None:
         """Say that the request is served; before that it can be refused."""
         self.head = head
+        self._save([])
         self._tell()
 
     async def append(self, events: Sequence[bytes]) -> None:
         """Add events; wait while nobody reads, or a reader is behind by as many as are kept."""
-        for event in events:
-            self._add(event)
+        self._save([self._add(event) for event in events])
         self._tell()
         self._drop()
         while self.is_left or (self.size > tuning.STREAM_BYTES and len(self._events) > 1):
@@ -130,24 +136,26 @@ class Stream:
     def end(self) -> None:
         """Say that all is told."""
         self.is_whole = True
-        self._finish()
+        self._finish([])
 
     def fail(self, error: Exception) -> None:
         """Refuse the request; one that is served already ends with the error as an event."""
+        last = []
         if self.head is None:
             self.refusal = error
         elif not self.is_ended:
             known = error if isinstance(error, SplitUpError) else _INTERNAL
-            self._add(self.head.describe_error(translate(known)))
-        self._finish()
+            last.append(self._add(self.head.describe_error(translate(known))))
+        self._finish(last)
 
     def stop(self) -> None:
         """End the work now."""
         if self.task is not None:
             self.task.cancel()
 
-    def _finish(self) -> None:
+    def _finish(self, last: Sequence[bytes]) -> None:
         self.is_ended = True
+        self._save(last)
         self._stop_waiting()
         self._tell()
 
@@ -157,12 +165,56 @@ class Stream:
             self._grace.cancel()
             self._grace = None
 
-    def _add(self, event: bytes) -> None:
+    def _add(self, event: bytes) -> bytes:
+        """Add an event; return it as readers get it."""
         if self.head is not None and self.head.content_type == "text/event-stream":
             if not event.startswith(b":"):  # a comment has no id
                 event = f"id: {self.id}:{self.count + 1}\n".encode() + event
         self._events.append(event)
         self.size += len(event)
+        return event
+
+    # ---- its file ------------------------------------------------------------------------------
+
+    def _save(self, events: Sequence[bytes]) -> None:
+        """Write these events, the last ones; at the end, and in a long file, only what is kept."""
+        if self.file is None or self.file.is_given_up or self.head is None:
+            return
+        if 0 < self.file.size < tuning.STREAM_FILE_BYTES and not self.is_ended:
+            self.file.append(self._describe(events))
+            return
+        head = {
+            **{"owner": self.call.owner, "digest": self.call.digest.hex(), "key": self.call.key},
+            **{"content_type": self.head.content_type, "headers": dict(self.head.headers)},
+            **{"is_streamed": self.head.is_streamed, "first": self._first},
+        }
+        self.file.rewrite(head, self._describe(list(self._events)))
+
+    def _describe(self, events: Sequence[bytes]) -> dict[str, Any]:
+        """Return a line: events, and how it ended or what ends it if there is no other line."""
+        assert self.head is not None
+        line: dict[str, Any] = {"events": [event.decode() for event in events]}
+        if self.is_ended:
+            return {**line, "is_whole": self.is_whole}
+        return {**line, "last": self.head.describe_error(_RESTARTED).decode()}
+
+    @classmethod
+    def restore(cls, file: StreamFile) -> Self:
+        """Return the stream of a file, ended; raise OSError, ValueError and LookupError."""
+        head, *lines = file.read()
+        call = Call(head["owner"], bytes.fromhex(head["digest"]), head["key"])
+        stream = cls(call, file)
+        stream.head = Head(head["content_type"], head["headers"], head["is_streamed"])
+        stream._events.extend(event.encode() for line in lines for event in line["events"])
+        stream._first = head["first"]
+        stream.size = sum(map(len, stream._events))
+        # an answer in one piece is whole with its one event
+        stream.is_whole = lines[-1].get("is_whole", stream.count > 0 and not head["is_streamed"])
+        stream.is_ended = stream.is_delivered = True  # only its Idempotency-Key joins it
+        if last := lines[-1].get("last"):
+            stream._add(last.encode())
+            stream._again = 1  # its client may have had events that a machine lost with its power
+        return stream
 
     def _drop(self) -> None:
         had = min(self._at.values(), default=self._left_at)
@@ -188,7 +240,7 @@ class Stream:
             )
         self._stop_waiting()
         reader = Reader(self)
-        self._at[reader] = min(after, self.count)
+        self._at[reader] = min(after, self.count - self._again)
         self._tell()  # the producer may wait for somebody
         is_streamed = self.head is not None and self.head.is_streamed
         patience_s = None if is_streamed else self.call.patience_s
@@ -242,6 +294,16 @@ class Stream:
 _INTERNAL = ApiError(
     "internal error; the server's log has the details", status=500, kind="server_error"
 )
+_RESTARTED = ApiError(
+    "the server was started anew before the answer's end; send the request again",
+    status=503,
+    kind="server_error",
+    code="server_restarted",
+)
+
+
+def _make_id() -> str:
+    return f"strm_{secrets.token_urlsafe(24)}"
 
 
 @dataclass(eq=False, slots=True)
@@ -256,9 +318,27 @@ class Reader:
 
 @dataclass(slots=True)
 class Streams:
-    """The streams that run or ended lately, in bounds of time, count and bytes."""
+    """The streams that run or ended lately, in bounds of time, count and bytes.
 
+    With a folder, those of the server that had it before are there, too; raises ConfigurationError.
+    """
+
+    folder: Path | None = None
     _streams: dict[str, Stream] = field(default_factory=dict)  # by id, oldest first
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            return
+        open_folder(self.folder)
+        for file, rest_s in list_files(self.folder):
+            try:
+                stream = Stream.restore(file)
+            except (OSError, ValueError, LookupError) as error:
+                _log.warning("the stream in %s cannot be read: %s", file.path, error)
+                file.delete()
+                continue
+            self._streams[stream.id] = stream
+            self._keep(stream, rest_s)
 
     def find(self, stream_id: str, owner: str) -> Stream:
         """Return a stream of this owner; raise ApiError (404) when there is none."""
@@ -266,8 +346,7 @@ class Streams:
         if stream is None or stream.call.owner != owner:
             raise ApiError(
                 f"this server keeps no such stream of yours; streams are kept for "
-                f"{tuning.STREAM_KEEP_S:g} s after their end, and not when the server is started "
-                "anew. Send the request again",
+                f"{tuning.STREAM_KEEP_S:g} s after their end. Send the request again",
                 status=404,
                 code="stream_not_found",
             )
@@ -313,7 +392,7 @@ class Streams:
         unread = [one for one in running if one.is_left]
         for stream in unread[: -tuning.STREAMS_UNREAD]:
             stream.stop()
-        stream = Stream(call)
+        stream = Stream(call, None if self.folder is None else StreamFile(self.folder / _make_id()))
         self._streams[stream.id] = stream
         stream.task = asyncio.create_task(self._run(stream, work), name=f"stream {stream.id}")
         return stream
@@ -334,13 +413,17 @@ class Streams:
             if stream.refusal is not None:
                 self._forget(stream.id)
             else:
-                loop = asyncio.get_running_loop()
-                # not the stream, which would stay in memory until then though it is forgotten
-                loop.call_later(tuning.STREAM_KEEP_S, self._forget, stream.id)
-                self._make_room(stream.call.owner)
+                self._keep(stream, tuning.STREAM_KEEP_S)
+
+    def _keep(self, ended: Stream, rest_s: float) -> None:
+        # not the stream, which would stay in memory until then though it is forgotten
+        asyncio.get_running_loop().call_later(rest_s, self._forget, ended.id)
+        self._make_room(ended.call.owner)
 
     def _forget(self, stream_id: str) -> None:
-        self._streams.pop(stream_id, None)
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None and stream.file is not None:
+            stream.file.delete()
 
     def _make_room(self, owner: str) -> None:
         """Forget the oldest ended streams, of this owner and then of all, beyond the bounds."""

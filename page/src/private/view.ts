@@ -35,7 +35,7 @@ const scripts = (globalThis as any).trustedTypes?.createPolicy("splitup-scripts"
 
 class PrivateChat extends Part {
   static override properties = Object.fromEntries(
-    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline", "adapters", "adapterProblem"].map((name) => [name, { state: true }]),
+    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline", "adapters", "adapterProblem", "canInstall"].map((name) => [name, { state: true }]),
   );
   declare models: ModelInfo[] | null;
   declare chosen: string;
@@ -48,6 +48,7 @@ class PrivateChat extends Part {
   declare isOffline: boolean;
   declare adapters: Offer[];
   declare adapterProblem: string;
+  declare canInstall: boolean;
   private worker = new Worker(scripts.createScriptURL("/private/device.js"), { type: "module" });
   private began = 0;
 
@@ -65,9 +66,20 @@ class PrivateChat extends Part {
     this.error = "";
     this.needsKey = false;
     this.isOffline = false;
+    this.canInstall = true;
+    void this.keepPage();
     this.worker.onmessage = ({ data }: MessageEvent<Report>) => this.take(data);
     this.worker.onerror = (event) => (this.error = `the page's worker failed: ${event.message}`);
     this.list();
+  }
+
+  /** Keep the page's files for times without a network; browsers do only where they trust the certificate. */
+  private async keepPage(): Promise<void> {
+    try {
+      await navigator.serviceWorker.register(scripts.createScriptURL("/offline.js"), { scope: "/private" });
+    } catch {
+      this.canInstall = false;
+    }
   }
 
   private tell(order: Order): void {
@@ -94,7 +106,6 @@ class PrivateChat extends Part {
         this.phase = "ready";
         this.adapters = data.adapters;
         this.adapterProblem = data.problem;
-        if (!this.model?.chat) this.settings = { ...this.settings, form: "text" };
         if (!matchMedia("(min-width: 60rem)").matches) this.querySelector("details")!.open = false;
         void this.updateComplete.then(() => this.querySelector<HTMLElement>("#prompt")?.focus());
         break;
@@ -128,6 +139,15 @@ class PrivateChat extends Part {
     return this.models?.find((model) => model.name === this.chosen);
   }
 
+  /** Whether the model converses: a template that never says who speaks only joins messages. */
+  private get takesTurns(): boolean {
+    return this.model?.chat?.template.includes("role") ?? false;
+  }
+
+  private get textForm(): Settings["form"] {
+    return this.takesTurns ? this.settings.form : "text";
+  }
+
   private load(): void {
     this.error = "";
     this.phase = "loading";
@@ -144,7 +164,7 @@ class PrivateChat extends Part {
     const empty = { tokens: 0, ms: 0, costs: null, finish: "", error: "" };
     const said = [...this.messages.filter((message) => !message.error), { ...empty, role: "user" as const, text }];
     const prompt: Prompt =
-      this.settings.form === "text" ? { text } : { messages: said.map(({ role, text: content }) => ({ role, content })) };
+      this.textForm === "text" ? { text } : { messages: said.map(({ role, text: content }) => ({ role, content })) };
     this.messages = [...this.messages, said.at(-1)!, { ...empty, role: "assistant", text: "" }];
     this.phase = "running";
     this.began = performance.now();
@@ -187,7 +207,11 @@ class PrivateChat extends Part {
             <progress max=${total || 1} .value=${done} aria-label="Weights on this device"></progress>
             <p class="quiet">${total ? `${bytes(done)} of ${bytes(total)} on this device` : "Reading what the model needs …"}</p></div>`
         : html`<button class="primary wide" ?disabled=${!this.chosen || isBusy || this.phase === "ready"} @click=${this.load}>
-            ${this.phase === "choosing" ? "Load onto this device" : "On this device"}</button>`}`;
+            ${this.phase === "choosing" ? "Load onto this device" : "On this device"}</button>`}
+      ${this.canInstall
+        ? null
+        : html`<p class="quiet wide" id="uninstallable">From this address the page can neither be installed nor opened without a
+            network: see “A page to install” in docs/guides/private-inference.md.</p>`}`;
   }
 
   private set(values: Partial<Settings>): void {
@@ -195,7 +219,7 @@ class PrivateChat extends Part {
   }
 
   private form(): TemplateResult {
-    const { settings, model } = this;
+    const { settings, model, textForm: form } = this;
     const field = (name: "maxTokens" | "seed" | "epsilon", words: string, placeholder: string): TemplateResult => html`<label>${words}
       <input inputmode="numeric" pattern="[0-9]{0,19}" placeholder=${placeholder} .value=${settings[name]}
         @change=${({ target }: Event) => {
@@ -204,9 +228,9 @@ class PrivateChat extends Part {
         }}></label>`;
     return html`${this.loader()}
       <label class="wide">Form
-        <select .value=${settings.form} @change=${(event: Event) => this.set({ form: (event.target as HTMLSelectElement).value as Settings["form"] })}>
-          <option value="chat" ?disabled=${!model?.chat} ?selected=${settings.form === "chat"}>Conversation</option>
-          <option value="text" ?selected=${settings.form === "text"}>Continue one text</option>
+        <select @change=${(event: Event) => this.set({ form: (event.target as HTMLSelectElement).value as Settings["form"] })}>
+          <option value="chat" ?disabled=${!this.takesTurns} ?selected=${form === "chat"}>Conversation</option>
+          <option value="text" ?selected=${form === "text"}>Continue a text</option>
         </select></label>
       ${field("maxTokens", "Most tokens", String(MOST_TOKENS))}${field("seed", "Seed", "random")}
       ${field("epsilon", "Noise: epsilon", "none")}
@@ -294,4 +318,3 @@ class PrivateChat extends Part {
 }
 
 customElements.define("private-chat", PrivateChat);
-if ("serviceWorker" in navigator) void navigator.serviceWorker.register(scripts.createScriptURL("/offline.js"), { scope: "/private" });

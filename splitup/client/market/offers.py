@@ -54,7 +54,7 @@ async def fetch_offers(
         text = manifest.text
         return Offer(
             *(listed.name, listed.model_id, manifest.kind, text.context if text else 0),
-            *(bool(text and text.chat), manifest.client is not None, price, found is None),
+            *(bool(text and text.takes_turns), manifest.client is not None, price, found is None),
             "ready" if found is None else describe_holders(found),
         )
 

@@ -55,11 +55,12 @@ class ResponseForm(EventStream):
         return self.encode(self._make("response.in_progress", response=response), note)
 
     def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
-        """Return the event of an error that ends a stream early, with what there is by then."""
-        answer = self.make_answer(choices)
+        """Return the event of an error that ends a stream early; earlier ones have the text."""
+        [choice] = choices
         told = {"code": error.code or "server_error", "message": str(error)}
-        failed = {"status": "failed", "incomplete_details": None, "error": told}
-        return self._make("response.failed", response={**answer, **failed})
+        failed = {**self._describe("failed"), "error": told, "output": []}
+        response = {**failed, "usage": _make_usage(choice)}
+        return {"type": "response.failed", "sequence_number": self._events, "response": response}
 
     def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
         """Return the events of one token."""

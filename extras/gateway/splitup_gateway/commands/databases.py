@@ -1,4 +1,4 @@
-"""The databases of ``splitup serve``: flags that name them, and where they are by default."""
+"""Where ``splitup serve`` keeps its databases and streams, and the flags that name them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def find_database_url(url: str | None, config: Path | None, name: str) -> str:
     from splitup.config import find_network_file
 
     return url or f"sqlite:///{find_network_file(config).absolute().parent / name}"
+
+
+def find_streams_folder(config: Path | None, host: str, port: int) -> Path | None:
+    """Return where a server at this address keeps streams; none at a port that is drawn."""
+    from splitup.config import find_network_file
+
+    folder = find_network_file(config).absolute().parent / "streams"
+    return folder / f"{host}:{port}" if port else None
 
 
 def find_keys_url(keys: str | None, config: Path | None) -> str:

@@ -16,7 +16,13 @@ from splitup.cli.command import as_command
 from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag, VerifyFlag
 from splitup.core.event_loop import catch_signals
-from splitup_gateway.commands.databases import IndexFlag, KeysFlag, find_database_url, find_keys_url
+from splitup_gateway.commands.databases import (
+    IndexFlag,
+    KeysFlag,
+    find_database_url,
+    find_keys_url,
+    find_streams_folder,
+)
 
 if TYPE_CHECKING:
     from splitup.client.network import Network
@@ -288,7 +294,9 @@ async def _serve(
         hosts = tuple(private.adapter_hosts or ())
         signers = tuple(private.adapter_signers or ())
         sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
-        api = ApiServer(net, options, access, timelines, sessions if private.enabled else None)
+        offered = sessions if private.enabled else None
+        folder = find_streams_folder(config, listen.host, listen.port)
+        api = ApiServer(net, options, access, timelines, offered, folder)
         try:
             for model, draft in drafts.items():
                 await api.add_model(model, draft)

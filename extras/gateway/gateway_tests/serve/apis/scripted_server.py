@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,10 +137,12 @@ class ScriptedModel:
 
 
 @asynccontextmanager
-async def serve_script(model: ScriptedModel, keys: ApiKeys | None = None) -> AsyncIterator[str]:
+async def serve_script(
+    model: ScriptedModel, keys: ApiKeys | None = None, streams: Path | None = None
+) -> AsyncIterator[str]:
     """Run the server; give its address. Nothing of what it asked before is cached."""
     timelines: Any = SimpleNamespace(keep=None)
-    api = ApiServer(model, LeaseOptions(warm=0), Access(keys), timelines)
+    api = ApiServer(model, LeaseOptions(warm=0), Access(keys), timelines, streams=streams)
     await api.add_model(NAME)
     server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True)
     try:

@@ -74,9 +74,9 @@ def get_text(events: list[str]) -> str:
 
 @contextlib.asynccontextmanager
 async def connect(
-    model: ScriptedModel, keys: ApiKeys | None = None
+    model: ScriptedModel, keys: ApiKeys | None = None, streams: Path | None = None
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    async with serve_script(model, keys) as url, aiohttp.ClientSession() as http:
+    async with serve_script(model, keys, streams) as url, aiohttp.ClientSession() as http:
         yield url, http
 
 
@@ -411,3 +411,51 @@ async def test_impatient_clients_do_not_pay_for_what_they_do_not_get(
         delivered = sum(await asyncio.gather(*(ask(url) for _ in range(clients))))
     pacing.cancel()
     assert delivered and model.steps - before <= 1.5 * delivered
+
+
+# ---- a server that is started anew --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "last"),
+    [
+        ("/v1/chat/completions", '"content":"a', '"finish_reason":"error"'),
+        ("/v1/completions", '"text":"a', '"finish_reason":"error"'),
+        ("/v1/responses", '"delta":"a', "event: response.failed"),
+        ("/v1/messages", '"text":"a', "event: error"),
+        ("/api/chat", '"content": "a', '{"error": '),
+    ],
+)
+async def test_a_stream_outlives_its_server(
+    path: str, text: str, last: str, model: ScriptedModel, tmp_path: Path
+) -> None:
+    """The second server finds what the first one, which never ends its streams, leaves behind."""
+    model.free_steps = 2
+    async with connect(model, streams=tmp_path) as (url, http), asyncio.timeout(HANG_S):
+        async with http.post(url + path, json={**BODIES[path], "stream": True}) as reply:
+            seen = ""
+            while text not in seen:
+                seen += (await reply.content.readany()).decode()
+            stream = reply.headers["x-splitup-stream"]
+            async with connect(model, streams=tmp_path) as (second, _):
+                async with http.get(f"{second}/v1/streams/{stream}") as again:
+                    told = (await again.read()).decode()
+                    assert again.content_type == reply.content_type
+    assert told.startswith(seen), "all that was told, and maybe more"
+    ended = told.rstrip().rpartition("\n\n" if "\n\n" in told else "\n")[2]
+    assert last in ended and "started anew" in ended and "[DONE]" not in told
+    if path not in ("/v1/messages", "/api/chat"):
+        data = json.loads(ended.partition("data: ")[2])
+        usage = data.get("usage") or data["response"]["usage"]
+        steps = usage["splitup"]["steps"]
+        assert steps in (1, 2) and usage["splitup"]["cost_micro_usdc"] == PRICE * steps
+
+
+async def test_a_client_reads_on_from_another_server(model: ScriptedModel, tmp_path: Path) -> None:
+    async with connect(model, streams=tmp_path) as (url, http):
+        async with http.post(f"{url}/v1/chat/completions", json=STREAMED) as reply:
+            whole = await read_events(reply)
+    headers = {"Last-Event-ID": get_id(whole[3])}
+    async with connect(model, streams=tmp_path) as (url, http):
+        async with http.post(f"{url}/v1/chat/completions", json=STREAMED, headers=headers) as reply:
+            assert await read_events(reply) == whole[4:]
