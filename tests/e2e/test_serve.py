@@ -176,7 +176,7 @@ def test_a_response_and_its_stream_are_the_chats_text(client: openai.OpenAI) -> 
     assert events[-1].response.output_text == answer.output_text
 
 
-@pytest.mark.long  # in small: test_network.py has drafts on nodes, tests/decode every sampler
+@pytest.mark.long  # in small: tests/decode/test_speculative.py has every sampler
 def test_drafts_give_the_same_answers_in_fewer_steps(
     client: openai.OpenAI, network: Network
 ) -> None:
