@@ -194,15 +194,19 @@ def test_synchronous_generation_repeats_itself(network: Network) -> None:
 
 
 @pytest.mark.parametrize(
-    "draft",
+    ("draft", "prompt", "options"),
     [
-        None,  # what the text itself says next
-        # in small: client/text/test_drafting.py, and decode/test_speculative.py
-        pytest.param(DRAFT, marks=pytest.mark.long),
+        (None, "Package: python3-", {"max_tokens": 60}),  # a text that repeats itself
+        pytest.param(  # in small: client/text/test_drafting.py, and decode/test_speculative.py
+            DRAFT,
+            PROMPT,
+            {"max_tokens": 24, "temperature": 0.8, "seed": 5},
+            marks=pytest.mark.long,
+        ),
     ],
 )
-async def test_a_draft_on_this_machine_gives_the_same_text_in_fewer_steps(
-    network: Network, tmp_path: Path, draft: str | None
+async def test_drafts_on_this_machine_give_the_same_text_in_fewer_steps(
+    network: Network, tmp_path: Path, draft: str | None, prompt: str, options: dict[str, Any]
 ) -> None:
     """A draft model is a registered one; the tree steps are verified and paid like any others."""
     if draft is not None:
@@ -211,10 +215,9 @@ async def test_a_draft_on_this_machine_gives_the_same_text_in_fewer_steps(
     config = NetworkConfig.load(network.config, cache=tmp_path / "cache")
     sessions: list[Session] = []
     async with SplitUp.connect(config) as net:
-        options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
-        wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
-        options |= {"decoder": "speculative", "on_session": sessions.append}
-        text = net.generate(MODEL, PROMPT, draft=draft, **options)
+        wanted = [token.id async for token in net.generate(MODEL, prompt, **options)]
+        speculative = {"decoder": "speculative", "on_session": sessions.append}
+        text = net.generate(MODEL, prompt, draft=draft, **options, **speculative)
         assert [token.id async for token in text] == wanted
         receipt = await net.receipt(sessions[0].execution_id)
         assert receipt.status == "settled" and not receipt.slashes
