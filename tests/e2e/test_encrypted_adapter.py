@@ -22,8 +22,8 @@ FOLDER = EXAMPLE.parent / "packages-4m-python-docs"
 PROMPT = "Return the"
 TOKENS = 8
 
-# In small: test_private_page.py applies the adapter on a whole network, and tests/adapters has all
-# of it without one; in test_host.py a host is down, or dies.
+# In small: private_tests/adapters has all of it without a network, in Python and in a browser; in
+# its test_host.py a host is down, or dies.
 pytestmark = pytest.mark.long
 
 

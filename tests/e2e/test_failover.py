@@ -84,7 +84,7 @@ def test_f26_killed_node_costs_a_pause_and_no_token(
     assert done.gap_s <= HANG_S
 
 
-@pytest.mark.long  # in small: a killed node below, and drafts in test_network.py
+@pytest.mark.long  # in small: a killed node above, and drafts in test_network.py
 def test_f26_speculation_in_eight_texts_at_once_survives_a_killed_node(network: Network) -> None:
     """Every text is the sequential one, with trees and steps in flight when the node dies."""
     network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")

@@ -19,16 +19,24 @@ from splitup.messages.storage import LogWrite
 from splitup.storage.gateway_client import GatewayClient
 from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_failover import generate
+from tests.texts import Text
 
 
 @pytest.fixture(scope="module")
-def session(network: Network) -> Session:
-    return asyncio.run(generate(network)).session
+def undisturbed(network: Network) -> Text:
+    return asyncio.run(generate(network))
 
 
-def test_a_gateway_killed_in_mid_execution_costs_nothing(network: Network) -> None:
+@pytest.fixture(scope="module")
+def session(undisturbed: Text) -> Session:
+    return undisturbed.session
+
+
+def test_a_gateway_killed_in_mid_execution_costs_nothing(
+    network: Network, undisturbed: Text
+) -> None:
     name = "gateway-0"  # each party begins with the one that its key says: about half of them
-    expected = asyncio.run(generate(network)).tokens
+    expected = undisturbed.tokens
 
     def disturb(session: Session, count: int) -> None:
         if count == len(expected) // 4:

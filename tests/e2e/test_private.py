@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Array
 from splitup.client.text.generation import generate_tokens
@@ -16,6 +18,8 @@ OTHER_PROMPT = "a fast parser of"
 TOKENS = 6
 
 
+# in small: client/private/test_private_session.py, and test_private_page.py on this network
+@pytest.mark.long
 async def test_the_text_is_the_same_and_stays_here(private: Network, tmp_path: Path) -> None:
     config = NetworkConfig.load(private.config, cache=tmp_path / "cache")
     raw: list[bytes] = []

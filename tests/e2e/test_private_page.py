@@ -8,6 +8,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ PROMISE = (
 
 
 @pytest.fixture(scope="module")
+def recorder(private: Network) -> Iterator[Recorder]:
+    with run_recorded(private, PRIVATE) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def adapter_link() -> Iterator[Recorder]:
     """What the browser sends to an adapter host, which the test starts."""
     with run_recorder(f"http://127.0.0.1:{find_free_port()}") as found:
@@ -43,16 +50,28 @@ def adapter_link() -> Iterator[Recorder]:
 
 
 @pytest.fixture(scope="module")
-def recorder(private: Network, private_0: Network, adapter_link: Recorder) -> Iterator[Recorder]:
-    flags = (PRIVATE, PRIVATE_0, "--private", "--warm", "0", "--lease-steps", "600")
-    flags += ("--split-sessions", "2", "--adapter-host", adapter_link.url)
-    flags += ("--adapter-signer", NetworkConfig.load(private.config).load_user().signing_key_hex)
-    with run_server(private, *flags) as url, run_recorder(url.removesuffix("/v1")) as found:
+def recorder_0(private: Network, private_0: Network, adapter_link: Recorder) -> Iterator[Recorder]:
+    """The same with a second model, and a host of adapters."""
+    flags = ("--adapter-host", adapter_link.url, "--adapter-signer")
+    key = NetworkConfig.load(private.config).load_user().signing_key_hex
+    with run_recorded(private, PRIVATE, PRIVATE_0, *flags, key) as found:
+        yield found
+
+
+@contextmanager
+def run_recorded(network: Network, *flags: str) -> Iterator[Recorder]:
+    """Run a server of private models; give what stands between it and the browser."""
+    flags += ("--private", "--warm", "0", "--lease-steps", "600", "--split-sessions", "2")
+    model, *others = flags
+    with (
+        run_server(network, *others, model=model) as url,
+        run_recorder(url.removesuffix("/v1")) as found,
+    ):
         yield found
 
 
 @pytest.fixture(scope="module")
-def context(recorder: Recorder) -> Iterator[BrowserContext]:
+def context() -> Iterator[BrowserContext]:
     expect.set_options(timeout=HANG_S * 1_000)
     with sync_playwright() as play:
         browser: Browser = play.chromium.launch(
@@ -64,6 +83,19 @@ def context(recorder: Recorder) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext, recorder: Recorder) -> Iterator[Page]:
+    with open_page(context, recorder) as page:
+        yield page
+
+
+@pytest.fixture
+def page_0(context: BrowserContext, recorder_0: Recorder) -> Iterator[Page]:
+    """The same page, where there is a second model to choose."""
+    with open_page(context, recorder_0) as page:
+        yield page
+
+
+@contextmanager
+def open_page(context: BrowserContext, recorder: Recorder) -> Iterator[Page]:
     """The page with the model on the device; what the browser complains about fails the test."""
     page = context.new_page()
     page.set_default_timeout(HANG_S * 1_000)
@@ -122,19 +154,22 @@ def test_the_tokens_are_those_of_the_uncut_model(page: Page, private: Network) -
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
 
 
-def test_without_a_block_on_the_device_they_are_the_same(page: Page, private: Network) -> None:
-    page.locator("select").first.select_option(PRIVATE_0)
-    load(page)
+@pytest.mark.long  # in small: gateway_tests/page/test_program.py computes it in the page's code
+def test_without_a_block_on_the_device_they_are_the_same(page_0: Page, private: Network) -> None:
+    page_0.locator("select").first.select_option(PRIVATE_0)
+    load(page_0)
     with SplitUp.connect_sync(private.config) as net:
         wanted = net.generate(MODEL, PROMPT, max_tokens=TOKENS)
         text = "".join(token.text for token in wanted)
-    assert ask(page, PROMPT, TOKENS, temperature=0).strip() == text.strip()
+    assert ask(page_0, PROMPT, TOKENS, temperature=0).strip() == text.strip()
 
 
+@pytest.mark.long  # in small: private_tests/adapters/test_browser.py, with a host and no network
 def test_an_adapter_is_applied_under_encryption_or_not_at_all(
-    page: Page, private: Network, recorder: Recorder, adapter_link: Recorder
+    page_0: Page, private: Network, recorder_0: Recorder, adapter_link: Recorder
 ) -> None:
-    command = [find_program("splitup"), "adapter-host", ADAPTER, "--origin", recorder.url]
+    page = page_0
+    command = [find_program("splitup"), "adapter-host", ADAPTER, "--origin", recorder_0.url]
     command += ["--port", adapter_link.target.rpartition(":")[2]]
     command += ["--sign", "--config", private.config]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as host:
@@ -237,7 +272,7 @@ def test_nothing_that_leaves_the_browser_holds_text_or_tokens(
             continue
         forwards += 1
         known = {"type", "model", "seq_len", "hidden_dim", "session_id", "incremental", "position"}
-        assert set(header) <= known and header["model"] in (PRIVATE, PRIVATE_0)
+        assert set(header) <= known and header["model"] == PRIVATE
         assert len(tensor) == 4 * header["seq_len"] * header["hidden_dim"]
         assert np.isfinite(np.frombuffer(tensor, "<f4")).all()
     assert forwards >= TOKENS

@@ -176,7 +176,7 @@ def test_a_response_and_its_stream_are_the_chats_text(client: openai.OpenAI) -> 
     assert events[-1].response.output_text == answer.output_text
 
 
-@pytest.mark.long  # in small: test_network.py has drafts on nodes, tests/decode every sampler
+@pytest.mark.long  # in small: tests/decode/test_speculative.py has every sampler
 def test_drafts_give_the_same_answers_in_fewer_steps(
     client: openai.OpenAI, network: Network
 ) -> None:
@@ -283,6 +283,7 @@ async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, stat
 async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     network: Network, tmp_path: Path
 ) -> None:
+    """The server that stops pays what was computed, and gets the rest back."""
     database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
     secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "stream": True}
@@ -304,6 +305,12 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     [key] = cast(list[dict[str, int]], run_keys(database, "list")["keys"])
     known = sum(cost["cost_micro_usdc"] for cost in costs)
     assert known < key["spent_micro_usdc"] < 1.4 * known, "the first text ended, and cost little"
+    [execution] = costs[0]["executions"]
+    async with SplitUp.connect(network.config) as net:
+        receipt = await net.receipt(execution)
+    price_micro_usdc = costs[0]["cost_micro_usdc"] // costs[0]["steps"]
+    assert receipt.status == "settled" and receipt.refunded_micro_usdc > 0
+    assert receipt.steps * price_micro_usdc == key["spent_micro_usdc"]
 
 
 def test_other_machines_are_refused(network: Network) -> None:
@@ -316,19 +323,7 @@ def test_other_machines_are_refused(network: Network) -> None:
     assert done.returncode == 2 and "not a loopback address" in done.stderr
 
 
-def test_a_server_that_stops_pays_and_gets_the_rest_back(network: Network, tmp_path: Path) -> None:
-    with run_server(network, "--lease-steps", "50") as url:
-        with openai.OpenAI(base_url=url, api_key="none") as client:
-            answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5)
-    assert answer.usage is not None
-    [execution] = answer.usage.model_extra["splitup"]["executions"]  # type: ignore[index]
-    with SplitUp.connect_sync(network.config) as net:
-        receipt = net.receipt(execution)
-    assert receipt.status == "settled" and receipt.steps == 5
-    assert receipt.refunded_micro_usdc > 0
-
-
-@pytest.mark.long  # in small: tests/serve/test_api_keys.py, and test_embeddings.py with one key
+@pytest.mark.long  # in small: gateway_tests/serve/test_api_keys.py; test_embeddings.py has a key
 def test_a_key_is_needed_and_its_budget_holds(network: Network, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
     secret = str(run_keys(database, "new", "ann", "--budget", "0.0001", "--rate", "60")["key"])

@@ -168,6 +168,7 @@ def test_a_response_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> N
     assert events[-1].response.output[0].arguments == call.arguments
 
 
+@pytest.mark.long  # in small: the calls that it makes are above, and it talks in test_serve.py
 def test_langchain_calls_tools_and_parses(url: str) -> None:
     from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
 

@@ -23,6 +23,10 @@ PROMPT = "a fast parser of package descriptions, with"
 TOKENS = 6
 SAMPLERS = (Sampler(), Sampler(0.8, 5, top_k=40, top_p=0.9))
 
+# In small: gateway_tests/split/test_client.py runs this client before nodes in its own process,
+# test_private_page.py the page's client before this network, private_tests/split the noise.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def url(private: Network) -> Iterator[str]:
@@ -50,7 +54,6 @@ async def test_a_device_gets_the_tokens_of_the_uncut_model(
     assert [given[0], given[0], given[1], given[1]] == wanted
 
 
-@pytest.mark.long  # in small: tests/client/private/test_noise.py, and test_private_page.py
 async def test_noise_is_on_every_row_that_leaves_the_device(url: str, tmp_path: Path) -> None:
     sent = []
     async with SplitClient(url, cache=tmp_path / "cache") as device:

@@ -24,7 +24,7 @@ from tests.e2e.test_network import compute_reference, make_inputs
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 STEPS = 2
 
-# In small: test_network.py has one liar in a whole network, and tests/protocol/settlement what
+# In small: test_restart.py has one liar in a whole network, and tests/protocol/settlement what
 # members decide about others: test_verdicts.py (false accusations, outputs that nobody finds,
 # results withheld or copied), test_commitments.py (nothing done), test_deliveries.py (S07).
 pytestmark = pytest.mark.long

@@ -517,6 +517,7 @@ async def test_verification_orders_that_contradict_their_draw_are_refused(
             await http.post_json(api.VERIFICATION_ORDER.url(nodes[1].endpoint), order)
 
 
+@pytest.mark.long  # in small: committee/test_reachability.py has executions between relayed nodes
 async def test_a_node_that_nobody_can_connect_to_serves_through_another_nodes_relay(
     market: NodeMarket, nodes: list[RunningNode]
 ) -> None:

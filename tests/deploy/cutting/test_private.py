@@ -22,7 +22,7 @@ from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import get_task_key, get_weights_key, load_manifest
 from tests.deploy.execution import CutModel
-from tests.deploy.llamas import EXAMPLE
+from tests.deploy.llamas import EXAMPLE, TINY, save_llama
 from tests.deploy.moes import MIXTRAL, save_moe
 
 TARGET = parse_size("1.3MB")
@@ -44,8 +44,8 @@ def write_client_files(compiled: CompiledModel, folder: Path) -> list[tuple[Path
     return files
 
 
-# 0 is in tests/e2e/test_private_page.py, too, and 1 in tests/client/private; 2 is like 1
-LONG: Final = pytest.mark.long
+# 1 is in tests/client/private and tests/e2e/test_private_page.py, too; 2 is like 1
+FEW: Final = (0, *(pytest.param(blocks, marks=pytest.mark.long) for blocks in (1, 2)))
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])
@@ -62,14 +62,17 @@ def test_raw_inputs_and_outputs_are_the_clients_alone(blocks: int) -> None:
     assert {port.name for port in (*client.inputs, *client.outputs)} == RAW | {"layout"}
 
 
-@LONG
-@pytest.mark.parametrize("blocks", [0, 1, 2])
+@pytest.mark.parametrize("blocks", FEW)
 async def test_both_parts_together_are_the_whole_model(blocks: int, tmp_path: Path) -> None:
-    compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=blocks)
+    model = str(EXAMPLE)
+    if not blocks:  # which no more than one block is needed for
+        save_llama(tmp_path, {**TINY, "num_hidden_layers": 1})
+        model = str(tmp_path)
+    compiled = build(model, TARGET, sizes=SIZES, private=blocks)
     manifest = load_manifest(compiled.manifest_bytes)
     client = manifest.client
     assert client is not None and len(compiled.times_ps) == len(manifest.tasks)
-    whole, nodes = load_reference(str(EXAMPLE), SIZES), CutModel(compiled)
+    whole, nodes = load_reference(model, SIZES), CutModel(compiled)
     state, states = whole.new_state(), nodes.new_states()
     files = write_client_files(compiled, tmp_path)
     with closing(await ClientPrograms.load(manifest, files)) as programs:

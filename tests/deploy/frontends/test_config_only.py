@@ -173,7 +173,7 @@ def test_lists_of_sizes() -> None:
 
 
 def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
-    target = ("--target-vram", "900kB,1.15MB", "--chunk", "8")
+    target = ("--target-vram", "900kB,1.15MB", "--chunk", "8", "--no-reference")
     code, text = invoke("inspect", str(EXAMPLE), *target)
     assert code == 0 and "cards    900 kB: 6 tasks, 1.15 MB: 7 tasks" in text
     code, text = invoke("inspect", str(EXAMPLE), *target, "--json")
@@ -197,6 +197,7 @@ def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
 def test_lines_are_whole_and_nothing_else_is_said() -> None:
     """Output that goes to a file or a pipe, where there is no width to wrap at."""
     target = ("--target-vram", "2MB,4MB,100MB", "--chunk", "8", "--private", "1")
+    target += ("--no-reference",)
     result = CliRunner().invoke(app, ["inspect", str(EXAMPLE), *target], env={"COLUMNS": "40"})
     assert result.exit_code == 0 and result.stderr == ""
     lines = result.stdout.splitlines()
@@ -209,7 +210,7 @@ def test_what_is_neither_here_nor_registered(tmp_path: Path) -> None:
 
 
 def test_balance_and_the_number_of_tasks() -> None:
-    target = ("--target-vram", "1.3MB", "--chunk", "8", "--json")
+    target = ("--target-vram", "1.3MB", "--chunk", "8", "--no-reference", "--json")
     code, text = invoke("inspect", str(EXAMPLE), *target, "--max-tasks", "11")
     assert code == 2 and "at least 12 tasks; 11 are allowed" in text
     longest = []
