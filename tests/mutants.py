@@ -973,6 +973,14 @@ MUTANTS: Final = (
         "tests/client/text/test_tokenizer.py::test_s37_a_template_s_memory_is_bounded",
     ),
     Mutant(
+        "length of what a template makes",
+        "splitup/client/text/tokenizer.py",
+        'len(text) > question["render"]',
+        "False",
+        "tests/client/text/test_tokenizer.py::"
+        "test_s37_what_a_template_makes_is_refused_before_it_is_sent",
+    ),
+    Mutant(
         "memory of forgotten streams",
         "extras/gateway/splitup_gateway/streams.py",
         "STREAM_KEEP_S, self._forget, stream.id)",
