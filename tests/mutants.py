@@ -225,7 +225,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None",
         "return min(self.collected.finals, default=None)",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake[0]",
+        f"{_TESTS}/settlement/test_unended.py::test_s02_a_client_that_signs_two_numbers_takes_no_step_from_anybodys_pay",
         is_quick=False,
     ),
     Mutant(
