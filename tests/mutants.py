@@ -958,6 +958,14 @@ MUTANTS: Final = (
         "test_s38_the_execution_with_the_most_tensors_gives_way_to_others",
     ),
     Mutant(
+        "memory of tensors that gave way",
+        "splitup/protocol/execution/task_queue.py",
+        "            execution.lanes.clear()\n            execution.readers.clear()\n",
+        "",
+        "tests/protocol/execution/test_task_queue.py::"
+        "test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once",
+    ),
+    Mutant(
         "times that a node reports",
         "splitup/client/execution/session.py",
         "kept <= self.plan.request.steps * len(self.plan.tasks)",

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from splitup_gateway.apis.requests import ChatRequest, parse_request
+from splitup_gateway.errors import ApiError
+from splitup_gateway.preparing import count_prompt
 
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
-from splitup_gateway.apis.requests import ChatRequest, parse_request
-from splitup_gateway.errors import ApiError
-from splitup_gateway.preparing import count_prompt
 
 SAID = {"model": "m", "messages": [{"role": "user", "content": "a b"}]}
 
