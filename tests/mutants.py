@@ -225,7 +225,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None",
         "return min(self.collected.finals, default=None)",
-        f"{_TESTS}/settlement/test_steps.py::test_s02_a_client_that_signs_two_numbers_gets_no_settlement_and_no_stake[0]",
+        f"{_TESTS}/settlement/test_unended.py::test_s02_a_client_that_signs_two_numbers_takes_no_step_from_anybodys_pay",
         is_quick=False,
     ),
     Mutant(
@@ -966,6 +966,14 @@ MUTANTS: Final = (
         "test_s38_the_execution_with_the_most_tensors_gives_way_to_others",
     ),
     Mutant(
+        "memory of tensors that gave way",
+        "splitup/protocol/execution/task_queue.py",
+        "            execution.lanes.clear()\n            execution.readers.clear()\n",
+        "",
+        "tests/protocol/execution/test_task_queue.py::"
+        "test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once",
+    ),
+    Mutant(
         "times that a node reports",
         "splitup/client/execution/session.py",
         "kept <= self.plan.request.steps * len(self.plan.tasks)",
@@ -979,6 +987,14 @@ MUTANTS: Final = (
         "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
         "limit_growth(2**40)",
         "tests/client/text/test_tokenizer.py::test_s37_a_template_s_memory_is_bounded",
+    ),
+    Mutant(
+        "length of what a template makes",
+        "splitup/client/text/tokenizer.py",
+        'len(text) > question["render"]',
+        "False",
+        "tests/client/text/test_tokenizer.py::"
+        "test_s37_what_a_template_makes_is_refused_before_it_is_sent",
     ),
     Mutant(
         "memory of forgotten streams",

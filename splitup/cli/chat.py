@@ -91,7 +91,7 @@ async def _read_line(output: Output) -> str | None:
 
 def _encode(model: TextModel, messages: list[dict[str, str]]) -> list[int]:
     assert model.info.chat is not None
-    text = model.tokenizer.render_chat(model.info.chat, messages)
+    text = model.tokenizer.render_chat(model.info.chat, messages, context=model.info.context)
     return model.tokenizer.encode(text, add_special_tokens=False)
 
 

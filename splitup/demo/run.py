@@ -200,7 +200,8 @@ async def _encode_question(net: SplitUp, model: DemoModel) -> tuple[int, ...]:
     if found.info.chat is None:
         raise InvalidModel(f"model {model.name} has no chat template")
     tokenizer, messages = found.tokenizer, [{"role": "user", "content": model.prompt}]
-    text = await tokenizer.run(partial(tokenizer.render_chat, found.info.chat, messages))
+    chat, context = found.info.chat, found.info.context
+    text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, context=context))
     return tuple(await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False)))
 
 

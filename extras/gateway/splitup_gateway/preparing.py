@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from splitup.client.images.image_prompts import expand_prompt, find_images, mark_images
 from splitup.client.text.generation import TextModel, encode_prompt
 from splitup.client.text.grammar import Grammar
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.graph.manifest import ChatInfo
@@ -29,8 +29,6 @@ from splitup_gateway.generation import (
     check_room,
     count_steps,
 )
-
-_MOST_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +181,17 @@ async def _encode_chat(
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
     length = len(str(messages)) + len(str(tools)) + len(str(variables))
-    text = await tokenizer.read(
-        length, lambda reader: reader.render_chat(chat, messages, tools, variables), principal
-    )
-    _check_chars(model, text)
+    context = model.info.context
+    try:
+        text = await tokenizer.read(
+            length,
+            lambda reader: reader.render_chat(chat, messages, tools, variables, context=context),
+            principal,
+        )
+    except InvalidModel:
+        raise
+    except InvalidInput as error:
+        raise ApiError(str(error), param="messages", code="context_length_exceeded") from None
     if images and (info := model.info.images) is not None:
         try:
             text = await tokenizer.run(partial(expand_prompt, text, tokenizer, info, images))
@@ -204,7 +209,7 @@ async def _encode_chat(
 
 def _check_chars(model: TextModel, text: str) -> None:
     """Refuse a prompt that cannot fit, before others wait until it is encoded."""
-    if len(text) > _MOST_CHARS * model.info.context:
+    if len(text) > tuning.PROMPT_CHARS * model.info.context:
         raise ApiError(
             f"the context of model {model.name} is {model.info.context} tokens, and the prompt has "
             f"{len(text)} characters; shorten it",

@@ -9,7 +9,8 @@ The file is parsed by native code of a library, and the template is a program.
                                                    those before -> {"text": …}
     {"extend": n, "is_end": b} and tokens          the same of each that is certain (``_extend``)
     {"check": true} and the template               raises for one that is no Jinja
-    {"render": true}, chat and what to render      -> the text; all three in UTF-8, two in JSON
+    {"render": n}, chat and what to render         -> the text; all three in UTF-8, two in JSON;
+                                                   of more than n characters {"chars": …} instead
 
 Tokens are uint32, little-endian.
 """
@@ -110,12 +111,24 @@ class ModelTokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
+        context: int,
     ) -> str:
-        """Return the text that a conversation becomes. Raises InvalidInput."""
+        """Return the text that a conversation becomes.
+
+        Raises InvalidModel, and InvalidInput for a text that so many tokens cannot hold.
+        """
         asked = {"messages": list(messages), "tools": tools, "variables": variables}
         said = json.dumps(asked).encode()
-        _, found = self._ask({"render": True}, [chat.model_dump_json().encode(), said])
-        return str(found[0], "utf-8", "replace") if found else ""
+        most = tuning.PROMPT_CHARS * context
+        question = {"render": most}
+        answer, found = self._ask(question, [chat.model_dump_json().encode(), said])
+        if not found:
+            raise InvalidInput(
+                f"the context of {self._name} is {context} tokens, and the messages become a text "
+                f"of {answer.get('chars')} characters; shorten them"
+            )
+        return str(found[0], "utf-8", "replace")
 
     def open_stream(self, prompt: Sequence[int]) -> TokenStream:
         """Return a text that continues a prompt token by token, without special tokens."""
@@ -278,7 +291,10 @@ class _Library:
                 chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
                 asked = json.loads(str(buffers[1], "utf-8"))
                 with limit_growth(tuning.TEMPLATE_MEMORY_BYTES):
-                    return {}, [render_chat(chat, **asked).encode(errors="replace")]
+                    text = render_chat(chat, **asked)
+                    if len(text) > question["render"]:
+                        return {"chars": len(text)}, ()
+                    return {}, [text.encode(errors="replace")]
             if "check" in question:
                 check_template(str(buffers[0], "utf-8"))
                 return {}, ()

@@ -348,6 +348,10 @@ class TaskQueue:
             self.buffered_bytes -= execution.buffered_bytes
             self._ready = [entry for entry in self._ready if entry[3].execution is not execution]
             heapq.heapify(self._ready)
+            # lanes refer to their execution: their tensors would stay until the next full
+            # collection, which an idle process does not come to
+            execution.lanes.clear()
+            execution.readers.clear()
 
     def drop_task(self, execution_id: str, task: int) -> None:
         """Drop one task, which another node runs from now on."""

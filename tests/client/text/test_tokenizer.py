@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -16,6 +17,7 @@ from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from splitup.client.text.tokenizer import ModelTokenizer, check_chat_template
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.limits import MIB
 from splitup.decode.stop import StopFilter
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
@@ -177,10 +179,11 @@ def test_a_process_that_is_killed_is_named(tokenizer: ModelTokenizer) -> None:
 def test_a_conversation_is_rendered_apart(tokenizer: ModelTokenizer) -> None:
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
     chat = ChatInfo(template=template, bos_token="<s>", eos_token="")
-    assert tokenizer.render_chat(chat, [{"role": "user", "content": "hé"}]) == "<s>[user] hé"
+    said = [{"role": "user", "content": "hé"}]
+    assert tokenizer.render_chat(chat, said, context=8) == "<s>[user] hé"
     refusing = ChatInfo(template="{{ raise_exception('no') }}", bos_token="", eos_token="")
     with pytest.raises(InvalidModel, match="refuses the messages: no"):
-        tokenizer.render_chat(refusing, [])
+        tokenizer.render_chat(refusing, [], context=8)
 
 
 @pytest.mark.parametrize(
@@ -195,16 +198,32 @@ def test_s13_a_template_that_ends_its_process_is_named(template: str) -> None:
     chat = ChatInfo(template=template, bos_token="", eos_token="")
     with closing(ModelTokenizer(FILE, "model evil")) as tokenizer:
         with pytest.raises(InvalidModel, match="chat template of model evil"):
-            tokenizer.render_chat(chat, [])
+            tokenizer.render_chat(chat, [], context=8)
 
 
 @pytest.mark.parametrize("large", ["'a' * 2**30", "('a\\n' * 10**4)|indent(10**5)"])
 def test_s37_a_template_s_memory_is_bounded(tokenizer: ModelTokenizer, large: str) -> None:
     chat = ChatInfo(template=f"{{{{ ({large})|length }}}}", bos_token="", eos_token="")
     with pytest.raises(InvalidModel, match="takes too much memory"):
-        tokenizer.render_chat(chat, [])
+        tokenizer.render_chat(chat, [], context=8)
     small = ChatInfo(template="{{ 'a' * 2**20 }}", bos_token="", eos_token="")
-    assert tokenizer.render_chat(small, []) == "a" * 2**20, "and serves others as before"
+    text = tokenizer.render_chat(small, [], context=2**15)
+    assert text == "a" * 2**20, "and serves others as before"
+
+
+def test_s37_what_a_template_makes_is_refused_before_it_is_sent(tokenizer: ModelTokenizer) -> None:
+    chat = ChatInfo(template="{{ 'é' * (40 * 2**20) }}", bos_token="", eos_token="")
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"1024 tokens, .* a text of 41943040 characters"):
+            tokenizer.render_chat(chat, [], context=1_024)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+    fitting = ChatInfo(template="{{ 'é' * 256 }}", bos_token="", eos_token="")
+    assert tokenizer.render_chat(fitting, [], context=8) == "é" * 256
+    with pytest.raises(InvalidInput, match=r"7 tokens, .* a text of 256 characters; shorten"):
+        tokenizer.render_chat(fitting, [], context=7)
 
 
 def test_a_template_is_checked_apart() -> None:

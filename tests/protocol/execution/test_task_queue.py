@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -390,6 +392,20 @@ def test_s38_the_execution_with_the_most_tensors_gives_way_to_others() -> None:
     assert told == [FIRST] and queue.buffered_bytes == 4
     run = queue.next()
     assert run is not None and run.execution_id == SECOND
+
+
+def test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once() -> None:
+    queue, data = TaskQueue(), memoryview(b"1234")
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 64)
+    queue.offer(FIRST, (CLIENT, 0), 1, Tensor(b"a" * 32, data))
+    kept = weakref.ref(data)
+    del data
+    gc.disable()
+    try:
+        queue.drop(FIRST)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def add_early(

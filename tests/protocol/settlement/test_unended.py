@@ -201,6 +201,15 @@ def test_no_minority_moves_the_number() -> None:
     assert pay == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
 
 
+def test_s02_a_client_that_signs_two_numbers_takes_no_step_from_anybodys_pay() -> None:
+    """All executors have committed to its interim end; its own one shows the same as the final."""
+    simulation, _, plan = open_execution()
+    for task in range(3):
+        commit(simulation, plan, task, STEPS - 1, final=task == 0)
+    done = [commit(simulation, plan, task, STEPS, final=True) for task in range(3)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), PRICE)
+
+
 def test_what_most_executors_committed_to_comes_before_what_pays_one_of_them_more() -> None:
     simulation, _, plan = open_execution()
     commit(simulation, plan, 0, STEPS, final=True)

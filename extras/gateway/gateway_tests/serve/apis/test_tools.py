@@ -290,7 +290,8 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
     assert response.list_messages() == messages
     with closing(ModelTokenizer(FILE, "model packages")) as tokenizer:
         chat = ChatInfo(template=QWEN, bos_token="", eos_token="")
-        text = tokenizer.render_chat(chat, messages, make().list_for_template())
+        tools = make().list_for_template()
+        text = tokenizer.render_chat(chat, messages, tools, context=4_096)
     assert text.endswith(
         'assistant: \n<tool_call>\n{"name": "paint", "arguments": {"a": 1}}\n</tool_call>\n'
         "tool: done\n"
