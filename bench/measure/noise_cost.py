@@ -19,7 +19,7 @@ import numpy as np
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_private.attacks.measure import open_tokenizer
-from splitup_private.attacks.split_model import SplitModel, Text
+from splitup_private.attacks.split_model import AttackedModel, AttackedText
 from splitup_private.split.noise import Noise, RowNoise, compute_epsilon
 
 from splitup.core.tensors import array_to_bytes, bytes_to_array
@@ -32,10 +32,10 @@ _TOKENS: Final = 2_048
 _DELTA: Final = 1e-6
 
 
-class NoisyText(Text):
+class NoisyText(AttackedText):
     """A text whose hidden states get noise before the nodes see them."""
 
-    def __init__(self, model: SplitModel, noise: RowNoise | None) -> None:
+    def __init__(self, model: AttackedModel, noise: RowNoise | None) -> None:
         super().__init__(model)
         self._noise = noise
 
@@ -48,7 +48,7 @@ class NoisyText(Text):
         return values
 
 
-def compute_loss(model: SplitModel, tokens: list[int], make_noise: Any) -> float:
+def compute_loss(model: AttackedModel, tokens: list[int], make_noise: Any) -> float:
     """Return the nats per token of texts of ``_LENGTH`` tokens, the first of each left out."""
     total, count = 0.0, 0
     for start in range(0, len(tokens) - _LENGTH + 1, _LENGTH):
@@ -71,10 +71,12 @@ def measure(blocks: int, text: str) -> dict[str, Any]:
     example = str(ROOT / "examples" / "packages-4m")
     compiled = build(example, 10**9, sizes=Sizes(chunk=_LENGTH), private=blocks)
     with open_tokenizer(compiled) as tokenizer:
-        model, tokens = SplitModel(compiled), tokenizer.encode(text)[:_TOKENS]
+        model, tokens = AttackedModel(compiled), tokenizer.encode(text)[:_TOKENS]
     assert compiled.manifest.text is not None
     spread = np.linspace(0, compiled.manifest.text.vocab - 1, _LENGTH).astype(int).tolist()
-    length = float(np.median(np.linalg.norm(Text(model).send(make_causal_step(spread, 0)), axis=1)))
+    length = float(
+        np.median(np.linalg.norm(AttackedText(model).send(make_causal_step(spread, 0)), axis=1))
+    )
 
     def cost(epsilon: float) -> dict[str, float]:
         noises = []

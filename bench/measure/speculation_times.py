@@ -23,7 +23,7 @@ from bench.report import ROOT
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.sources import _MARGIN_PRIORS, _MARGINS, ModelDrafts
-from splitup.decode.speculation.tree import LEAST_REACH, Node, walk
+from splitup.decode.speculation.tree import LEAST_REACH, TreeNode, walk
 from splitup.decode.step import StepInput
 
 PAGE: Final = ROOT / "bench/reports/speculation.md"
@@ -265,8 +265,8 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
     """
     tokens = seconds = 0.0
     for number in range(roots):
-        root = Node(0, 0)
-        paths: dict[Node, Path] = {root: (roots + number,)}
+        root = TreeNode(0, 0)
+        paths: dict[TreeNode, Path] = {root: (roots + number,)}
         grown = itertools.count()
         heap = walk(root, 40)
         for reach, node, _ in heap:
@@ -274,7 +274,7 @@ def compute_bound(pair: Pair, round_trip_s: float, roots: int = 200) -> tuple[fl
                 break
             chances = _MARGIN_PRIORS[draw(paths[node])[0]]
             for token, chance in enumerate(chances):
-                child = node.children[token] = Node(token, node.position + 1, node, chance)
+                child = node.children[token] = TreeNode(token, node.position + 1, node, chance)
                 paths[child] = (*paths[node], token)
         by_rows = itertools.accumulate(reach for reach, _, _ in walk(root, 40))
         steps_s = (round_trip_s + pair.target_s(rows) for rows in range(1, CHUNK + 1))

@@ -35,7 +35,7 @@ from splitup.client.outcome import Transition
 from splitup.core import limits
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import generate_identity
-from splitup.devnet.processes import Child, spawn
+from splitup.devnet.processes import DevnetProcess, spawn
 from splitup.messages import api
 
 SIZE: Final = 2_048  # floats of a tensor
@@ -98,7 +98,7 @@ async def run(quick: bool) -> Report:
 class Flood:
     """The flooding process, and after its end the counts of its answers."""
 
-    child: Child
+    child: DevnetProcess
     answers: dict[str, int] = field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ from splitup.client.connection import SplitUp
 from splitup.client.outcome import compute_transitions
 from splitup.config import NETWORK_FILE
 from splitup.demo.models import find_example
-from splitup.demo.report import Comparison
+from splitup.demo.report import ResultComparison
 from splitup.demo.run import (
     EXAMPLE,
     NODES,
@@ -75,7 +75,7 @@ async def run(quick: bool) -> Report:
     return make_report(measured)
 
 
-def make_report(measured: list[tuple[Generation, Comparison]]) -> Report:
+def make_report(measured: list[tuple[Generation, ResultComparison]]) -> Report:
     """Return the figures of all runs."""
     transitions = [
         transition

@@ -31,7 +31,7 @@ from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.devnet.processes import Child, spawn
+from splitup.devnet.processes import DevnetProcess, spawn
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import write_json
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
@@ -58,7 +58,7 @@ class Model:
 class Node:
     """A running node and the contents of its ``node.json``."""
 
-    child: Child
+    child: DevnetProcess
     entry: PlanNode
     worker_pid: int
 
@@ -168,7 +168,7 @@ async def run_engines(
     if store_gives_way:
         _give_way(objects.process.pid)
     engines = Engines(directory, objects, direct_bytes=direct_bytes)
-    children: list[Child] = []
+    children: list[DevnetProcess] = []
     try:
         for place, models in enumerate(placements):
             folder = directory / f"node-{place}"
@@ -202,7 +202,7 @@ def _give_way(process: int) -> None:
         Path(f"/proc/{process}/autogroup").write_text(str(_LOWEST))
 
 
-async def _wait_ready(child: Child) -> Node:
+async def _wait_ready(child: DevnetProcess) -> Node:
     path = child.log.parent / READY
     ends = time.monotonic() + START_TIMEOUT_S
     while not path.exists():

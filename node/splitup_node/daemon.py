@@ -21,7 +21,7 @@ from splitup.storage.journal import Journal
 from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.config import NodeConfig
 from splitup_node.metrics import list_readings
-from splitup_node.node import Node, NodeResources
+from splitup_node.node import NodeDaemon, NodeResources
 from splitup_node.settlement.account import check_registration
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
@@ -61,7 +61,9 @@ async def run_node(
         raise KeyboardInterrupt
 
 
-async def _unless_stopped(opening: Coroutine[Any, Any, Node], stop: asyncio.Event) -> Node | None:
+async def _unless_stopped(
+    opening: Coroutine[Any, Any, NodeDaemon], stop: asyncio.Event
+) -> NodeDaemon | None:
     """Return the opened node, or None when ``stop`` is set before that."""
     task, stopping = asyncio.create_task(opening), asyncio.create_task(stop.wait())
     try:
@@ -75,7 +77,7 @@ async def _unless_stopped(opening: Coroutine[Any, Any, Node], stop: asyncio.Even
 
 async def _open_node(
     config: NodeConfig, worker_argv: Sequence[str], stack: contextlib.AsyncExitStack
-) -> Node:
+) -> NodeDaemon:
     """Open what a node works with and start to serve; ``stack`` closes it all."""
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
@@ -105,7 +107,7 @@ async def _open_node(
     stack.push_async_callback(workers.close)
     device = await workers.start()
     check_own(device["determinism_class"])
-    node = Node(
+    node = NodeDaemon(
         NodeResources(config, identity, journal, chain, committees, http, workers),
         committee=committee,
         device=device,

@@ -37,7 +37,7 @@ from splitup.storage.log_store import (
     open_logs,
     open_verification_logs,
 )
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.committee.presence import Presence
 from splitup_node.committee.reachability import Reachability
@@ -71,7 +71,7 @@ class NodeResources:
     workers: Workers
 
 
-class Node:
+class NodeDaemon:
     """A running node. Made by ``splitup_node.daemon.run_node``."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Node:
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
-        self._cache = Cache(
+        self._cache = TaskCache(
             self._config.data_dir / "cache",
             self._gateway,
             self._http.session,

@@ -40,16 +40,16 @@ class Rows:
 
 
 # A buffer without rows is the same for all executions, an execution's state, or its own.
-Kind = Rows | Literal["common", "state", "own"]
+BufferKind = Rows | Literal["common", "state", "own"]
 
 
 class _NoMatch(Exception):
     """The kernel has a form that the analysis does not understand."""
 
 
-def find_kinds(graph: CheckedGraph, lowered: Lowered) -> dict[UOp, Kind]:
+def find_kinds(graph: CheckedGraph, lowered: Lowered) -> dict[UOp, BufferKind]:
     """Return the kind of every buffer that the graph has: all but temporaries."""
-    kinds: dict[UOp, Kind] = {}
+    kinds: dict[UOp, BufferKind] = {}
     for buffer, spec in zip(lowered.inputs, graph.inputs, strict=True):
         kinds[buffer] = _get_kind(graph.get_dims(spec)) or "own"
     kinds |= dict.fromkeys(lowered.weights, "common")
@@ -71,7 +71,7 @@ def _get_kind(dims: Dims) -> Rows | None:
     return Rows(dims[0], get_stride(math.prod(size for size in dims[1:] if isinstance(size, int))))
 
 
-def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, Kind]) -> bool:
+def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, BufferKind]) -> bool:
     """Return whether a kernel is shared; add to ``kinds`` a temporary that it writes first.
 
     ``buffers`` are its arguments by slot. Call it for kernels in the order in which they run.
@@ -107,7 +107,7 @@ def _get_store(sink: UOp) -> tuple[UOp, tuple[UOp, ...]]:
     return store.src[0], tuple(loops)
 
 
-def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[Kind]) -> Kind:
+def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[BufferKind]) -> BufferKind:
     """Return the kind of a temporary from the index at which the kernel writes it."""
     row_loops = [loop for loop in loops if loop.src[0].op is not Ops.CONST]
     if not row_loops:
@@ -123,7 +123,7 @@ def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[Kind]) -> Ki
     return Rows(symbol, stride) if 0 <= rest.vmin and rest.vmax < stride else "own"
 
 
-def _is_shared(sink: UOp, kinds: Mapping[UOp, Kind], loops: Sequence[UOp]) -> bool:
+def _is_shared(sink: UOp, kinds: Mapping[UOp, BufferKind], loops: Sequence[UOp]) -> bool:
     if not all(kind == "common" or isinstance(kind, Rows) for kind in kinds.values()):
         return False
     symbols = {kind.symbol for kind in kinds.values() if isinstance(kind, Rows)}
@@ -211,7 +211,7 @@ class KernelSpan:
 def find_spans(
     mentioned: Sequence[Sequence[UOp]],
     shared: Sequence[bool],
-    kinds: Mapping[UOp, Kind],
+    kinds: Mapping[UOp, BufferKind],
     lowered: Lowered,
 ) -> tuple[KernelSpan, ...]:
     """Return how to run kernels for consecutive steps of one state, () if only step by step.

@@ -19,7 +19,7 @@ from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
 from splitup.storage.gateway_client import GatewayClient
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
 
@@ -142,8 +142,10 @@ class Models:
                     files[task.weights_digest] = weights
         return files
 
-    def _open_cache(self) -> Cache:
-        return Cache(self._cache_directory, self._gateway, self._http.session, self._recorded.check)
+    def _open_cache(self) -> TaskCache:
+        return TaskCache(
+            self._cache_directory, self._gateway, self._http.session, self._recorded.check
+        )
 
     def close(self) -> None:
         """End the processes of tokenizers, of grammars and of the client's tasks."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from splitup.cpu.assembler import R15, Assembler, Mem
-from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES, LOADS, VECTOR_REGISTERS, Decoder
+from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
 
 _VECTOR_BYTES: Final = LANES * FLOAT_BYTES
 _LABEL: Final = "constants"
@@ -39,7 +39,7 @@ class Constants:
 
 def emit_decoder(
     asm: Assembler,
-    decoder: Decoder,
+    decoder: BlockDecoder,
     constants: Constants,
     block: Mem,
     finish: Callable[[int, int], None],

@@ -16,7 +16,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop
-from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, Decoder
+from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
 
 MAX_INSTRUCTIONS: Final = 4_096  # of a block
 
@@ -56,7 +56,7 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
     along = {sub: sub.weight for sub in subs}
     index = AffineIndex(0, {**others[0], **along})
     registers, instructions = _allocate(program.instructions)
-    decoder = Decoder(elements, nbytes, registers, instructions)
+    decoder = BlockDecoder(elements, nbytes, registers, instructions)
     return Operand("blocks", slots.pop(), index, start, decoder)
 
 

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from tinygrad.dtype import AddrSpace, DType, dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.cpu.matmul_shape import Bound, Decoder, Kind
+from splitup.cpu.matmul_shape import BlockDecoder, Bound, ProductKind
 
 _DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
 _REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
-_KINDS: Final[dict[DType, Kind]] = {
+_KINDS: Final[dict[DType, ProductKind]] = {
     dtypes.float32: "float32",
     dtypes.float16: "float16",
     dtypes.bfloat16: "bfloat16",
@@ -47,11 +47,11 @@ class AffineIndex:
 class Operand:
     """An operand of a matmul. Its index is in elements, or as ``read_decoder`` says."""
 
-    kind: Kind
+    kind: ProductKind
     slot: int
     index: AffineIndex
     offset_bytes: int
-    decoder: Decoder | None = None
+    decoder: BlockDecoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

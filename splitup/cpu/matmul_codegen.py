@@ -57,7 +57,7 @@ from splitup.cpu.matmul_shape import (
     INT_BYTES,
     ITEM_BYTES,
     LANES,
-    Decoder,
+    BlockDecoder,
     LookupShape,
     MatmulShape,
 )
@@ -100,7 +100,11 @@ def assemble(shape: MatmulShape) -> bytes:
 
 
 def _emit_decoded_loops(
-    asm: Assembler, shape: MatmulShape, decoder: Decoder, constants: Constants, names: Iterator[str]
+    asm: Assembler,
+    shape: MatmulShape,
+    decoder: BlockDecoder,
+    constants: Constants,
+    names: Iterator[str],
 ) -> None:
     """Emit the loops over tiles of n. A single row of a is multiplied with b in registers.
 
@@ -143,7 +147,7 @@ def _emit_decoded_loops(
 def _emit_decoded_rows(
     asm: Assembler,
     shape: MatmulShape,
-    decoder: Decoder,
+    decoder: BlockDecoder,
     constants: Constants,
     rows: int,
     names: Iterator[str],

@@ -37,9 +37,9 @@ from splitup.cpu.matmul_shape import (
     FLOAT_BYTES,
     ITEM_BYTES,
     LANES,
-    Kind,
     LookupShape,
     MatmulShape,
+    ProductKind,
 )
 
 MIN_WORK: Final = 1_024  # elements of b; a smaller matmul is not worth the second kernel
@@ -335,7 +335,7 @@ def _make_table(
     return tuple(table)
 
 
-def _get_bytes(kind: Kind, index: int) -> int:
+def _get_bytes(kind: ProductKind, index: int) -> int:
     return index if kind == "blocks" else index * ITEM_BYTES[kind]
 
 

@@ -19,13 +19,13 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 
 Bound = Literal["mask", "clamp"]
-Kind = Literal["float32", "float16", "bfloat16", "blocks"]
+ProductKind = Literal["float32", "float16", "bfloat16", "blocks"]
 LOADS: Final = ("byte", "bytes", "half")
-ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES: Final[dict[ProductKind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class BlockDecoder:
     """How a block of bytes becomes float32.
 
     An instruction is a name, the register of the result, and operands: a place in the block for
@@ -56,7 +56,7 @@ class MatmulShape:
     """What the machine code depends on. Strides are in bytes; n, t and entries are arguments."""
 
     style: Literal["dot", "outer"]
-    kind: Kind  # of b
+    kind: ProductKind  # of b
     length: int  # of a sum
     out_n: int
     out_t: int
@@ -65,7 +65,7 @@ class MatmulShape:
     b_n: int  # "dot" only
     b_k: int  # "outer" only
     lookup: LookupShape | None = None  # with one, b_n and b_k are 0
-    decoder: Decoder | None = None  # of kind "blocks"
+    decoder: BlockDecoder | None = None  # of kind "blocks"
 
     @property
     def n_unit(self) -> int:

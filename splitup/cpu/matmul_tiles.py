@@ -33,10 +33,10 @@ from splitup.cpu.matmul_shape import (
     LANES,
     OFFSETS,
     VECTOR_REGISTERS,
-    Decoder,
-    Kind,
+    BlockDecoder,
     LookupShape,
     MatmulShape,
+    ProductKind,
 )
 
 LINE_BYTES: Final = 64  # of a cache
@@ -71,7 +71,7 @@ def emit_tile(
 def emit_decoded_tile(
     asm: Assembler,
     shape: MatmulShape,
-    decoder: Decoder,
+    decoder: BlockDecoder,
     constants: Constants,
     tile: int,
     names: Iterator[str],
@@ -187,7 +187,7 @@ def _emit_vector(asm: Assembler, shape: MatmulShape, rows: range, ts: int, vecto
             asm.multiply_add(place * ts + t, _X + t, _W)
 
 
-def _emit_widening(asm: Assembler, kind: Kind, register: int, source: Mem) -> None:
+def _emit_widening(asm: Assembler, kind: ProductKind, register: int, source: Mem) -> None:
     if kind == "float32":
         asm.load_vector(register, source)
     elif kind == "float16":

@@ -20,7 +20,7 @@ from tinygrad.uop.ops import UOp
 from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies, StateWrite, find_cache_writes
 from splitup.cpu.matmul_match import Matmul, match_matmul, split_matmul
-from splitup.cpu.matmul_shape import Decoder, LookupShape, MatmulShape
+from splitup.cpu.matmul_shape import BlockDecoder, LookupShape, MatmulShape
 from splitup.cpu.threads import get_kernel_threads
 from splitup.graph.rules import CheckedGraph
 
@@ -77,7 +77,7 @@ def decode_kernel(fields: Sequence[Any]) -> Hashable:
     if isinstance(shape.lookup, list):
         shape = replace(shape, lookup=LookupShape(*shape.lookup))
     if isinstance(shape.decoder, list):
-        shape = replace(shape, decoder=Decoder(*map(_freeze, shape.decoder)))
+        shape = replace(shape, decoder=BlockDecoder(*map(_freeze, shape.decoder)))
     return Matmul(shape, tuple(slots), n, t, symbol, tuple(map(tuple, table)), rows)
 
 

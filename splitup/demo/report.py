@@ -33,7 +33,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ResultComparison:
     """The distributed output compared with that of the whole model in one process."""
 
     equal: bool
@@ -60,7 +60,7 @@ class DemoReport:
     plan_s: float  # of which: until the certificate was here
     first_s: float  # then until the first token
     rest_s: float  # and then until the last
-    comparison: Comparison
+    comparison: ResultComparison
     executions: int  # run until a task was drawn for verification
     verified: tuple[Verified, ...]
     receipts: tuple[Receipt, ...]

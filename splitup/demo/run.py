@@ -26,7 +26,7 @@ from splitup.config import NETWORK_FILE
 from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
-from splitup.demo.report import Comparison, DemoReport, Verified
+from splitup.demo.report import DemoReport, ResultComparison, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program, make_death_pact
 from splitup.devnet.state import DevnetState
@@ -207,7 +207,7 @@ async def _encode_question(net: SplitUp, model: DemoModel) -> tuple[int, ...]:
 
 async def compare(
     directory: Path, path: Path, generation: Generation, model: DemoModel = EXAMPLE
-) -> Comparison:
+) -> ResultComparison:
     """Run the whole model over the same steps in a process of its own; compare all logits."""
     steps, outputs = directory / "steps.npz", directory / "reference.npz"
     arrays = {
@@ -225,7 +225,7 @@ async def compare(
         expected = np.concatenate([reference[f"{step}/logits"] for step in range(count)])
     equal = expected.shape == generation.logits.shape
     difference = np.abs(expected - generation.logits).max() if equal else np.inf
-    return Comparison(
+    return ResultComparison(
         equal=equal and expected.tobytes() == generation.logits.tobytes(),
         compared_bytes=generation.logits.nbytes,
         largest_difference=float(difference),
@@ -333,7 +333,7 @@ def _check_refusals(directory: Path, wanted: Sequence[str], nodes: int) -> None:
 def _make_report(
     model: DemoModel,
     main: Generation,
-    comparison: Comparison,
+    comparison: ResultComparison,
     receipts: list[Receipt],
     verified: tuple[Verified, ...],
     setup_s: float,

@@ -27,7 +27,7 @@ _METRICS: Final = "127.0.0.1:0"  # a free port, which each party's log names
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DevnetLayout:
     """The values that the files contain."""
 
     directory: Path
@@ -45,7 +45,7 @@ class Layout:
         return [make_endpoint(port) for port in self.state.gateway_ports]
 
 
-def write_network_file(layout: Layout) -> None:
+def write_network_file(layout: DevnetLayout) -> None:
     """Write ``network.json``, by which the user's programs find this network."""
     user = layout.parties.user
     write_json(
@@ -62,7 +62,7 @@ def write_network_file(layout: Layout) -> None:
     )
 
 
-def write_gateway_file(layout: Layout, index: int) -> Path:
+def write_gateway_file(layout: DevnetLayout, index: int) -> Path:
     """Write a gateway's ``gateway.toml``."""
     folder = layout.directory / f"gateway-{index}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -86,7 +86,7 @@ def write_gateway_file(layout: Layout, index: int) -> Path:
     )
 
 
-def write_member_file(layout: Layout, party: Party) -> Path:
+def write_member_file(layout: DevnetLayout, party: Party) -> Path:
     """Write a committee member's ``oracle.toml``."""
     return _write_toml(
         party.directory / "oracle.toml",
@@ -106,7 +106,7 @@ def write_member_file(layout: Layout, party: Party) -> Path:
     )
 
 
-def write_node_file(layout: Layout, index: int) -> Path:
+def write_node_file(layout: DevnetLayout, index: int) -> Path:
     """Write a node's ``node.toml``."""
     party, port = layout.parties.nodes[index], layout.state.node_ports[index]
     return _write_toml(

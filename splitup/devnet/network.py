@@ -19,7 +19,7 @@ from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailabl
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
-from splitup.devnet.processes import Child, find_program, spawn
+from splitup.devnet.processes import DevnetProcess, find_program, spawn
 from splitup.devnet.restarts import Restarts
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import (
@@ -77,7 +77,7 @@ class Devnet:
         self._report = report
         self._report_progress = report_progress or report
         self._lock = Lock(self.directory)
-        self._groups: list[list[Child]] = []  # in the order they were started
+        self._groups: list[list[DevnetProcess]] = []  # in the order they were started
         self._commands: dict[str, list[str | Path]] = {}  # of gateways, members and nodes, by name
         self._objects: ObjectServer | None = None
         self._restarts = Restarts()
@@ -86,7 +86,7 @@ class Devnet:
         self._told: set[str] = set()  # why tasks do not load
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[DevnetProcess]:
         return [child for group in self._groups for child in group]
 
     async def start(self) -> NetworkHealth:
@@ -119,7 +119,7 @@ class Devnet:
             directory, rpc_url, parties.deployer, self._options.parameters
         )
         await funding.set_up_chain(rpc_url, deployment, parties, state)
-        layout = files.Layout(directory, state, parties, rpc_url, self._objects)
+        layout = files.DevnetLayout(directory, state, parties, rpc_url, self._objects)
         files.write_network_file(layout)
         self._report("starting the gateways, the committee and the nodes")
         self._spawn_group(
@@ -168,7 +168,7 @@ class Devnet:
                     self._told.add(reason)
                     self._report(f"{nodes} nodes do not load task {task_id[:12]}: {reason}")
 
-    def _process_end(self, child: Child, now: float, *, restart: bool) -> None:
+    def _process_end(self, child: DevnetProcess, now: float, *, restart: bool) -> None:
         """Report the end of a process once, and plan its restart."""
         if child.name in self._ended:
             return
@@ -259,7 +259,7 @@ class Devnet:
                 await asyncio.sleep(0.02)
 
     def _spawn_group(self, parties: Sequence[tuple[str, Path]]) -> None:
-        group: list[Child] = []
+        group: list[DevnetProcess] = []
         self._groups.append(group)
         for name, config in parties:
             program, verb = files.PROGRAMS[name.partition("-")[0]]
@@ -267,7 +267,7 @@ class Devnet:
             group.append(spawn(name, self._commands[name], log=self._log(name)))
         self._write_runtime(ready=False)
 
-    def _add_group(self, group: list[Child]) -> None:
+    def _add_group(self, group: list[DevnetProcess]) -> None:
         self._groups.append(group)
         self._write_runtime(ready=False)
 

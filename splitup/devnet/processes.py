@@ -27,7 +27,7 @@ _TAIL_BYTES: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class DevnetProcess:
     """A running process of the network."""
 
     name: str
@@ -76,7 +76,7 @@ def spawn(
     command: Sequence[str | Path],
     *,
     log: Path,
-) -> Child:
+) -> DevnetProcess:
     """Start a process whose output goes to ``log`` (appended).
 
     Call it from a thread that outlives the child: at its end the kernel stops the child.
@@ -100,7 +100,7 @@ def spawn(
                 f"{command[0]} cannot be started ({error.strerror}); install SplitUp again: "
                 f"{compose_package_install()}"
             ) from None
-    return Child(name, process, log)
+    return DevnetProcess(name, process, log)
 
 
 def find_program(name: str) -> Path:

@@ -88,7 +88,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class GraphOutput:
     """An output port and the node that gives its value."""
 
     name: str
@@ -111,7 +111,7 @@ class Graph:
     weights: tuple[Weight, ...]
     states: tuple[TensorSpec, ...]
     nodes: tuple[Node, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[GraphOutput, ...]
     updates: tuple[Update, ...]
     symbols: tuple[Symbol, ...] = ()
 
@@ -181,7 +181,9 @@ def parse_graph(data: bytes | memoryview) -> Graph:
         weights=tuple(_parse_weight(row) for row in value["weights"]),
         states=tuple(_parse_spec(row, "state") for row in value["states"]),
         nodes=tuple(_parse_node(row, index) for index, row in enumerate(value["nodes"])),
-        outputs=tuple(Output(*_parse_pair(row, "output", str, int)) for row in value["outputs"]),
+        outputs=tuple(
+            GraphOutput(*_parse_pair(row, "output", str, int)) for row in value["outputs"]
+        ),
         updates=tuple(Update(*_parse_pair(row, "update", int, int)) for row in value["updates"]),
         symbols=symbols,
     )

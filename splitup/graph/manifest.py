@@ -33,7 +33,7 @@ Size = Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
 Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 # "text-embedding" and "text-ranking" take steps of whole texts (``splitup.decode.texts``)
-Kind = Literal["text-generation", "text-embedding", "text-ranking", "function"]
+ModelKind = Literal["text-generation", "text-embedding", "text-ranking", "function"]
 _refused: Final[OrderedDict[str, str]] = OrderedDict()  # by digest, which never means other bytes
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -261,7 +261,7 @@ class Manifest(Record):
     """
 
     version: Annotated[int, Field(ge=VERSION, le=VERSION)]  # not Literal, which takes true for 1
-    kind: Kind
+    kind: ModelKind
     tinygrad: Name
     inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]

@@ -27,7 +27,7 @@ from typing import Final
 from splitup.core.tensors import ITEM_BYTES
 from splitup.graph.compare import MANTISSA_BITS
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.ir import Arg, Dims, Graph, Node, Output, Update, Weight, encode_float
+from splitup.graph.ir import Arg, Dims, Graph, GraphOutput, Node, Update, Weight, encode_float
 from splitup.graph.rules import CheckedGraph, check_graph
 
 _ROUNDING: Final = frozenset(
@@ -55,7 +55,7 @@ def add_noise(graph: CheckedGraph, seed: str) -> tuple[CheckedGraph, dict[str, b
             (*graph.weights, *(weight for weight, _ in keys)),
             graph.states,
             tuple(noisy.nodes),
-            tuple(Output(output.name, noisy.moved[output.node]) for output in graph.outputs),
+            tuple(GraphOutput(output.name, noisy.moved[output.node]) for output in graph.outputs),
             tuple(Update(update.state, noisy.moved[update.node]) for update in graph.updates),
             graph.symbols,
         )

@@ -57,23 +57,23 @@ _ENDED: Final = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.POLICY_VIOLATION)
 _log = logging.getLogger("splitup.relay")
 
 
-class Kind(IntEnum):
+class RelayKind(IntEnum):
     REQUEST = 1
     OPEN = 2
     REPLY = 3
 
 
-def encode_control(kind: Kind, number: int, status: int, payload: bytes) -> bytes:
+def encode_control(kind: RelayKind, number: int, status: int, payload: bytes) -> bytes:
     """Return a message of the control connection."""
     return _HEADER.pack(kind, number, status) + payload
 
 
-def decode_control(data: bytes) -> tuple[Kind, int, int, bytes]:
+def decode_control(data: bytes) -> tuple[RelayKind, int, int, bytes]:
     """Return (kind, id, number, payload); raise PeerFault for anything malformed."""
-    if len(data) < _HEADER.size or data[0] not in Kind.__members__.values():
+    if len(data) < _HEADER.size or data[0] not in RelayKind.__members__.values():
         raise PeerFault("a message of unknown kind on a relay's control connection")
     kind, number, status = _HEADER.unpack_from(data)
-    return Kind(kind), number, status, data[_HEADER.size :]
+    return RelayKind(kind), number, status, data[_HEADER.size :]
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class _Node:
             return False
         return self._requests.take(1, now_s)
 
-    async def ask(self, kind: Kind, number: int, payload: bytes) -> tuple[int, bytes]:
+    async def ask(self, kind: RelayKind, number: int, payload: bytes) -> tuple[int, bytes]:
         """Send a message and return the reply, status and body; raise Unavailable."""
         place = next(self._ids) % 2**32
         reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
@@ -132,7 +132,7 @@ class _Node:
     def receive(self, data: bytes) -> None:
         """Handle a message of the node; raise PeerFault unless it is a reply."""
         kind, place, status, payload = decode_control(data)
-        if kind is not Kind.REPLY or not (status == 200 or 400 <= status <= 599):
+        if kind is not RelayKind.REPLY or not (status == 200 or 400 <= status <= 599):
             raise PeerFault(
                 f"node {self.address} sent its relay something that is no reply", peer=self.address
             )
@@ -261,7 +261,7 @@ class Relay:
         body = await read_body(request)
         path = request.path.removeprefix(f"{RELAY_PATH}/{node.address}")
         with self._hold(node, len(body)):
-            status, reply = await node.ask(Kind.REQUEST, _NUMBERS[path], body)
+            status, reply = await node.ask(RelayKind.REQUEST, _NUMBERS[path], body)
         return web.Response(status=status, body=reply, content_type="application/json")
 
     @contextlib.contextmanager
@@ -330,7 +330,7 @@ class Relay:
         ticket = secrets.token_hex(TICKET_CHARS // 2)
         arriving: asyncio.Future[_Stream] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = arriving
-        asking = asyncio.create_task(node.ask(Kind.OPEN, 0, ticket.encode() + header))
+        asking = asyncio.create_task(node.ask(RelayKind.OPEN, 0, ticket.encode() + header))
         try:
             either: set[asyncio.Future[Any]] = {arriving, asking}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

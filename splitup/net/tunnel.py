@@ -27,7 +27,7 @@ from splitup.net.relay import (
     CONTROL_HEADER_BYTES,
     REGISTERED,
     TICKET_CHARS,
-    Kind,
+    RelayKind,
     decode_control,
     encode_control,
 )
@@ -134,9 +134,9 @@ class Tunnel:
         if len(self._tasks) >= _MAX_WORK:
             _log.warning("relay %s sends more requests than allowed; one is ignored", relay)
             return  # its sender will time out
-        if kind is Kind.REQUEST and number < len(api.RELAYED_REQUESTS):
+        if kind is RelayKind.REQUEST and number < len(api.RELAYED_REQUESTS):
             work = self._answer(socket, place, number, payload)
-        elif kind is Kind.OPEN and len(payload) > TICKET_CHARS and payload.isascii():
+        elif kind is RelayKind.OPEN and len(payload) > TICKET_CHARS and payload.isascii():
             text = payload.decode()
             ticket, header = text[:TICKET_CHARS], text[TICKET_CHARS:]
             if not ticket.isalnum():
@@ -206,6 +206,6 @@ def _make_error(text: str) -> bytes:
 
 async def _reply(socket: _Socket, place: int, status: int, body: bytes) -> None:
     try:
-        await socket.send_bytes(encode_control(Kind.REPLY, place, status, body))
+        await socket.send_bytes(encode_control(RelayKind.REPLY, place, status, body))
     except ConnectionError as error:
         _log.info("a reply could not be sent to a relay: %s", error)

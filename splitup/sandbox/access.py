@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup.sandbox.landlock import Right
+from splitup.sandbox.landlock import FileRight
 
 # Files of the drivers of a device of tinygrad. Its own drivers, which reach a GPU over PCI without
 # the system's, cannot be confined: such a device reads all memory.
@@ -86,20 +86,20 @@ class Device:
         return sorted((groups & own) if os.geteuid() else groups - {0})
 
 
-def find_files(device: Device | None) -> dict[Path, Right]:
+def find_files(device: Device | None) -> dict[Path, FileRight]:
     """Return all that a process may open: libraries, and what its device needs."""
-    allowed: dict[Path, Right] = dict.fromkeys(find_libraries(), Right.READ)
-    allowed |= dict.fromkeys(map(Path, _MACHINE), Right.READ)
-    allowed |= dict.fromkeys(map(Path, _SINKS), Right.READ_FILE | Right.WRITE_FILE)
+    allowed: dict[Path, FileRight] = dict.fromkeys(find_libraries(), FileRight.READ)
+    allowed |= dict.fromkeys(map(Path, _MACHINE), FileRight.READ)
+    allowed |= dict.fromkeys(map(Path, _SINKS), FileRight.READ_FILE | FileRight.WRITE_FILE)
     if device is not None:
         for path in device.drivers:
             is_node = path.is_relative_to("/dev")
-            allowed[path] = Right.DEVICE if is_node else Right.READ
+            allowed[path] = FileRight.DEVICE if is_node else FileRight.READ
         if device.scratch is not None:
-            allowed[device.scratch] = Right.SCRATCH
+            allowed[device.scratch] = FileRight.SCRATCH
         if device.compiler is not None:
             for program in _list_interpreters(device.compiler):
-                allowed[program] = Right.READ_FILE | Right.EXECUTE
+                allowed[program] = FileRight.READ_FILE | FileRight.EXECUTE
     return allowed
 
 

@@ -24,7 +24,7 @@ _ALL_NETWORK: Final = 0b11  # binding and connecting TCP sockets
 _ALL_SCOPES: Final = 0b11  # abstract UNIX sockets, and signals, of processes outside
 
 
-class Right(IntFlag):
+class FileRight(IntFlag):
     """What a rule may allow; all that is known and not allowed is refused."""
 
     EXECUTE = 1 << 0
@@ -45,7 +45,11 @@ class Right(IntFlag):
 
 
 _OF_FILES: Final = (
-    Right.EXECUTE | Right.WRITE_FILE | Right.READ_FILE | Right.TRUNCATE | Right.IOCTL_DEV
+    FileRight.EXECUTE
+    | FileRight.WRITE_FILE
+    | FileRight.READ_FILE
+    | FileRight.TRUNCATE
+    | FileRight.IOCTL_DEV
 )
 
 
@@ -54,7 +58,7 @@ def find_version() -> int:
     return max(0, _call(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION))
 
 
-def restrict(allowed: Mapping[Path, Right]) -> None:
+def restrict(allowed: Mapping[Path, FileRight]) -> None:
     """Refuse this thread, and those it starts, every file that is not at or below a path.
 
     Paths that do not exist are left out. ``no_new_privs`` must be set. Raises OSError where

@@ -45,7 +45,7 @@ class ModelStore(Protocol):
         """Return GET grants for a model's objects."""
 
 
-class Cache:
+class TaskCache:
     """Content-addressed files under ``directory``, fetched through the gateway when missing."""
 
     def __init__(

@@ -11,7 +11,7 @@ from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.runtime import TaskProgram
 from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.matmul_match import Matmul
-from splitup.cpu.matmul_shape import Bound, Kind, LookupShape, MatmulShape
+from splitup.cpu.matmul_shape import Bound, LookupShape, MatmulShape, ProductKind
 from splitup.cpu.native_kernels import is_supported
 from splitup.cpu.threads import KernelThreads
 from splitup.graph.ir import Graph
@@ -20,10 +20,10 @@ from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
-KINDS: list[Kind] = ["float32", "float16", "bfloat16"]
+KINDS: list[ProductKind] = ["float32", "float16", "bfloat16"]
 
 
-def make_b(kind: Kind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def make_b(kind: ProductKind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a random matrix as it is stored, and the float32 values that it stands for."""
     random = np.random.default_rng(n * k)
     values = random.standard_normal((n, k), dtype=np.float32)
@@ -36,7 +36,9 @@ def make_b(kind: Kind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return upper, (upper.astype(np.uint32) << 16).view(np.float32)
 
 
-def multiply(kind: Kind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int = 1) -> np.ndarray:
+def multiply(
+    kind: ProductKind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int = 1
+) -> np.ndarray:
     """Return a [t, k] times the transpose of a stored matrix, by style dot."""
     t, k = a.shape
     out = np.full((t, n), np.nan, np.float32)
@@ -59,7 +61,7 @@ def call(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_tile_gives_the_sums(kind: Kind) -> None:
+def test_every_tile_gives_the_sums(kind: ProductKind) -> None:
     for n, k, t in [(1, 32, 1), (3, 64, 2), (8, 96, 1), (12, 32, 3), (13, 160, 4), (31, 32, 7)]:
         a = np.random.default_rng(t).standard_normal((t, k), dtype=np.float32)
         stored, values = make_b(kind, n, k)
@@ -68,7 +70,7 @@ def test_every_tile_gives_the_sums(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_depend_on_neither_rows_nor_tiles_nor_threads(kind: Kind) -> None:
+def test_bits_depend_on_neither_rows_nor_tiles_nor_threads(kind: ProductKind) -> None:
     n, k, t = 136, 2048, 8
     a = np.random.default_rng(1).standard_normal((t, k), dtype=np.float32)
     stored, _ = make_b(kind, n, k)

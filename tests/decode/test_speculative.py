@@ -17,10 +17,10 @@ from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.rates import Pace, Rate
+from splitup.decode.speculation.rates import DraftRate, Pace
 from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
 from splitup.decode.speculation.target_ngrams import TargetNgrams
-from splitup.decode.speculation.tree import Frontier, Node, walk
+from splitup.decode.speculation.tree import Frontier, TreeNode, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
 from tests.decode.models import VOCAB, SequenceModel, decode
 
@@ -331,12 +331,12 @@ def test_drafts_of_a_text_that_went_elsewhere_are_not_those_to_come() -> None:
 )
 def test_the_frontier_holds_what_a_walk_finds(drafts: list[tuple[int, list[float], int]]) -> None:
     """Drafts come one after another, also of tokens that another source drafted before."""
-    root = Node(0, 0, extended=[])
+    root = TreeNode(0, 0, extended=[])
     frontier = Frontier(root, 5)
     nodes = [root]
     for number, chances, first in drafts:
         node = nodes[number % len(nodes)]
-        node.add_drafts(Rate(chances), range(first, first + len(chances)), frozenset())
+        node.add_drafts(DraftRate(chances), range(first, first + len(chances)), frozenset())
         nodes += [child for child in node.children.values() if child not in nodes]
         frontier.take_drafts()
         expected = {node: reach for reach, node, _ in walk(root, 5)}

@@ -10,7 +10,7 @@ from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation import target_ngrams
 from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
-from splitup.decode.speculation.tree import Node
+from splitup.decode.speculation.tree import TreeNode
 
 VOCAB = 32
 RATES = TargetNgramRates()
@@ -22,9 +22,9 @@ def make_pool(sampler: Sampler | RemoteChoice | None = None) -> TargetNgrams:
     return TargetNgrams(request, RATES)
 
 
-def make_path(text: list[int], drafts: list[int]) -> list[Node]:
+def make_path(text: list[int], drafts: list[int]) -> list[TreeNode]:
     """Return the nodes of a path behind a text, from its root on."""
-    nodes = [Node(text[-1], len(text) - 1)]
+    nodes = [TreeNode(text[-1], len(text) - 1)]
     for token in drafts:
         nodes[-1].add_drafts(SHORT, (token,), frozenset())
         nodes.append(nodes[-1].children[token])
@@ -37,7 +37,7 @@ def say(*tokens: int) -> np.ndarray:
 
 
 def find_drafts(pool: TargetNgrams, text: list[int]) -> list[tuple[object, tuple[int, ...]]]:
-    root = Node(text[-1], len(text) - 1)
+    root = TreeNode(text[-1], len(text) - 1)
     pool.begin(text, root, [root])
     assert root.seen_by == [pool]
     return list(root.drafts)

@@ -26,8 +26,7 @@ from splitup_deploy.showing.report import render_models
 from splitup_deploy.uncut_model import load_reference
 from splitup_edge.export.plan import plan_export
 from splitup_edge.export.showing import render_export
-from splitup_gateway.apis.answers import Choice as GatewayChoice
-from splitup_gateway.apis.answers import CompletionForm
+from splitup_gateway.apis.answers import AnswerChoice, CompletionForm
 from splitup_gateway.generation import Piece, Report
 from splitup_node.cli import audit, status
 from splitup_oracle.member.shell import Member
@@ -353,7 +352,7 @@ def test_events_are_shown_as_they_are_sent() -> None:
         is_chat=False,
         wants_usage=False,
     )
-    choice = GatewayChoice(0, Report((1,)))
+    choice = AnswerChoice(0, Report((1,)))
     piece = Piece(Token(1, " the"), None)
     [event] = form.add(choice, piece, choice.append(piece))
     shown = read_sample(SERVE, "curl -N http://127.0.0.1:8000/v1/completions")

@@ -14,12 +14,12 @@ from pathlib import Path
 from splitup.devnet import network
 from splitup.devnet.funding import DEVNET_PARAMETERS
 from splitup.devnet.network import DevnetOptions, run_devnet
-from splitup.devnet.processes import Child, spawn
+from splitup.devnet.processes import DevnetProcess, spawn
 
 EVERY_TASK_BPS = 10_000
 
 
-def spawn_without_webgpu(name: str, command: Sequence[str | Path], *, log: Path) -> Child:
+def spawn_without_webgpu(name: str, command: Sequence[str | Path], *, log: Path) -> DevnetProcess:
     """Start a party; a member gets an environment in which there is no Dawn."""
     if name.startswith("member-"):
         command = ["env", f"DEV={sys.argv[5]}", "WEBGPU_PATH=/nowhere", *command]

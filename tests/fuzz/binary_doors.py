@@ -29,7 +29,7 @@ from splitup.messages.frames import (
     encode_bundle,
     make_bundle_message,
 )
-from splitup.net.relay import Kind, decode_control, encode_control
+from splitup.net.relay import RelayKind, decode_control, encode_control
 from tests.builders import make_chain_manifest
 from tests.graph.hostile import make_moves
 
@@ -46,7 +46,7 @@ def find_binary_doors(size: int) -> dict[str, Door]:
         "a chunk of a link": (decode_chunk, {"its bytes": _make_chunk(size).encode()}),
         "a message of a relay": (
             decode_control,
-            {"a body": encode_control(Kind.REQUEST, 1, 1, bytes(size))},
+            {"a body": encode_control(RelayKind.REQUEST, 1, 1, bytes(size))},
         ),
         "a header of GGUF": (_read_gguf, _make_headers(size)),
         "a manifest that is good": (load_manifest, {"a chain": _make_manifest(size)}),

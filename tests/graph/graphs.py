@@ -9,7 +9,7 @@ import numpy as np
 
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.arrays import Array
-from splitup.graph.ir import Arg, Graph, Node, Output, Symbol, Update, Weight, bind_rows
+from splitup.graph.ir import Arg, Graph, GraphOutput, Node, Symbol, Update, Weight, bind_rows
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import check_graph
@@ -63,7 +63,7 @@ class Builder:
             tuple(self.weights),
             tuple(self.states),
             tuple(self.nodes),
-            tuple(Output(name, node) for name, node in outputs.items()),
+            tuple(GraphOutput(name, node) for name, node in outputs.items()),
             tuple(Update(state, node) for state, node in enumerate(updates)),
             tuple(Symbol(*item) for item in self.symbols.items()),
         )

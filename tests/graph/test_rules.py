@@ -16,7 +16,7 @@ from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.dtypes import round_float
-from splitup.graph.ir import Arg, Graph, Node, Output, Update, encode_float
+from splitup.graph.ir import Arg, Graph, GraphOutput, Node, Update, encode_float
 from splitup.graph.operations.table import OPERATIONS
 from splitup.graph.rules import check_graph, check_task, load_graph
 from tests.builders import HANG_S
@@ -101,7 +101,12 @@ def test_a04_cycles_and_missing_edges() -> None:
         nodes = (*legal.nodes, Node("NEG", "float32", srcs))
         with pytest.raises(InvalidModel, match="'arity'"):
             load_graph(replace(legal, nodes=nodes).to_bytes())
-    for bad in (Output("y", 6), Output("y", -1), Output("y", 0), Output("y y", 5)):
+    for bad in (
+        GraphOutput("y", 6),
+        GraphOutput("y", -1),
+        GraphOutput("y", 0),
+        GraphOutput("y y", 5),
+    ):
         with pytest.raises(InvalidModel, match="'ports'"):
             load_graph(replace(legal, outputs=(bad,)).to_bytes())
     for updates in ((), (Update(0, 5), Update(0, 5)), (Update(1, 5),), (Update(0, 3),)):
@@ -131,7 +136,9 @@ def test_a04_a_million_nodes_and_a_chain_of_1e5_are_refused_quickly() -> None:
     chain = [Node("INPUT", "float32", (), 0)]
     for index in range(limits.MAX_GRAPH_DEPTH + 5):
         chain.append(Node("CONTIGUOUS" if index % 100 else "NEG", "float32", (index,)))
-    graph = Graph((TensorSpec("x", "float32", (1,)),), (), (), tuple(chain), (Output("y", 1),), ())
+    graph = Graph(
+        (TensorSpec("x", "float32", (1,)),), (), (), tuple(chain), (GraphOutput("y", 1),), ()
+    )
     with pytest.raises(InvalidModel, match="'depth'"):
         check_graph(graph)
     data = graph.to_bytes()

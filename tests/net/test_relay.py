@@ -19,7 +19,7 @@ from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
-from splitup.net.relay import Kind, _Node, decode_control, encode_control
+from splitup.net.relay import RelayKind, _Node, decode_control, encode_control
 from splitup.net.tunnel import Tunnel
 from tests.builders import HANG_S, anybody, wait_open
 from tests.net.relays import BreakingProxy, RelayServer
@@ -317,7 +317,7 @@ async def test_a25_a_node_that_sends_nonsense_is_sent_away(
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
         assert await socket.receive_str() == "registered"
         if isinstance(message, int):  # a redirect is no reply
-            message = encode_control(Kind.REPLY, 0, message, b"")
+            message = encode_control(RelayKind.REPLY, 0, message, b"")
         await (socket.send_str if isinstance(message, str) else socket.send_bytes)(message)  # type: ignore[operator]
         assert (await socket.receive()).data == aiohttp.WSCloseCode.POLICY_VIOLATION
 
@@ -333,7 +333,7 @@ async def test_a09_an_endless_reply_is_cut_off(relay: RelayServer) -> None:
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
         assert await socket.receive_str() == "registered"
         reply = bytes(limits.RELAY_REPLY_BYTES + 1)
-        await socket.send_bytes(encode_control(Kind.REPLY, 0, 200, reply))
+        await socket.send_bytes(encode_control(RelayKind.REPLY, 0, 200, reply))
         assert (await socket.receive()).data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
 
 
@@ -477,7 +477,7 @@ async def test_a25_who_sends_faster_than_the_node_reads_waits(
         url = f"{relay.url}{api.RELAY.path}/{identity.address}{api.DATA.path}"
         opening = asyncio.create_task(session.ws_connect(url))
         kind, _, _, payload = decode_control(await control.receive_bytes())
-        assert kind is Kind.OPEN
+        assert kind is RelayKind.OPEN
         ticket = payload[:32].decode()
         far = await stack.enter_async_context(
             session.ws_connect(api.RELAY_STREAM.url(relay.url, ticket=ticket))

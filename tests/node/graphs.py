@@ -8,7 +8,7 @@ from splitup.backend.devices.device_choice import get_common_class
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.tensors import TensorSpec
-from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.ir import Graph, GraphOutput, Node, Update
 from splitup.graph.self_test_vectors import make_inputs, make_vectors
 from tests.graph.graphs import compute_graph
 
@@ -27,7 +27,7 @@ def make_accumulator(size: int = 4) -> Graph:
             Node("ADD", "float32", (0, 1)),
             Node("CONTIGUOUS", "float32", (2,)),
         ),
-        outputs=(Output("y", 3),),
+        outputs=(GraphOutput("y", 3),),
         updates=(Update(0, 3),),
     )
 
@@ -44,7 +44,7 @@ def make_sum(size: int = 4) -> Graph:
             Node("ADD", "float32", (0, 1)),
             Node("CONTIGUOUS", "float32", (2,)),
         ),
-        outputs=(Output("z", 3),),
+        outputs=(GraphOutput("z", 3),),
         updates=(),
     )
 

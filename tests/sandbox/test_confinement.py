@@ -175,7 +175,7 @@ def test_a_device_s_files_are_those_of_its_driver(monkeypatch: pytest.MonkeyPatc
     for name in ("", "CL", "WEBGPU"):
         assert len(access.Device.find(name).drivers) == 3  # any that this machine has
     files = access.find_files(access.Device.find("AMD"))
-    assert files[Path("/dev/kfd")] == landlock.Right.DEVICE
+    assert files[Path("/dev/kfd")] == landlock.FileRight.DEVICE
 
 
 def test_opencl_on_the_processor_may_write_files_and_link(monkeypatch: pytest.MonkeyPatch) -> None:

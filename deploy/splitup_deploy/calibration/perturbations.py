@@ -18,7 +18,7 @@ import numpy as np
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.arrays import decode_array, encode_array, round_array
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.ir import Graph, GraphOutput, Node, Update
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph, check_graph
 
@@ -167,7 +167,7 @@ class _Copy:
         return replace(
             graph,
             nodes=tuple(self.nodes),
-            outputs=tuple(Output(o.name, self.moved[o.node]) for o in graph.outputs),
+            outputs=tuple(GraphOutput(o.name, self.moved[o.node]) for o in graph.outputs),
             updates=tuple(Update(u.state, self.moved[u.node]) for u in graph.updates),
         )
 

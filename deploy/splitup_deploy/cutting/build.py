@@ -63,7 +63,7 @@ from splitup_deploy.cutting.private_ends import Separation, find_borders, separa
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.cutting.timing import Clock
 from splitup_deploy.frontends import SourceModel, trace_model
-from splitup_deploy.frontends.source_model import Sizes, Text
+from splitup_deploy.frontends.source_model import Sizes, SourceText
 from splitup_deploy.frontends.tracing import TracedModel
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
@@ -419,7 +419,7 @@ def _measure_weights_file(graph: Graph) -> int:
     return len(encode_safetensors_header(specs)) + sum(s.nbytes for s in specs) if specs else 0
 
 
-def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
+def _describe_text(text: SourceText, blobs: dict[str, Blob]) -> TextInfo:
     if isinstance(text.tokenizer, bytes):
         name = compute_digest(text.tokenizer)
         blob = make_blob(get_blob_key(name), text.tokenizer)

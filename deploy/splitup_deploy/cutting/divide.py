@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
+from splitup.graph.ir import Dim, Graph, GraphOutput, Node, Update, Weight, encode_float
 from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import find_regions
 from splitup_deploy.cutting.piece_plans import PiecePlan, PieceScope
@@ -110,7 +110,7 @@ class _Writer:
             tuple(self._weights),
             graph.states,
             tuple(self._nodes),
-            tuple(Output(output.name, self._moved[output.node]) for output in graph.outputs),
+            tuple(GraphOutput(output.name, self._moved[output.node]) for output in graph.outputs),
             tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
             graph.symbols,
         )

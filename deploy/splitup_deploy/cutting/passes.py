@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from splitup.graph.compile_cost import measure_kernel, measure_size
-from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.ir import Graph, GraphOutput, Node, Update
 from splitup.graph.operations.spec import Value
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import check_graph, infer_values
@@ -101,7 +101,7 @@ def _insert(
         graph.weights,
         graph.states,
         tuple(nodes),
-        tuple(Output(output.name, moved[output.node]) for output in graph.outputs),
+        tuple(GraphOutput(output.name, moved[output.node]) for output in graph.outputs),
         tuple(Update(update.state, moved[update.node]) for update in graph.updates),
         graph.symbols,
     )

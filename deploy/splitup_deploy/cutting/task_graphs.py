@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.ir import Graph, GraphOutput, Node, Update
 from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import CheckedGraph, check_task
 from splitup_deploy.cutting.partition import Region, find_first_equals
@@ -132,7 +132,7 @@ def _extract(
         weights=tuple(graph.weights[held[first]] for first in kept),
         states=tuple(graph.states[arg] for arg in states),
         nodes=tuple(result),
-        outputs=tuple(Output(names[root], moved[root]) for root in outputs),
+        outputs=tuple(GraphOutput(names[root], moved[root]) for root in outputs),
         updates=tuple(
             Update(states[update.state], moved[update.node])
             for update in graph.updates

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from splitup.graph.manifest import ChatInfo, DiffusionInfo, ImageInfo, Kind
+from splitup.graph.manifest import ChatInfo, DiffusionInfo, ImageInfo, ModelKind
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -33,7 +33,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class SourceText:
     """The tokenizer and limits of a text model. ``context`` is the largest number of positions.
 
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
@@ -57,6 +57,6 @@ class Text:
 class SourceModel:
     """A traced model before it is cut. ``kind`` is the manifest's."""
 
-    kind: Kind
+    kind: ModelKind
     traced: TracedModel
-    text: Text | None
+    text: SourceText | None

@@ -68,7 +68,7 @@ def compute_digest_of(chunks: Iterator[bytes]) -> tuple[str, int]:
     return digest.hexdigest(), length
 
 
-class Part(Protocol):
+class FilePart(Protocol):
     """Bytes that can be read as often as needed: a slice of a file, or computed ones."""
 
     def read(self) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ class WeightSource:
     """
 
     spec: TensorSpec
-    parts: tuple[Part | bytes, ...]
+    parts: tuple[FilePart | bytes, ...]
     encoding: str = ""
     names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -205,7 +205,7 @@ def join_sources(spec: TensorSpec, sources: Sequence[WeightSource]) -> WeightSou
     return WeightSource(spec, parts, sources[0].encoding, names, sizes)
 
 
-def _read_part(part: Part | bytes) -> Iterable[bytes]:
+def _read_part(part: FilePart | bytes) -> Iterable[bytes]:
     return (part,) if isinstance(part, bytes) else part.read()
 
 
@@ -213,7 +213,7 @@ def _read_part(part: Part | bytes) -> Iterable[bytes]:
 class Excerpt:
     """Bytes ``start`` to ``end`` of computed ones, which are computed from their beginning."""
 
-    whole: Part
+    whole: FilePart
     start: int
     end: int
 
@@ -275,7 +275,7 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
         return WeightSource(spec, (Selection(rows, box[1:]),), is_piece=True)
     unit = source.spec.nbytes // math.prod(shape[: last + 1])
     offsets = [0, *accumulate(source.sizes or (source.spec.nbytes,))]
-    parts: list[tuple[Part | bytes, int]] = []
+    parts: list[tuple[FilePart | bytes, int]] = []
     for place in product(*(range(start, start + size) for start, size in box[:last])):
         row = 0
         for index, size in zip(place, shape, strict=False):
@@ -287,12 +287,12 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
 
 
 def _cut(
-    parts: Sequence[Part | bytes], offsets: Sequence[int], start: int, end: int
-) -> Iterator[tuple[Part | bytes, int]]:
+    parts: Sequence[FilePart | bytes], offsets: Sequence[int], start: int, end: int
+) -> Iterator[tuple[FilePart | bytes, int]]:
     """Yield the parts of bytes ``start`` to ``end``, and their sizes."""
     for place in range(bisect_right(offsets, start) - 1, bisect_left(offsets, end)):
         low, high = max(start - offsets[place], 0), min(end, offsets[place + 1]) - offsets[place]
-        part: Part | bytes = parts[place]
+        part: FilePart | bytes = parts[place]
         if isinstance(part, bytes):
             part = part[low:high]
         elif isinstance(part, FileSlice):

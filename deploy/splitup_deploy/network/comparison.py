@@ -20,7 +20,7 @@ _G1_PLUS_G1: Final = {"to": "0x" + "00" * 19 + "0b", "data": "0x" + "00" * 256} 
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ContractCall:
     """A call of one contract that an owner makes."""
 
     contract: ContractName
@@ -35,7 +35,7 @@ class Difference:
     what: str
     found: str
     wanted: str
-    call: Call | None
+    call: ContractCall | None
     is_awaited: bool = False  # somebody else has been asked to do it
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,12 +112,16 @@ async def compare(chain: Chain, settings: NetworkSettings, account: str) -> list
     ) -> None:
         value = await chain.call(contract, view)
         if value != wanted:
-            call = Call(contract, function, (wanted,))
+            call = ContractCall(contract, function, (wanted,))
             found.append(Difference(f"{contract}.{view}", show(value), show(wanted), call))
 
     market = await chain.call("nodes", "market")
     if market != chain.deployment.market:
-        call = Call("nodes", "setMarket", (chain.deployment.market,)) if market == _ZERO else None
+        call = (
+            ContractCall("nodes", "setMarket", (chain.deployment.market,))
+            if market == _ZERO
+            else None
+        )
         found.append(Difference("nodes.market", market, chain.deployment.market, call))
     longer = await chain.call("nodes", "unbondingPeriod") < settings.unbonding_period_s
     if longer:  # it has to exceed the longest execution at all times
@@ -148,7 +152,7 @@ async def _compare_parameters(chain: Chain, settings: NetworkSettings) -> list[D
     def show(all_values: tuple[int, ...]) -> str:
         return ", ".join(f"{keys[place]} = {all_values[place]}" for place in changed)
 
-    call = Call("market", "setParameters", (wanted,))
+    call = ContractCall("market", "setParameters", (wanted,))
     return [Difference("market.parameters", show(values), show(wanted), call)]
 
 
@@ -161,7 +165,7 @@ async def _compare_members(chain: Chain, settings: NetworkSettings) -> list[Diff
     found, wanted = [tuple(member.values()) for member in members], settings.list_members()
     if found == wanted:
         return []
-    call = Call("committee", "setMembers", (wanted,))
+    call = ContractCall("committee", "setMembers", (wanted,))
     return [Difference("committee.members", _show_members(found), _show_members(wanted), call)]
 
 
@@ -175,9 +179,9 @@ async def _compare_owner(
     found = await chain.call(contract, "owner")
     if found == owner:
         return []
-    call: Call | None = Call(contract, "transferOwnership", (owner,))
+    call: ContractCall | None = ContractCall(contract, "transferOwnership", (owner,))
     is_awaited = await chain.call(contract, "pendingOwner") == owner
     if is_awaited:
         found += ", who has handed it over,"
-        call = Call(contract, "acceptOwnership", ()) if account == owner else None
+        call = ContractCall(contract, "acceptOwnership", ()) if account == owner else None
     return [Difference(f"{contract}.owner", found, owner, call, is_awaited)]

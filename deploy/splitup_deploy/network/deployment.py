@@ -27,7 +27,7 @@ from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationEr
 from splitup.crypto.keys import Identity
 from splitup_deploy.network.comparison import (
     OWNED,
-    Call,
+    ContractCall,
     Difference,
     check_chain,
     compare,
@@ -340,18 +340,22 @@ def _encode_registry(unbonding_period_s: int) -> str:
 
 def _list_first_calls(
     settings: NetworkSettings, account: str, market: str
-) -> list[tuple[Call, int]]:
+) -> list[tuple[ContractCall, int]]:
     owner = settings.owner or account
-    calls: list[tuple[Call, int]] = [(Call("nodes", "setMarket", (market,)), _CALL_GAS)]
+    calls: list[tuple[ContractCall, int]] = [
+        (ContractCall("nodes", "setMarket", (market,)), _CALL_GAS)
+    ]
     if (settings.treasury or owner) != account:
-        calls += [(Call(name, "setTreasury", ()), _CALL_GAS) for name in ("market", "bonds")]
+        calls += [
+            (ContractCall(name, "setTreasury", ()), _CALL_GAS) for name in ("market", "bonds")
+        ]
     if settings.paused:
-        calls.append((Call("market", "setPaused", (True,)), _CALL_GAS))
+        calls.append((ContractCall("market", "setPaused", (True,)), _CALL_GAS))
     if settings.members:
         gas = _CALL_GAS + _MEMBER_GAS * len(settings.members)
-        calls.append((Call("committee", "setMembers", ()), gas))
+        calls.append((ContractCall("committee", "setMembers", ()), gas))
     if owner != account:
-        calls += [(Call(name, "transferOwnership", (owner,)), _CALL_GAS) for name in OWNED]
+        calls += [(ContractCall(name, "transferOwnership", (owner,)), _CALL_GAS) for name in OWNED]
     return calls
 
 

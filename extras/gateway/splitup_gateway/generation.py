@@ -33,7 +33,7 @@ ATTEMPTS: Final = 2  # on different leases, while no token has been sent
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
+class GenerationOptions:
     """What one text is to be."""
 
     prompt: tuple[int, ...]
@@ -107,7 +107,7 @@ class Piece:
     names: Mapping[int, str] = field(default_factory=dict)  # texts of the tokens of ``choice``
 
 
-def count_steps(model: TextModel, options: TextOptions) -> int:
+def count_steps(model: TextModel, options: GenerationOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
     request = model.make_request(
         options.prompt,
@@ -141,7 +141,7 @@ class PlacesImages(Protocol):
     """The images of a request."""
 
     async def place(
-        self, options: TextOptions, places: Sequence[range], cached: int, report: Report
+        self, options: GenerationOptions, places: Sequence[range], cached: int, report: Report
     ) -> PromptImages:
         """Return the images at their ``places``, as far as they are not ``cached``."""
         ...
@@ -150,7 +150,7 @@ class PlacesImages(Protocol):
 async def generate_text(
     pool: LeasePool,
     model: TextModel,
-    options: TextOptions,
+    options: GenerationOptions,
     report: Report,
     charge: Charge,
     speculate: Speculate | None = None,
@@ -204,7 +204,7 @@ def add_to_totals(totals: Totals, report: Report) -> None:
 async def _generate(
     lease: Lease,
     model: TextModel,
-    options: TextOptions,
+    options: GenerationOptions,
     report: Report,
     speculate: Speculate | None,
     images: PlacesImages | None,

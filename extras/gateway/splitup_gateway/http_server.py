@@ -25,7 +25,7 @@ from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.apis import message_answers, ollama
-from splitup_gateway.apis.answers import RECEIPTS, AnswerForm, Choice, CompletionForm
+from splitup_gateway.apis.answers import RECEIPTS, AnswerChoice, AnswerForm, CompletionForm
 from splitup_gateway.apis.encoding import (
     EmbeddingRequest,
     EncodingRequest,
@@ -449,7 +449,7 @@ class ApiServer:
         model = served.get_text_model()
         prepared = await prepare(model, asked, asking.principal)
         choices = [
-            Choice(
+            AnswerChoice(
                 index,
                 Report(text.prompt),
                 None if prepared.toolbox is None else CallParser(prepared.toolbox),

@@ -15,7 +15,7 @@ from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.graph.manifest import Manifest, Port
 from splitup_gateway.access import Charge
 from splitup_gateway.errors import ApiError
-from splitup_gateway.generation import ATTEMPTS, Report, TextOptions
+from splitup_gateway.generation import ATTEMPTS, GenerationOptions, Report
 
 TOWER_STEPS: Final = 64  # of a lease of a tower, whose steps are dear; each is an image
 
@@ -78,7 +78,7 @@ class RequestImages:
     _seen: dict[int, Array] = field(default_factory=dict)
 
     async def place(
-        self, options: TextOptions, places: Sequence[range], cached: int, report: Report
+        self, options: GenerationOptions, places: Sequence[range], cached: int, report: Report
     ) -> PromptImages:
         """Return a prompt's images at their ``places``; those before ``cached`` need no rows.
 

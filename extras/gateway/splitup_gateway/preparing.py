@@ -25,7 +25,7 @@ from splitup_gateway.apis.tools import Toolbox
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
     DEFAULT_CHAT_TOKENS,
-    TextOptions,
+    GenerationOptions,
     check_room,
     count_steps,
 )
@@ -44,7 +44,7 @@ class _Conversation:
 class Prepared:
     """The texts that a request asks for, one for each choice."""
 
-    texts: tuple[TextOptions, ...]
+    texts: tuple[GenerationOptions, ...]
     toolbox: Toolbox | None = None
 
     @property
@@ -82,7 +82,7 @@ async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Pre
     _check_order(model, adjustments)
     stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
     texts = tuple(
-        TextOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
+        GenerationOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
         for sampler in asked.make_samplers()
     )
     return Prepared(texts, toolbox)
@@ -124,7 +124,7 @@ async def _prepare_completion(
         count = _check_room(model, tokens, asked.max_tokens, DEFAULT_COMPLETION_TOKENS)
         for sampler in asked.make_samplers():
             texts.append(
-                TextOptions(tokens, count, asked.stop_strings, sampler, adjustments, grammar)
+                GenerationOptions(tokens, count, asked.stop_strings, sampler, adjustments, grammar)
             )
     return Prepared(tuple(texts))
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from splitup_gateway.access import Access
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streams import Call, Stream, Streams, Work
+from splitup_gateway.streams import Stream, StreamedCall, Streams, Work
 
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone
 PATH: Final = "/v1/streams/{stream}"
@@ -35,7 +35,7 @@ class StreamRoutes:
         self, request: web.Request, owner: str, body: bytes, work: Work
     ) -> web.StreamResponse:
         """Answer a request by ``work``, or from the stream that it was asked for before."""
-        call = Call.make(owner, request.path, body, request.headers)
+        call = StreamedCall.make(owner, request.path, body, request.headers)
         last = request.headers.get("Last-Event-ID")
         if last is None:
             return await _send(request, self.streams.join_or_start(call, work), 0)

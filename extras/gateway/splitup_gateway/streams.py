@@ -32,7 +32,7 @@ Work = Callable[["Stream"], Awaitable[None]]  # answers a request
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StreamedCall:
     """A request as far as it tells whether another one is the same.
 
     ``key`` is its Idempotency-Key, "" without one. ``retries`` is how often its client has sent it
@@ -46,7 +46,7 @@ class Call:
     patience_s: float | None = None  # that its client waits for a byte, None when it does not say
 
     @classmethod
-    def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
+    def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> StreamedCall:
         """Read a request; raise ApiError for a key that is none."""
         key = headers.get("Idempotency-Key", "")
         if len(key) > tuning.IDEMPOTENCY_KEY_CHARS:
@@ -81,7 +81,7 @@ class Stream:
     client can come back; then the work ends. An answer in one piece is computed meanwhile.
     """
 
-    def __init__(self, call: Call, file: StreamFile | None = None) -> None:
+    def __init__(self, call: StreamedCall, file: StreamFile | None = None) -> None:
         self.id = _make_id() if file is None else file.path.name
         self.call = call
         self.file = file
@@ -202,7 +202,7 @@ class Stream:
     def restore(cls, file: StreamFile) -> Self:
         """Return the stream of a file, ended; raise OSError, ValueError and LookupError."""
         head, *lines = file.read()
-        call = Call(head["owner"], bytes.fromhex(head["digest"]), head["key"])
+        call = StreamedCall(head["owner"], bytes.fromhex(head["digest"]), head["key"])
         stream = cls(call, file)
         stream.head = Head(head["content_type"], head["headers"], head["is_streamed"])
         stream._events.extend(event.encode() for line in lines for event in line["events"])
@@ -352,7 +352,7 @@ class Streams:
             )
         return stream
 
-    def join_or_start(self, call: Call, work: Work) -> Stream:
+    def join_or_start(self, call: StreamedCall, work: Work) -> Stream:
         """Return the stream of the same request, or a new one that ``work`` fills.
 
         Raises ApiError: (422) if its Idempotency-Key came with another request, (429) when too
@@ -360,7 +360,7 @@ class Streams:
         """
         return self._find_same(call) or self._start(call, work)
 
-    def _find_same(self, call: Call) -> Stream | None:
+    def _find_same(self, call: StreamedCall) -> Stream | None:
         theirs = [one for one in self._streams.values() if one.call.owner == call.owner]
         for stream in reversed(theirs):
             if stream.is_ended and not stream.is_whole:
@@ -379,7 +379,7 @@ class Streams:
                 return stream
         return None
 
-    def _start(self, call: Call, work: Work) -> Stream:
+    def _start(self, call: StreamedCall, work: Work) -> Stream:
         running = [
             one
             for one in self._streams.values()

@@ -36,7 +36,7 @@ _DOCUMENTATION: Final = ("192.0.2.1", 9)  # RFC 5737; a UDP socket that connects
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HostPort:
     """A host and a port."""
 
     host: str
@@ -69,8 +69,8 @@ class TcpRelay:
 
     def __init__(
         self,
-        listen: Address,
-        target: Address,
+        listen: HostPort,
+        target: HostPort,
         limits: RelayLimits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from splitup.core.event_loop import catch_signals
 if TYPE_CHECKING:
     from splitup.client.network import Network
     from splitup_speculation.rpc import Tls
-    from splitup_speculation.servers import DraftWorker, ServedModel, TargetWorker
+    from splitup_speculation.servers import DraftWorker, TargetWorker, WorkerModel
     from splitup_speculation.sessions import SessionLimits
 
 
@@ -134,7 +134,7 @@ class MarketFlags:
 
     async def open(
         self, stack: AsyncExitStack, net: Network, model: str, sessions: int
-    ) -> tuple[ServedModel, str]:
+    ) -> tuple[WorkerModel, str]:
         """Return the model, and where it runs and what that costs, in words."""
         from splitup.client.inputs import format_usdc
 
@@ -146,23 +146,23 @@ class MarketFlags:
         return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
 
 
-async def _open_here(net: Network, model: str) -> ServedModel:
-    from splitup_speculation.servers import OrderedModel, ServedModel
+async def _open_here(net: Network, model: str) -> WorkerModel:
+    from splitup_speculation.servers import OrderedModel, WorkerModel
 
     local = await net.open_local(model)
     found = await net.fetch_model(model)
-    return ServedModel(
+    return WorkerModel(
         found.model_id, local.info, local.chunk, lambda: OrderedModel(local.open_text())
     )
 
 
 async def _open_market(
     stack: AsyncExitStack, net: Network, model: str, steps: int, sessions: int
-) -> ServedModel:
+) -> WorkerModel:
     from splitup.client.leases import LeaseOptions, LeasePool
     from splitup.core.errors import InvalidInput
     from splitup_speculation.lease import LeasedModel
-    from splitup_speculation.servers import ServedModel
+    from splitup_speculation.servers import WorkerModel
 
     found = await net.fetch_text_model(model)
     if found.manifest.client is not None:
@@ -174,7 +174,7 @@ async def _open_market(
     stack.push_async_callback(pool.close)
     identity = (await net.fetch_model(model)).model_id
     needed = max(steps // 4, 1)
-    return ServedModel(
+    return WorkerModel(
         identity, found.info, found.chunk, lambda: LeasedModel(pool, found.chunk, needed)
     )
 

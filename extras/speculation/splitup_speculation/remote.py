@@ -37,7 +37,7 @@ from splitup_speculation import speculation_pb2 as pb
 from splitup_speculation.rpc import Tls, call, open_channel
 from splitup_speculation.trees import (
     HeldTokens,
-    Sampling,
+    TreeSampling,
     compute_digest,
     find_path,
     read_tokens,
@@ -212,7 +212,7 @@ class RemoteTarget:
     """
 
     def __init__(
-        self, workers: WorkerGroup, model: TextModel, sampling: Sampling, options: CallOptions
+        self, workers: WorkerGroup, model: TextModel, sampling: TreeSampling, options: CallOptions
     ) -> None:
         self.manifest: Manifest = model.manifest
         self._workers = workers
@@ -365,7 +365,7 @@ class RemoteDrafts:
     """A draft worker as the model of one text's drafts."""
 
     workers: WorkerGroup
-    sampling: Sampling
+    sampling: TreeSampling
     vocabulary: int
     options: CallOptions
     _held: tuple[int, ...] = ()  # what the session holds
@@ -458,7 +458,7 @@ async def generate(
     Unavailable.
     """
     options = options or CallOptions()
-    sampling = Sampling(sampler, adjustments, len(prompt))
+    sampling = TreeSampling(sampler, adjustments, len(prompt))
     request = model.make_request(prompt, max_tokens=max_tokens, sampler=RemoteChoice())
     local = None if drafts is None else RemoteDrafts(drafts, sampling, model.info.vocab, options)
     speculation = Speculation(local, experience or Experience(), model.info.is_recurrent)

@@ -23,15 +23,15 @@ from splitup.decode.adjusted_sampler import AdjustedSampler
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import TokenChooser
 from splitup.decode.speculation.sources import ModelDrafts, ModelRates, TokenTree
-from splitup.decode.speculation.tree import Node, walk
+from splitup.decode.speculation.tree import TreeNode, walk
 from splitup.decode.step import StepInput, check_path, make_tree_step
 from splitup.graph.manifest import TextInfo
 from splitup_speculation import speculation_pb2 as pb
 from splitup_speculation.rpc import Handler, get_caller, get_deadline_s, time_model
-from splitup_speculation.sessions import SessionLimits, Sessions, refuse_step
+from splitup_speculation.sessions import SessionLimits, WorkerSessions, refuse_step
 from splitup_speculation.trees import (
     HeldTokens,
-    Sampling,
+    TreeSampling,
     compute_digest,
     read_sampling,
     read_tokens,
@@ -62,7 +62,7 @@ class SessionModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class WorkerModel:
     """A worker's model: its id, settings and chunk, and what opens a cache of it."""
 
     model_id: str
@@ -82,7 +82,7 @@ def _check_digest(prefix: pb.Prefix, held: Sequence[int] | None) -> None:
 
 
 class _Worker:
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: WorkerModel) -> None:
         self._model = model
 
     def _make_ping(self, sessions: int) -> pb.PingResponse:
@@ -115,9 +115,9 @@ class TargetWorker(_Worker):
 
     service = "TargetService"
 
-    def __init__(self, model: ServedModel, limits: SessionLimits) -> None:
+    def __init__(self, model: WorkerModel, limits: SessionLimits) -> None:
         super().__init__(model)
-        self._sessions: Sessions[_Verified] = Sessions(limits)
+        self._sessions: WorkerSessions[_Verified] = WorkerSessions(limits)
         self.handlers: dict[str, Handler] = {
             "VerifyDrafts": self.verify_drafts,
             "EndSession": self.end_session,
@@ -196,14 +196,14 @@ class _Drafted:
     """A session of a draft worker: the certain text, and the tree behind it."""
 
     def __init__(
-        self, model: SessionModel, sampling: Sampling, served: ServedModel, rates: ModelRates
+        self, model: SessionModel, sampling: TreeSampling, served: WorkerModel, rates: ModelRates
     ) -> None:
         self.model = model
         self.sampling = sampling
         self.chooser = sampling.make_chooser(served.info.vocab, ())
         self.order = Lock()
         self.text: list[int] = []
-        self.root: Node | None = None
+        self.root: TreeNode | None = None
         self.grown = 0  # requests since the text last grew, each of which may extend the tree
         info = served.info
         request = TextRequest(
@@ -214,7 +214,7 @@ class _Drafted:
     async def end(self) -> None:
         await self.model.end()
 
-    def continue_text(self, held: int, tokens: Sequence[int]) -> Node:
+    def continue_text(self, held: int, tokens: Sequence[int]) -> TreeNode:
         """Take the certain text, and learn which drafts came true; return its last token's node."""
         self.grown = 0 if tokens else self.grown + 1
         if self.grown > _MOST_GROWN:
@@ -232,10 +232,10 @@ class _Drafted:
                     rate.learn(drafts.index(token) if token in drafts else None)
                 self.root = root.children.get(token)
             if self.root is None:
-                self.root = Node(token, position)
+                self.root = TreeNode(token, position)
             self.root.parent = None
         if self.root is None:
-            self.root = Node(self.text[-1], len(self.text) - 1)
+            self.root = TreeNode(self.text[-1], len(self.text) - 1)
         if isinstance(self.chooser, AdjustedSampler):
             length = self.sampling.prompt_length
             self.chooser.follow(self.text[:length], self.text[length:])
@@ -247,9 +247,9 @@ class DraftWorker(_Worker):
 
     service = "DraftService"
 
-    def __init__(self, model: ServedModel, limits: SessionLimits) -> None:
+    def __init__(self, model: WorkerModel, limits: SessionLimits) -> None:
         super().__init__(model)
-        self._sessions: Sessions[_Drafted] = Sessions(limits)
+        self._sessions: WorkerSessions[_Drafted] = WorkerSessions(limits)
         self._rates = ModelRates()
         self.handlers: dict[str, Handler] = {
             "GenerateDrafts": self.generate_drafts,
@@ -291,13 +291,13 @@ class DraftWorker(_Worker):
                 root = place = session.continue_text(start, tokens)
                 for token in guessed:
                     if token not in place.children:  # its chance is not known
-                        place.children[token] = Node(token, place.position + 1, place, 0.0)
+                        place.children[token] = TreeNode(token, place.position + 1, place, 0.0)
                     place = place.children[token]
                 await self._draft(session, root, place, most, levels)
                 return pb.GenerateDraftsResponse(drafts=_collect(place, most, info.context))
 
     async def _draft(
-        self, session: _Drafted, root: Node, place: Node, most: int, levels: int
+        self, session: _Drafted, root: TreeNode, place: TreeNode, most: int, levels: int
     ) -> None:
         """Extend the tree below ``place`` by so many levels, or as long as the caller waits."""
         deadline, took_s, level = get_deadline_s(), 0.0, 0
@@ -325,9 +325,9 @@ class DraftWorker(_Worker):
         await self._sessions.close()
 
 
-def _collect(place: Node, most: int, context: int) -> pb.TokenTree:
+def _collect(place: TreeNode, most: int, context: int) -> pb.TokenTree:
     """Return the likeliest drafts below ``place``, parents first."""
-    places: dict[Node, int] = {place: -1}
+    places: dict[TreeNode, int] = {place: -1}
     drafts: list[tuple[int, int, float]] = []
     for _, node, parent in islice(walk(place, context - 2), 1, most + 1):
         places[node] = len(drafts)

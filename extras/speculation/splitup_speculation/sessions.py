@@ -50,7 +50,7 @@ def refuse_step(message: str) -> Refused:
     return Refused(f"out of step: {message}; begin again at 0", status=409)
 
 
-class Sessions(Generic[S]):
+class WorkerSessions(Generic[S]):
     """The sessions of one worker, by the ids that callers choose and keep to themselves."""
 
     def __init__(self, limits: SessionLimits) -> None:

@@ -108,7 +108,7 @@ def _check_tokens(tokens: Sequence[int], vocabulary: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TreeSampling:
     """How tokens of one text are chosen; its first ``prompt_length`` tokens are the prompt."""
 
     sampler: Sampler
@@ -124,10 +124,10 @@ class Sampling:
         return chooser
 
 
-def read_sampling(message: pb.Sampling) -> Sampling:
+def read_sampling(message: pb.Sampling) -> TreeSampling:
     """Return a stranger's sampling; raise InvalidInput for an impossible one."""
     top_p = message.top_p or 1.0
-    return Sampling(
+    return TreeSampling(
         Sampler(message.temperature, message.seed, message.top_k, top_p, message.min_p),
         Adjustments(
             frequency_penalty=message.frequency_penalty,
@@ -138,7 +138,7 @@ def read_sampling(message: pb.Sampling) -> Sampling:
     )
 
 
-def write_sampling(sampling: Sampling) -> pb.Sampling:
+def write_sampling(sampling: TreeSampling) -> pb.Sampling:
     """Return a sampling as a message. Raises InvalidInput for what workers do not take."""
     sampler, ours = sampling.sampler, sampling.adjustments
     if ours.bias or ours.top_logprobs is not None:

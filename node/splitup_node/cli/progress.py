@@ -12,7 +12,7 @@ from typing import Final, TextIO
 _CLEAR: Final = "\r\x1b[K"  # back to the line's beginning, and erase it
 
 
-class Progress:
+class ProgressLine:
     """Shows one sentence after the other."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -36,9 +36,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
+def open_progress(stream: TextIO | None = None) -> Iterator[ProgressLine]:
     """Give a progress line on stderr, which is cleared at the end."""
-    progress = Progress(stream or sys.stderr)
+    progress = ProgressLine(stream or sys.stderr)
     try:
         yield progress
     finally:
@@ -50,7 +50,7 @@ class InPlaceHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._progress = Progress(stream)
+        self._progress = ProgressLine(stream)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""

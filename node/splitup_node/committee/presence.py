@@ -19,7 +19,7 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.execution.engine import Engine
 from splitup_node.health import Health
@@ -46,7 +46,7 @@ class Presence:
         http: SignedClient,
         engine: Engine,
         loaded_tasks: LoadedTasks,
-        cache: Cache,
+        cache: TaskCache,
         health: Health,
         *,
         get_committee: Callable[[], CommitteeView],

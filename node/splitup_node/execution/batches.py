@@ -19,7 +19,7 @@ from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.device_states import choose_idle
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.executions import Execution
-from splitup_node.execution.parts import Symbol
+from splitup_node.execution.parts import RowSymbol
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.worker_pool import Workers
 
@@ -144,7 +144,7 @@ def has_all_rows(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
     return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)
 
 
-def _make_row_count(symbols: Sequence[Symbol], first: Run) -> Callable[[Run], bool]:
+def _make_row_count(symbols: Sequence[RowSymbol], first: Run) -> Callable[[Run], bool]:
     """Return a function that adds a run's rows to those of ``first``, and returns if they fit."""
     rows = [symbol.count(first) for symbol in symbols]
 

@@ -13,7 +13,7 @@ from splitup_node.execution.routing import Outlet
 
 
 @dataclass(frozen=True, slots=True)
-class Symbol:
+class RowSymbol:
     """A number of rows that differs from step to step, and the input that has so many rows."""
 
     place: int
@@ -34,7 +34,7 @@ class Part:
     outlets: tuple[Outlet, ...]  # by output
     gates: frozenset[int]  # outputs that are gates, so that zeros leave others unsent
     digests: Digests
-    symbols: tuple[Symbol, ...]
+    symbols: tuple[RowSymbol, ...]
     full_bytes: int  # of a step's inputs with all the rows that the task's flops are for
     recorded: int = 0  # how many runs are in the digests
     state_bytes: int = 0  # on the device, once the first step has run
@@ -56,11 +56,11 @@ def make_part(
     )
 
 
-def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[Symbol, ...]:
+def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[RowSymbol, ...]:
     """Return, for every symbolic number of rows, the first input that has so many rows."""
     places = {spec.rows: place for place, spec in reversed(list(enumerate(specs))) if spec.rows}
     return tuple(
-        Symbol(
+        RowSymbol(
             place,
             specs[place].row_bytes,
             min(spec.shape[0] for spec in specs if spec.rows == symbol),

@@ -21,7 +21,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
 from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
@@ -75,7 +75,7 @@ class Recovery:
     engine: Engine
     workers: Workers
     loaded_tasks: LoadedTasks
-    cache: Cache
+    cache: TaskCache
     open_store: OpenStore
     now_s: Callable[[], float]
 

@@ -29,7 +29,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogStore, LogWriter
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
@@ -48,7 +48,7 @@ class VerifierContext:
     engine: Engine
     workers: Workers
     loaded_tasks: LoadedTasks
-    cache: Cache
+    cache: TaskCache
     committee_client: CommitteeClient
     open_store: Callable[[VerificationOrder], LogStore]
     committees: Committees

@@ -30,7 +30,7 @@ from splitup.graph.self_test_vectors import Audit, SelfTestVectors, audit, make_
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.config import NodeConfig
 from splitup_node.execution.batches import has_all_rows
 from splitup_node.worker.ipc import RunAnswer, RunRequest
@@ -121,7 +121,7 @@ async def audit_node(
         gateway = GatewayClient(config.gateway_urls, identity, http=http)
         chain = await Chain.connect(config.rpc_url, deployment)
         recorded = RecordedModels(chain)
-        cache = Cache(config.data_dir / "cache", gateway, http.session, recorded.check)
+        cache = TaskCache(config.data_dir / "cache", gateway, http.session, recorded.check)
         try:
             if check is not None:
                 await check(chain, identity, config)
@@ -185,7 +185,7 @@ class _Trial:
     """Tries one task after the other, in a new worker whenever the memory is full."""
 
     def __init__(
-        self, supervisor: Supervisor, cache: Cache, memory_bytes: int, on_progress: OnProgress
+        self, supervisor: Supervisor, cache: TaskCache, memory_bytes: int, on_progress: OnProgress
     ) -> None:
         self._supervisor = supervisor
         self._cache = cache
@@ -262,7 +262,7 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
 
 
 async def _drop_unusable(
-    model_ids: Sequence[str], cache: Cache, on_progress: OnProgress
+    model_ids: Sequence[str], cache: TaskCache, on_progress: OnProgress
 ) -> list[str]:
     """Return the models without those that no node serves: anybody can register a broken one."""
     usable = []

@@ -18,7 +18,7 @@ from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.core.throughput import Rate
 from splitup.graph.manifest import Task
 from splitup.graph.self_test_vectors import SelfTestVectors
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_node.tasks.audit import AuditFailed, audit_program
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
@@ -43,7 +43,7 @@ class LoadedTasks:
     """Loads tasks one at a time, each into the worker with the most free memory."""
 
     def __init__(
-        self, workers: Workers, cache: Cache, get_speed: Callable[[], Rate] = Rate
+        self, workers: Workers, cache: TaskCache, get_speed: Callable[[], Rate] = Rate
     ) -> None:
         """``get_speed`` returns the rate that an audit's runs are added to."""
         self._workers = workers

@@ -31,7 +31,7 @@ _ANSWER: Final = struct.Struct("<QQH")
 _KIND: Final = struct.Struct("<B")
 
 
-class Kind(IntEnum):
+class QuestionKind(IntEnum):
     """What a message asks for; the answer to a request repeats its kind, or is FAILED."""
 
     DESCRIBE = 1  # -> JSON of a DeviceReport
@@ -75,7 +75,7 @@ class RunAnswer:
 
 
 def encode_message(
-    kind: Kind, request_id: int, parts: Sequence[bytes | memoryview]
+    kind: QuestionKind, request_id: int, parts: Sequence[bytes | memoryview]
 ) -> list[bytes | memoryview]:
     """Return the buffers of one message, for a scattered write."""
     return [HEADER.pack(sum(map(len, parts)), kind, request_id), *parts]
@@ -141,9 +141,9 @@ def encode_answers(answers: Sequence[RunAnswer | Exception]) -> list[bytes | mem
     items: list[list[bytes | memoryview]] = []
     for answer in answers:
         if isinstance(answer, RunAnswer):
-            items.append([_KIND.pack(Kind.RUN), *encode_answer(answer)])
+            items.append([_KIND.pack(QuestionKind.RUN), *encode_answer(answer)])
         else:
-            items.append([_KIND.pack(Kind.FAILED), describe_failure(answer).encode()])
+            items.append([_KIND.pack(QuestionKind.FAILED), describe_failure(answer).encode()])
     return _encode_items(items)
 
 
@@ -152,7 +152,7 @@ def decode_answers(body: memoryview) -> list[RunAnswer | str]:
     answers: list[RunAnswer | str] = []
     for item in _decode_items(body):
         rest = item[_KIND.size :]
-        is_failed = _KIND.unpack_from(item)[0] == Kind.FAILED
+        is_failed = _KIND.unpack_from(item)[0] == QuestionKind.FAILED
         answers.append(bytes(rest).decode(errors="replace") if is_failed else decode_answer(rest))
     return answers
 

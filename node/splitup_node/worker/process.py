@@ -31,8 +31,8 @@ from splitup.sandbox.confinement import confine
 from splitup.sandbox.lifeline import end_with_peer
 from splitup_node.worker.ipc import (
     HEADER,
-    Kind,
     LoadRequest,
+    QuestionKind,
     RunAnswer,
     RunRequest,
     decode_load,
@@ -277,13 +277,13 @@ def serve(worker: Worker, stream: socket.socket, files: socket.socket) -> None:
         body = _receive(stream, length)
         if body is None:
             return
-        if kind == Kind.LOAD:
+        if kind == QuestionKind.LOAD:
             wanted, has_weights = decode_load(body)
             loader.start(request_id, wanted, _receive_file(files) if has_weights else None)
         else:
             _reply(worker, stream, kind, request_id, functools.partial(_answer, worker, kind, body))
     print(loss, file=sys.stderr, flush=True)
-    _send(stream, encode_message(Kind.LOST, 0, [loss.encode()]))
+    _send(stream, encode_message(QuestionKind.LOST, 0, [loss.encode()]))
 
 
 def _reply(
@@ -297,12 +297,12 @@ def _reply(
     try:
         parts = answer()
     except SplitUpError as error:
-        kind, parts = Kind.FAILED, [str(error).encode()]
+        kind, parts = QuestionKind.FAILED, [str(error).encode()]
     except Exception as error:  # tinygrad raises anything; the daemon decides what it means
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         worker.has_failed = True
-        kind, parts = Kind.FAILED, [describe_failure(error).encode()]
-    _send(stream, encode_message(Kind(kind), request_id, parts))
+        kind, parts = QuestionKind.FAILED, [describe_failure(error).encode()]
+    _send(stream, encode_message(QuestionKind(kind), request_id, parts))
 
 
 _GetProgram = Callable[[], Any]  # returns a program, or raises why there is none
@@ -360,26 +360,26 @@ def _tell_of_load(
     worker: Worker, stream: socket.socket, request_id: int, get_program: _GetProgram | None
 ) -> None:
     if get_program is None:
-        _send(stream, encode_message(Kind.PROGRESS, request_id, []))
+        _send(stream, encode_message(QuestionKind.PROGRESS, request_id, []))
         return
 
     def answer() -> Sequence[bytes]:
         return [json.dumps(worker.add(get_program())).encode()]
 
-    _reply(worker, stream, Kind.LOAD, request_id, answer)
+    _reply(worker, stream, QuestionKind.LOAD, request_id, answer)
 
 
 def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:
-    if kind == Kind.RUN:
+    if kind == QuestionKind.RUN:
         return encode_answer(worker.run(decode_run(body)))
-    if kind == Kind.RUNS:
+    if kind == QuestionKind.RUNS:
         return encode_answers(worker.run_all(decode_runs(body)))
-    if kind == Kind.DROP:
+    if kind == QuestionKind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []
-    if kind == Kind.STATE:
+    if kind == QuestionKind.STATE:
         return [worker.digest_state(struct.unpack("<Q", body)[0])]
-    if kind == Kind.UNLOAD:
+    if kind == QuestionKind.UNLOAD:
         worker.unload(struct.unpack("<Q", body)[0])
         return []
     return [json.dumps(worker.describe()).encode()]

@@ -29,8 +29,8 @@ from splitup.sandbox.child import make_command, make_environment
 from splitup.sandbox.warm_child import WarmChild
 from splitup_node.worker.ipc import (
     HEADER,
-    Kind,
     LoadRequest,
+    QuestionKind,
     RunAnswer,
     RunRequest,
     decode_answer,
@@ -69,7 +69,7 @@ _Handler = Callable[[memoryview | SplitUpError], None]
 
 @dataclass(slots=True)
 class _Pending:
-    kind: Kind
+    kind: QuestionKind
     handler: _Handler
     timeout_s: float
 
@@ -149,7 +149,7 @@ class Supervisor:
             self.problem = f"no worker can be started ({error.strerror or error})"
             raise WorkerLost(self.problem) from None
         report: dict[str, str] = parse_json(
-            bytes(await self._ask(Kind.DESCRIBE, [], tuning.LOAD_QUIET_S))
+            bytes(await self._ask(QuestionKind.DESCRIBE, [], tuning.LOAD_QUIET_S))
         )
         self.report = report
         self.problem = ""
@@ -196,7 +196,9 @@ class Supervisor:
         body = encode_load(request, has_weights=weights is not None)
         if self._freeing is not None:
             await asyncio.wait({self._freeing})
-        loading = asyncio.create_task(self._await_load(self._ask(Kind.LOAD, body, 0.0), task))
+        loading = asyncio.create_task(
+            self._await_load(self._ask(QuestionKind.LOAD, body, 0.0), task)
+        )
         try:
             loaded = await asyncio.shield(loading)
         except asyncio.CancelledError:  # the worker goes on with it
@@ -228,7 +230,7 @@ class Supervisor:
 
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
-        await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self.limit_s)
+        await self._ask(QuestionKind.UNLOAD, [struct.pack("<Q", program)], self.limit_s)
         self._widths.pop(program, None)
         self._longest_s.pop(program, None)
         self._set_limit()
@@ -248,7 +250,7 @@ class Supervisor:
         def on_answer(answer: memoryview | SplitUpError) -> None:
             handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
 
-        self._send(Kind.RUN, encode_run(request), self.limit_s, on_answer)
+        self._send(QuestionKind.RUN, encode_run(request), self.limit_s, on_answer)
 
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
         """Send runs of one program; ``handler`` gets all answers, in order.
@@ -260,7 +262,7 @@ class Supervisor:
             def on_only(answer: memoryview | SplitUpError) -> None:
                 handler([answer if isinstance(answer, SplitUpError) else decode_answer(answer)])
 
-            self._send(Kind.RUN, encode_run(requests[0]), self.limit_s, on_only)
+            self._send(QuestionKind.RUN, encode_run(requests[0]), self.limit_s, on_only)
             return
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
@@ -275,18 +277,18 @@ class Supervisor:
                 )
 
         timeout_s = self.limit_s * len(requests)  # they may have to run one by one
-        self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)
+        self._send(QuestionKind.RUNS, encode_runs(requests), timeout_s, on_answer)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
-        answer = await self._ask(Kind.STATE, [struct.pack("<Q", session)], self.limit_s)
+        answer = await self._ask(QuestionKind.STATE, [struct.pack("<Q", session)], self.limit_s)
         return bytes(answer).hex()
 
     def drop(self, sessions: Sequence[int]) -> None:
         """Free the states of sessions; does not wait for the answer."""
         if self._connection is not None and sessions:
             body = struct.pack(f"<{len(sessions)}Q", *sessions)
-            self._send(Kind.DROP, [body], self.limit_s, lambda answer: None)
+            self._send(QuestionKind.DROP, [body], self.limit_s, lambda answer: None)
 
     def kill(self, reason: str) -> None:
         """Kill the worker; its pending requests fail with ``reason``."""
@@ -362,7 +364,7 @@ class Supervisor:
         return path.open("wb" if is_long else "ab")
 
     def _ask(
-        self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
+        self, kind: QuestionKind, parts: Sequence[bytes | memoryview], timeout_s: float
     ) -> asyncio.Future[memoryview]:
         future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
@@ -379,7 +381,7 @@ class Supervisor:
 
     def _send(
         self,
-        kind: Kind,
+        kind: QuestionKind,
         parts: Sequence[bytes | memoryview],
         timeout_s: float,
         handler: _Handler,
@@ -389,7 +391,7 @@ class Supervisor:
             return
         self._next_id += 1
         pending = _Pending(kind, handler, timeout_s)
-        if kind is Kind.LOAD:
+        if kind is QuestionKind.LOAD:
             self._loads[self._next_id] = pending
         else:
             self._pending[self._next_id] = pending
@@ -432,11 +434,11 @@ class Supervisor:
             self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
-        if kind == Kind.LOST:
+        if kind == QuestionKind.LOST:
             self.kill(bytes(body).decode(errors="replace"))
             return
         self._load_moves += request_id in self._loads
-        if kind == Kind.PROGRESS:
+        if kind == QuestionKind.PROGRESS:
             return
         pending = self._loads.pop(request_id, None)
         if pending is None:
@@ -445,7 +447,7 @@ class Supervisor:
                 self._start_timer()
         if pending is None:
             return
-        if kind == Kind.FAILED:
+        if kind == QuestionKind.FAILED:
             pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
         else:
             pending.handler(body)

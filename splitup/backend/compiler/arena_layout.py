@@ -17,7 +17,7 @@ from splitup.graph.memory import LiveRange, place_buffers, round_up
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """The kernel calls in order, on views of the arena."""
 
     calls: tuple[UOp, ...]
@@ -26,7 +26,7 @@ class Plan:
     outputs: tuple[UOp, ...]
 
 
-def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
+def plan_memory(linear: UOp, lowered: Lowered) -> MemoryPlan:
     """Give every value its offset. Inputs, weights and states stay buffers of their own."""
     writers: dict[UOp, int] = {}
     held = {*lowered.inputs, *lowered.weights, *lowered.states}
@@ -64,7 +64,7 @@ def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
     # within one call no two buffers lie in one place
     buffers = tuple({moved.get(b, b): b for b in operands[index]} for index in order)
     calls = linear.substitute(moved, name="memory plan", walk=True).src
-    return Plan(calls, views, buffers, placed)
+    return MemoryPlan(calls, views, buffers, placed)
 
 
 def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:

@@ -32,7 +32,7 @@ from splitup.backend.compiler.integers import (
     reinterpret,
     shift_left,
 )
-from splitup.backend.compiler.parts import Part, find_parts
+from splitup.backend.compiler.parts import GraphPart, find_parts
 from splitup.backend.tinygrad_types import get_tinygrad_dtype, make_variable
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
@@ -143,7 +143,7 @@ class _Scope:
         buffer = UOp.new_buffer(self.device, count, dtype)
         return buffer, _view(buffer, spec.shape, dims, self.variables)
 
-    def allocate_values(self, parts: Sequence[Part]) -> None:
+    def allocate_values(self, parts: Sequence[GraphPart]) -> None:
         """Give every value in memory its buffer, and every temporary that is a part."""
         for position, node in enumerate(self.graph.nodes):
             if node.op == "CONTIGUOUS":
@@ -163,7 +163,7 @@ class _Scope:
         ports = {"INPUT": self.inputs, "WEIGHT": self.weights, "STATE": self.states}[node.op]
         return ports[_get_integer(node)][0]
 
-    def lower(self, part: Part) -> tuple[UOp, ...]:
+    def lower(self, part: GraphPart) -> tuple[UOp, ...]:
         """Return the operations that compute a part's roots; other values are read from memory."""
         for position in part.nodes:
             node = self.graph.nodes[position]

@@ -20,7 +20,7 @@ _PORTS: Final = frozenset({"INPUT", "WEIGHT", "STATE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """Values in memory that are scheduled together, by their nodes in the graph.
 
     ``nodes`` are all that they need, operands first; ``buffers`` are those of them that are in
@@ -34,16 +34,16 @@ class Part:
     is_temporary: bool = False
 
 
-def find_parts(graph: CheckedGraph) -> tuple[Part, ...]:
+def find_parts(graph: CheckedGraph) -> tuple[GraphPart, ...]:
     """Return the parts of a graph, in an order in which they can be computed."""
     temporaries = _find_shared_temporaries(graph)
     if any(isinstance(size, str) for node in temporaries for size in graph.values[node].dims):
         wanted = [output.node for output in graph.outputs]
         wanted += [update.node for update in graph.updates]
         roots = tuple(dict.fromkeys(wanted))
-        return (Part(roots, tuple(range(len(graph.nodes))), (), 0),)
+        return (GraphPart(roots, tuple(range(len(graph.nodes))), (), 0),)
     patterns: dict[tuple[Any, ...], int] = {}
-    parts: list[Part] = []
+    parts: list[GraphPart] = []
     stored = {*list_roots(graph, find_users(graph)), *temporaries}
     held = {node for node, one in enumerate(graph.nodes) if one.op in _PORTS} | stored
     for root in sorted(stored):  # operands first, as all of a graph's nodes
@@ -54,7 +54,7 @@ def find_parts(graph: CheckedGraph) -> tuple[Part, ...]:
         )
         buffers = tuple(node for node in nodes if node in held)
         pattern = patterns.setdefault((root in temporaries, *key), len(parts))
-        parts.append(Part((root,), nodes, buffers, pattern, root in temporaries))
+        parts.append(GraphPart((root,), nodes, buffers, pattern, root in temporaries))
     return tuple(parts)
 
 

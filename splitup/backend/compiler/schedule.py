@@ -17,8 +17,15 @@ from tinygrad.schedule import create_linear_with_vars
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.batching import KernelSpan, Kind, Rows, classify_kernel, find_kinds, find_spans
-from splitup.backend.compiler.arena_layout import Plan, plan_memory
+from splitup.backend.batching import (
+    BufferKind,
+    KernelSpan,
+    Rows,
+    classify_kernel,
+    find_kinds,
+    find_spans,
+)
+from splitup.backend.compiler.arena_layout import MemoryPlan, plan_memory
 from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
 from splitup.backend.compiler.tinygrad_fixes import install_fixes
@@ -185,7 +192,7 @@ class _Kernel:
     native: NativeKernel | None
     operands: tuple[UOp, ...]
     buffers: tuple[UOp, ...]  # that the operands are, before they got their places in the arena
-    kinds: dict[UOp, Kind]
+    kinds: dict[UOp, BufferKind]
     is_shared: bool
     is_update: bool = False
 
@@ -218,8 +225,8 @@ def _find_updates(graph: CheckedGraph, lowered: Lowered, native: NativeCode) -> 
 
 
 def _iter_kernels(
-    plan: Plan,
-    kinds: dict[UOp, Kind],
+    plan: MemoryPlan,
+    kinds: dict[UOp, BufferKind],
     lowered: Lowered,
     native: NativeCode | None,
     updates: _Updates,
@@ -245,7 +252,9 @@ def _iter_kernels(
             yield _Kernel(call, kernel, taken, originals, given, is_shared)
 
 
-def _find_needed(plan: Plan, lowered: Lowered, updates: _Updates) -> dict[int, _Update | None]:
+def _find_needed(
+    plan: MemoryPlan, lowered: Lowered, updates: _Updates
+) -> dict[int, _Update | None]:
     """Return the calls that are needed, by position, with the native update that replaces one.
 
     A temporary that only a replaced call would have read is not computed.

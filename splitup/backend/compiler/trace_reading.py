@@ -23,8 +23,8 @@ from splitup.graph.ir import (
     Dim,
     Dims,
     Graph,
+    GraphOutput,
     Node,
-    Output,
     Symbol,
     Update,
     Weight,
@@ -120,7 +120,9 @@ def read_tensors(
         weights=tuple(weights),
         states=tuple(states),
         nodes=tuple(reader.nodes),
-        outputs=tuple(Output(name, node) for (name, _), node in zip(outputs, results, strict=True)),
+        outputs=tuple(
+            GraphOutput(name, node) for (name, _), node in zip(outputs, results, strict=True)
+        ),
         updates=tuple(Update(state, node) for state, node in enumerate(new_states)),
         symbols=tuple(symbols),
     )

@@ -22,8 +22,8 @@ from splitup.graph.error_bound import compute_bounds, is_within
 from splitup.graph.ir import (
     Arg,
     Graph,
+    GraphOutput,
     Node,
-    Output,
     Symbol,
     Update,
     Weight,
@@ -156,7 +156,7 @@ def make_task() -> tuple[Graph, dict[Weight, Array]]:
         weights=tuple(weights),
         states=(TensorSpec("cache", "float32", (_CONTEXT, _WIDTH)),),
         nodes=tuple(nodes),
-        outputs=(Output("y", result),),
+        outputs=(GraphOutput("y", result),),
         updates=(Update(0, update),),
         symbols=(Symbol("T", _MOST),),
     )

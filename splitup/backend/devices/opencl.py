@@ -29,14 +29,14 @@ from splitup.backend.compiler.launch_sizes import compute_sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class OpenClRegion:
     """Bytes of an OpenCL buffer, from an offset on."""
 
     buffer: Any
     offset: int = 0
 
-    def __add__(self, nbytes: int) -> Region:
-        return Region(self.buffer, self.offset + nbytes)
+    def __add__(self, nbytes: int) -> OpenClRegion:
+        return OpenClRegion(self.buffer, self.offset + nbytes)
 
 
 @functools.cache
@@ -44,13 +44,13 @@ def install() -> None:
     """Give tinygrad's OpenCL devices this module's memory and kernels."""
     allocator = ops_cl.CLAllocator
     allocate = allocator._alloc
-    allocator._alloc = lambda self, size, options: Region(allocate(self, size, options))
+    allocator._alloc = lambda self, size, options: OpenClRegion(allocate(self, size, options))
     allocator._free = lambda self, region, options: _drop(cl.clReleaseMemObject, region.buffer)
     allocator._offset = lambda self, region, size, offset: region + offset
     allocator._copyin = _copy_in
     allocator._copyout = _copy_out
     OpenCLRenderer.render_kernel = _render_kernel
-    ops_cl.CLProgram = Kernel  # what a device that is opened from now on loads kernels with
+    ops_cl.CLProgram = OpenClKernel  # what a device that is opened from now on loads kernels with
 
 
 _generate: Final = OpenCLRenderer.render_kernel
@@ -76,7 +76,7 @@ def describe(device: Any) -> str:
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def _copy_in(allocator: Any, region: Region, data: memoryview) -> None:
+def _copy_in(allocator: Any, region: OpenClRegion, data: memoryview) -> None:
     """Copy to the device; little data may still be on its way when this returns."""
     waits = len(data) >= COPIED_APART_BYTES
     source = (ctypes.c_char * len(data)).from_buffer_copy(data)
@@ -90,7 +90,7 @@ def _copy_in(allocator: Any, region: Region, data: memoryview) -> None:
         allocator.dev.pending_copyin.append(source)
 
 
-def _copy_out(allocator: Any, target: memoryview, region: Region) -> None:
+def _copy_out(allocator: Any, target: memoryview, region: OpenClRegion) -> None:
     """Wait for the device and copy from it."""
     address = ctypes.cast((ctypes.c_char * len(target)).from_buffer(target), ctypes.c_void_p)
     queue, at = allocator.dev.queue, region.offset
@@ -109,7 +109,7 @@ def _drop(release: Callable[[Any], Any], handle: Any) -> None:
 # ---- kernels -----------------------------------------------------------------------------------
 
 
-class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
+class OpenClKernel(ops_cl.CLProgram):  # type: ignore[misc]
     """A kernel that tinygrad generated as OpenCL C, compiled by the driver."""
 
     is_movable = True  # to other regions, after it was bound, that are as aligned as it needs
@@ -142,7 +142,7 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
 
     def __call__(
         self,
-        *regions: Region,
+        *regions: OpenClRegion,
         global_size: Sequence[int] = (1, 1, 1),
         local_size: Sequence[int] | None = None,
         vals: Sequence[int] = (),
@@ -151,7 +151,7 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
         """Run it as tinygrad does, for what computes without a ``TaskProgram``."""
         words = [ctypes.c_uint64(value) for value in vals]
         names = [str(place) for place in range(len(words))]
-        Launch(self, regions, names, words, global_size, local_size)()
+        OpenClLaunch(self, regions, names, words, global_size, local_size)()
 
     def create(self) -> Any:
         """Return a new kernel object, which has arguments of its own."""
@@ -162,14 +162,14 @@ class Kernel(ops_cl.CLProgram):  # type: ignore[misc]
 
     def make_launch(
         self,
-        regions: Sequence[Region],
+        regions: Sequence[OpenClRegion],
         names: Sequence[str],
         variables: Sequence[ctypes.c_uint64],
         groups: Sequence[Any],
         threads: Sequence[Any] | None,
-    ) -> Launch:
+    ) -> OpenClLaunch:
         """Return a launch on certain memory, of so many groups for the values of the variables."""
-        return Launch(self, regions, names, variables, groups, threads)
+        return OpenClLaunch(self, regions, names, variables, groups, threads)
 
 
 def _find_widths(source: str) -> list[int]:
@@ -186,32 +186,32 @@ class Address:
     __slots__ = ("_handle", "_item_bytes", "_places", "_region")
 
     def __init__(
-        self, handle: Any, places: tuple[int, int], item_bytes: int, region: Region
+        self, handle: Any, places: tuple[int, int], item_bytes: int, region: OpenClRegion
     ) -> None:
         self._handle, self._places, self._item_bytes = handle, places, item_bytes
         self._region = region
         self.value = region
 
     @property
-    def value(self) -> Region:
+    def value(self) -> OpenClRegion:
         """Return the region."""
         return self._region
 
     @value.setter
-    def value(self, region: Region) -> None:
+    def value(self, region: OpenClRegion) -> None:
         self._region = region
         buffer, skipped = self._places
         _set_argument(self._handle, buffer, region.buffer)
         _set_argument(self._handle, skipped, ctypes.c_uint64(region.offset // self._item_bytes))
 
 
-class Launch:
+class OpenClLaunch:
     """One launch of a kernel, with a kernel object of its own."""
 
     def __init__(
         self,
-        kernel: Kernel,
-        regions: Sequence[Region],
+        kernel: OpenClKernel,
+        regions: Sequence[OpenClRegion],
         names: Sequence[str],
         variables: Sequence[ctypes.c_uint64],
         groups: Sequence[Any],
@@ -255,7 +255,7 @@ class Launch:
         self._sizes = len(groups), words(*groups), None if threads is None else words(*threads)
         self._values = values
 
-    def join(self, launches: Sequence[Launch]) -> Callable[[], None]:
+    def join(self, launches: Sequence[OpenClLaunch]) -> Callable[[], None]:
         """Return what runs these in order."""
 
         def run() -> None:

@@ -38,7 +38,7 @@ _DRIVER_LISTS: Final = ("/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/lo
 _WORD: Final = 4  # buffers, views and copies are multiples of so many bytes
 
 
-class Region(NamedTuple):
+class WebGpuRegion(NamedTuple):
     """Bytes of a WebGPU buffer."""
 
     buffer: Any
@@ -58,7 +58,7 @@ def install() -> None:
     allocator = ops_webgpu.WebGpuAllocator
     allocator._alloc = _allocate
     allocator._free = lambda self, region, options: _drop(self.dev.free, region.buffer)
-    allocator._offset = lambda self, region, size, offset: Region(
+    allocator._offset = lambda self, region, size, offset: WebGpuRegion(
         region.buffer, region.offset + offset, size
     )
     allocator._copyin = _copy_in
@@ -159,12 +159,12 @@ def _round_up(nbytes: int) -> int:
     return -(-nbytes // _WORD) * _WORD
 
 
-def _allocate(allocator: Any, size: int, options: Any) -> Region:
+def _allocate(allocator: Any, size: int, options: Any) -> WebGpuRegion:
     from tinygrad.runtime.autogen import webgpu
 
     usage = webgpu.WGPUBufferUsage_CopyDst | webgpu.WGPUBufferUsage_CopySrc
     usage |= webgpu.WGPUBufferUsage_Storage
-    return Region(_create_buffer(allocator.dev, size, usage), 0, size)
+    return WebGpuRegion(_create_buffer(allocator.dev, size, usage), 0, size)
 
 
 def _create_buffer(device: Any, size: int, usage: int) -> Any:
@@ -175,7 +175,7 @@ def _create_buffer(device: Any, size: int, usage: int) -> Any:
         return webgpu.wgpuDeviceCreateBuffer(device.device_res, wanted)
 
 
-def _copy_in(allocator: Any, region: Region, data: memoryview) -> None:
+def _copy_in(allocator: Any, region: WebGpuRegion, data: memoryview) -> None:
     _write(allocator.dev, region.buffer, region.offset, bytes(data) + bytes(-len(data) % _WORD))
 
 
@@ -185,7 +185,7 @@ def _write(device: Any, buffer: Any, offset: int, data: bytes) -> None:
     webgpu.wgpuQueueWriteBuffer(device.queue, buffer, offset, data, len(data))
 
 
-def _copy_out(allocator: Any, target: memoryview, region: Region) -> None:
+def _copy_out(allocator: Any, target: memoryview, region: WebGpuRegion) -> None:
     from tinygrad.runtime import ops_webgpu
     from tinygrad.runtime.autogen import webgpu
 
@@ -293,7 +293,7 @@ class Kernel(Program):  # type: ignore[misc]
 
     def make_launch(
         self,
-        regions: Sequence[Region],
+        regions: Sequence[WebGpuRegion],
         names: Sequence[str],
         variables: Sequence[ctypes.c_uint64],
         groups: Sequence[Any],
@@ -310,7 +310,7 @@ class Dispatch(NamedTuple):
     """One launch of a kernel, for ``join``."""
 
     kernel: Kernel
-    regions: Sequence[Region]
+    regions: Sequence[WebGpuRegion]
     variables: Sequence[ctypes.c_uint64]
     names: Sequence[str]  # of the variables
     groups: Sequence[Any]  # how many, by ``splitup.backend.compiler.launch_sizes``
@@ -350,8 +350,8 @@ class Submission:
     def _bind(self, dispatch: Dispatch, uniforms: Mapping[int, Any]) -> Any:
         from tinygrad.runtime.autogen import webgpu
 
-        bound = [Region(self._infinity, 0, _WORD), *dispatch.regions]
-        bound += [Region(uniforms[id(word)], 0, _WORD) for word in dispatch.variables]
+        bound = [WebGpuRegion(self._infinity, 0, _WORD), *dispatch.regions]
+        bound += [WebGpuRegion(uniforms[id(word)], 0, _WORD) for word in dispatch.variables]
         entries = [
             webgpu.WGPUBindGroupEntry(
                 binding=place, buffer=one.buffer, offset=one.offset, size=_round_up(one.nbytes)

@@ -19,7 +19,7 @@ from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.rates import RANKS
 from splitup.decode.speculation.sources import ModelDrafts, ModelRates
-from splitup.decode.speculation.tree import Node, walk
+from splitup.decode.speculation.tree import TreeNode, walk
 from splitup.decode.step import StepInput, make_block_step
 
 _GROWN_AT_ONCE: Final = 64  # nodes among which those of one step get their drafts
@@ -54,7 +54,9 @@ class BlockDrafts(ModelDrafts):
             )
         self._counts: list[int] = []  # of the masks behind each node of the step
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+    def begin(
+        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
+    ) -> StepInput | None:
         """Return a step of the model, which may feed blocks of a long text at first."""
         size, self._nodes, self._counts = self._size, [], []
         certain = len(text) // size * size
@@ -107,10 +109,12 @@ class BlockDrafts(ModelDrafts):
         self._fed = certain
         return StepInput(tuple(tokens), tuple(positions), start, tuple(sees), tuple(outputs))
 
-    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+    def finish(self, root: TreeNode, logits: npt.NDArray[np.float32]) -> None:
         """Rank the logits of all masks, and let the tree grow where it is likeliest."""
-        places: dict[Node, tuple[Node, int]] = {}  # a node behind which, or below which, are masks
-        ranked: dict[Node, list[_Ranked]] = {}
+        places: dict[
+            TreeNode, tuple[TreeNode, int]
+        ] = {}  # a node behind which, or below which, are masks
+        ranked: dict[TreeNode, list[_Ranked]] = {}
         row = 0
         for base, count in zip(self._nodes, self._counts, strict=True):
             found, row = logits[row : row + count], row + count

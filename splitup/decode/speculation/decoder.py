@@ -30,7 +30,7 @@ from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.speculation.rates import Pace, StepTimes
 from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
 from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
-from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Node, Place, choose_rows
+from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Place, TreeNode, choose_rows
 from splitup.decode.step import Decoder, StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
@@ -110,7 +110,7 @@ class _Cache:
 class _Sent:
     """A step on its way: the nodes whose logits it will bring."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TreeNode, ...]
     rows: int
     sent_s: float
 
@@ -141,7 +141,7 @@ class SpeculativeDecoder(Decoder):
         self._may_go_back = may_go_back
         self._clock = clock
         self._text = list(request.prompt)  # prompt and certain tokens
-        self._root = Node(self._text[-1], len(self._text) - 1, extended=[])
+        self._root = TreeNode(self._text[-1], len(self._text) - 1, extended=[])
         self._last_position = len(self._text) + request.max_tokens - 2  # of a token that is fed
         self._remaining = request.max_tokens
         self._left = len(split_prompt(request)) + request.max_tokens - 1  # steps to be paid
@@ -203,7 +203,7 @@ class SpeculativeDecoder(Decoder):
         self._remaining -= 1
         self.finished = self._remaining == 0
         child = root.children.get(token)
-        self._root = child or Node(token, root.position + 1, extended=root.extended)
+        self._root = child or TreeNode(token, root.position + 1, extended=root.extended)
         self._root.parent = None  # the nodes beside it are forgotten
         return [token]
 
@@ -244,8 +244,8 @@ class SpeculativeDecoder(Decoder):
         return None if nodes is None else self._send([*text, *path][start:], start, kept, nodes)
 
     def _choose(
-        self, unsent: Sequence[Place], among: Container[Node], limit: int
-    ) -> list[Node] | None:
+        self, unsent: Sequence[Place], among: Container[TreeNode], limit: int
+    ) -> list[TreeNode] | None:
         """Return which ``unsent`` nodes a step takes, None if drafts are worth waiting for.
 
         These come behind nodes ``among`` those given.
@@ -268,11 +268,11 @@ class SpeculativeDecoder(Decoder):
         return Frontier(self._root, last)
 
     def _send(
-        self, tokens: list[int], start: int, kept: list[int], nodes: Sequence[Node]
+        self, tokens: list[int], start: int, kept: list[int], nodes: Sequence[TreeNode]
     ) -> StepInput:
         """Return a step that feeds the ``tokens`` that the cache lacks, and behind it ``nodes``."""
         parents, behind = list(range(-1, len(tokens) - 1)), len(tokens) - 1
-        rows: dict[Node | None, int] = {}
+        rows: dict[TreeNode | None, int] = {}
         for node in nodes:
             parents.append(rows.get(node.parent, behind))
             rows[node] = len(tokens)
@@ -327,11 +327,11 @@ class SpeculativeDecoder(Decoder):
                 self._draft = source.begin(self._text, self._root, nodes)
                 self._pending = None if self._draft is None else source
 
-    def _list_next(self, source: DraftSource) -> list[Node]:
+    def _list_next(self, source: DraftSource) -> list[TreeNode]:
         """Return the nodes behind which the source should draft next."""
         return list(itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE))
 
-    def _expect_drafts(self) -> tuple[Collection[Node], float]:
+    def _expect_drafts(self) -> tuple[Collection[TreeNode], float]:
         """Return the nodes whose drafts come next, and in how many seconds.
 
         What is computed may be of use no more, because the text goes on elsewhere; what comes next
@@ -354,7 +354,7 @@ class SpeculativeDecoder(Decoder):
         return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
 
 
-def _find_unseen(places: Sequence[Place], source: DraftSource) -> Iterator[Node]:
+def _find_unseen(places: Sequence[Place], source: DraftSource) -> Iterator[TreeNode]:
     """Yield the nodes, likely ones, that the source has not seen; ``places`` are sorted."""
     for negative, _, node in places:
         if -negative < _LEAST_DRAFTED:

@@ -20,7 +20,7 @@ _PAUSE_GROWTH: Final = 4
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
 
 
-class Rate:
+class DraftRate:
     """How often the target's token is a source's first, second, … draft, in one situation."""
 
     def __init__(self, prior: Sequence[float]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest
-from splitup.decode.speculation.rates import RANKS, Rate
-from splitup.decode.speculation.tree import Node
+from splitup.decode.speculation.rates import RANKS, DraftRate
+from splitup.decode.speculation.tree import TreeNode
 from splitup.decode.step import StepInput, make_causal_step, make_tree_step
 
 _MARGINS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)  # bounds of situations, in units of logits
@@ -71,7 +71,7 @@ class DraftSource(Protocol):
         ...
 
     @property
-    def awaited(self) -> Collection[Node]:
+    def awaited(self) -> Collection[TreeNode]:
         """Return the nodes whose drafts its step will give."""
         ...
 
@@ -80,7 +80,9 @@ class DraftSource(Protocol):
         """Return the chances that its drafts behind a node have, before they are known."""
         ...
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> Question | None:
+    def begin(
+        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
+    ) -> Question | None:
         """Draft behind ``nodes`` of the tree below ``root``, which is the last token of ``text``.
 
         Returns what its model has to answer first, None when it is done. It adds itself to
@@ -88,7 +90,7 @@ class DraftSource(Protocol):
         """
         ...
 
-    def finish(self, root: Node, answer: Any) -> None:
+    def finish(self, root: TreeNode, answer: Any) -> None:
         """Take the answer: a step's logits, float32 [R, vocab], or a TokenTree.
 
         ``root`` may be another one by now.
@@ -104,8 +106,8 @@ class ModelRates:
     """
 
     def __init__(self) -> None:
-        self._rates: defaultdict[int, list[Rate]] = defaultdict(
-            lambda: [Rate(prior) for prior in _MARGIN_PRIORS]
+        self._rates: defaultdict[int, list[DraftRate]] = defaultdict(
+            lambda: [DraftRate(prior) for prior in _MARGIN_PRIORS]
         )
 
     @property
@@ -113,7 +115,7 @@ class ModelRates:
         """Return the chances at a middling margin."""
         return self._rates[0][len(_MARGINS) // 2 + 1].chances
 
-    def find(self, scores: Sequence[float], depth: int = 0) -> Rate:
+    def find(self, scores: Sequence[float], depth: int = 0) -> DraftRate:
         """Return the rate where a model gives its drafts these scores, largest first."""
         margin = scores[0] - scores[1] if len(scores) > 1 else np.inf
         return self._rates[depth][bisect.bisect(_MARGINS, margin)]
@@ -134,7 +136,7 @@ class ModelDrafts:
         self._chunk = chunk
         self._context = context
         self._fed = 0  # tokens of the text in the cache
-        self._nodes: list[Node] = []  # whose logits are awaited
+        self._nodes: list[TreeNode] = []  # whose logits are awaited
 
     @property
     def is_instant(self) -> bool:
@@ -142,7 +144,7 @@ class ModelDrafts:
         return False
 
     @property
-    def awaited(self) -> Collection[Node]:
+    def awaited(self) -> Collection[TreeNode]:
         """Return the nodes of the step that is computed."""
         return self._nodes
 
@@ -151,7 +153,9 @@ class ModelDrafts:
         """Return the chances at a middling margin."""
         return self._rates.typical
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+    def begin(
+        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
+    ) -> StepInput | None:
         """Return a step of the model, which may feed a part of a long text at first."""
         start = min(self._fed, len(text) - 1)
         certain = text[start:]
@@ -167,7 +171,7 @@ class ModelDrafts:
         rows = {root: len(certain) - 1}
         self._nodes = []
         for node in nodes:
-            path: list[Node] = []  # its ancestors without a row, and itself
+            path: list[TreeNode] = []  # its ancestors without a row, and itself
             above = node
             while above not in rows:
                 path.append(above)
@@ -194,7 +198,7 @@ class ModelDrafts:
         """Forget what the cache holds behind the first ``length`` tokens of the text."""
         self._fed = min(self._fed, length)
 
-    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+    def finish(self, root: TreeNode, logits: npt.NDArray[np.float32]) -> None:
         """Rank the logits of every node that the tree still has."""
         vocab, ends = self._request.vocab, self._request.eos_ids
         for node, row in zip(self._nodes, logits, strict=False):
@@ -212,7 +216,7 @@ class TreeDrafts:
     def __init__(self, request: TextRequest) -> None:
         self._ends = request.eos_ids
         self._text: Sequence[int] = ()
-        self._asked: tuple[Node, TreeQuestion] | None = None
+        self._asked: tuple[TreeNode, TreeQuestion] | None = None
 
     @property
     def is_instant(self) -> bool:
@@ -220,7 +224,7 @@ class TreeDrafts:
         return False
 
     @property
-    def awaited(self) -> Collection[Node]:
+    def awaited(self) -> Collection[TreeNode]:
         """Return the node behind which a tree is made."""
         return () if self._asked is None else (self._asked[0],)
 
@@ -229,7 +233,9 @@ class TreeDrafts:
         """Return the chances at a middling margin."""
         return _MARGIN_PRIORS[len(_MARGINS) // 2 + 1]
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> TreeQuestion | None:
+    def begin(
+        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
+    ) -> TreeQuestion | None:
         """Ask for a tree behind the first of ``nodes``; ``text`` may grow meanwhile."""
         place = nodes[0]
         place.seen_by.append(self)
@@ -238,7 +244,7 @@ class TreeDrafts:
         self._asked = place, question
         return question
 
-    def finish(self, root: Node, answer: TokenTree) -> None:
+    def finish(self, root: TreeNode, answer: TokenTree) -> None:
         """Add the tree, or what is left of it below ``root``."""
         assert self._asked is not None
         (place, question), self._asked = self._asked, None
@@ -263,7 +269,7 @@ class TreeDrafts:
                 continue
             if self not in parent.seen_by:
                 parent.seen_by.append(self)
-            rate = Rate([answer.chances[each] for each in numbers])
+            rate = DraftRate([answer.chances[each] for each in numbers])
             parent.add_drafts(rate, [answer.tokens[each] for each in numbers], self._ends)
             for each in numbers:
                 if (child := parent.children.get(answer.tokens[each])) is not None:
@@ -274,7 +280,7 @@ class NgramRates:
     """How often n-grams come true, by their length."""
 
     def __init__(self) -> None:
-        self.by_length = {length: Rate(prior) for length, prior in _NGRAM_PRIORS.items()}
+        self.by_length = {length: DraftRate(prior) for length, prior in _NGRAM_PRIORS.items()}
 
 
 class NgramDrafts:
@@ -292,7 +298,7 @@ class NgramDrafts:
         return True
 
     @property
-    def awaited(self) -> Collection[Node]:
+    def awaited(self) -> Collection[TreeNode]:
         """Return nothing: there is no step."""
         return ()
 
@@ -301,7 +307,9 @@ class NgramDrafts:
         """Return nothing: nobody waits for n-grams."""
         return ()
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> StepInput | None:
+    def begin(
+        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
+    ) -> StepInput | None:
         """Draft at once."""
         for place in range(self._read, len(text)):
             for length, rate in self._rates.items():
@@ -324,5 +332,5 @@ class NgramDrafts:
                     break
         return None
 
-    def finish(self, root: Node, logits: npt.NDArray[np.float32]) -> None:
+    def finish(self, root: TreeNode, logits: npt.NDArray[np.float32]) -> None:
         """Never called: there is no step."""

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest
-from splitup.decode.speculation.rates import Rate
-from splitup.decode.speculation.tree import Node
+from splitup.decode.speculation.rates import DraftRate
+from splitup.decode.speculation.tree import TreeNode
 
 _LENGTHS: Final = (3, 2, 1)  # tokens that have to agree, the longest first
 _PRIOR: Final = (0.2,)
@@ -30,7 +30,7 @@ class TargetNgramRates:
     """How often the pool's drafts come true, by how many tokens agree."""
 
     def __init__(self) -> None:
-        self.by_length = {length: Rate(_PRIOR) for length in _LENGTHS}
+        self.by_length = {length: DraftRate(_PRIOR) for length in _LENGTHS}
 
 
 class TargetNgrams:
@@ -47,7 +47,7 @@ class TargetNgrams:
         return True
 
     @property
-    def awaited(self) -> Collection[Node]:
+    def awaited(self) -> Collection[TreeNode]:
         """Return nothing: it has no step of its own."""
         return ()
 
@@ -57,7 +57,7 @@ class TargetNgrams:
         return ()
 
     def learn(
-        self, text: Sequence[int], nodes: Sequence[Node], logits: npt.NDArray[np.float32]
+        self, text: Sequence[int], nodes: Sequence[TreeNode], logits: npt.NDArray[np.float32]
     ) -> None:
         """Take a step's logits, float32 [R, vocab], behind ``nodes``, the likeliest first."""
         most_rows = min(_MOST_ROWS, _MOST_LOGITS // self._request.vocab)
@@ -81,7 +81,7 @@ class TargetNgrams:
                     if len(known) > _MOST_NGRAMS:
                         del known[next(iter(known))]
 
-    def begin(self, text: Sequence[int], root: Node, nodes: Sequence[Node]) -> None:
+    def begin(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
         """Draft at once."""
         for node in nodes:
             node.seen_by.append(self)
@@ -93,5 +93,5 @@ class TargetNgrams:
                     node.add_drafts(self._rates[length], (token,), self._request.eos_ids)
                     break
 
-    def finish(self, root: Node, answer: object) -> None:
+    def finish(self, root: TreeNode, answer: object) -> None:
         """Never called: it asks nothing."""

@@ -19,27 +19,27 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from splitup.decode.speculation.rates import Rate
+from splitup.decode.speculation.rates import DraftRate
 
 LEAST_REACH: Final = 0.004  # below it a node is not sent
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TreeNode:
     """A token at a position; the root of a tree is certain."""
 
     token: int
     position: int
-    parent: Node | None = None
+    parent: TreeNode | None = None
     chance: float = 1.0
-    children: dict[int, Node] = field(default_factory=dict)  # by token
-    drafts: list[tuple[Rate, tuple[int, ...]]] = field(default_factory=list)  # of each source
+    children: dict[int, TreeNode] = field(default_factory=dict)  # by token
+    drafts: list[tuple[DraftRate, tuple[int, ...]]] = field(default_factory=list)  # of each source
     seen_by: list[object] = field(default_factory=list)  # the sources that have drafted here
     is_sent: bool = False  # it is in a step whose logits are here or will come
     logits: npt.NDArray[np.float32] | None = None  # the target's
-    extended: list[Node] | None = None  # nodes of its tree with new drafts, for a Frontier
+    extended: list[TreeNode] | None = None  # nodes of its tree with new drafts, for a Frontier
 
-    def add_drafts(self, rate: Rate, tokens: Sequence[int], ends: frozenset[int]) -> None:
+    def add_drafts(self, rate: DraftRate, tokens: Sequence[int], ends: frozenset[int]) -> None:
         """Add the children that one source proposes, likeliest first; none for tokens that end."""
         self.drafts.append((rate, tuple(tokens)))
         if self.extended is not None:
@@ -49,15 +49,15 @@ class Node:
                 continue  # nothing follows it, so its logits are of no use
             child = self.children.get(token)
             if child is None:
-                child = Node(token, self.position + 1, self, chance, extended=self.extended)
+                child = TreeNode(token, self.position + 1, self, chance, extended=self.extended)
                 self.children[token] = child
             else:
                 child.chance = max(child.chance, chance)
 
-    def list_path(self, root: Node) -> list[int] | None:
+    def list_path(self, root: TreeNode) -> list[int] | None:
         """Return the tokens after ``root`` up to here; None if this is not below ``root``."""
         path: list[int] = []
-        node: Node | None = self
+        node: TreeNode | None = self
         while node is not root:
             if node is None:
                 return None
@@ -66,16 +66,16 @@ class Node:
         return path[::-1]
 
 
-Place = tuple[float, int, Node]  # minus a node's reach, its number, itself
+Place = tuple[float, int, TreeNode]  # minus a node's reach, its number, itself
 
 
-def walk(place: Node, last_position: int) -> Iterator[tuple[float, Node, Node]]:
+def walk(place: TreeNode, last_position: int) -> Iterator[tuple[float, TreeNode, TreeNode]]:
     """Yield ``place`` and all below it with its reach and parent, greatest reach first.
 
     Parents come before their children; ``place`` is given as its own.
     """
     order = itertools.count()  # of equal reaches the first comes first
-    heap: list[tuple[float, int, Node, Node]] = [(-1.0, next(order), place, place)]
+    heap: list[tuple[float, int, TreeNode, TreeNode]] = [(-1.0, next(order), place, place)]
     while heap:
         negative, _, node, parent = heapq.heappop(heap)
         yield -negative, node, parent
@@ -89,11 +89,11 @@ def walk(place: Node, last_position: int) -> Iterator[tuple[float, Node, Node]]:
 class Frontier:
     """The nodes below a root that a step may take, sorted by reach, parents before children."""
 
-    def __init__(self, root: Node, last_position: int) -> None:
+    def __init__(self, root: TreeNode, last_position: int) -> None:
         """Take the root, whose tree notes what is ``extended``, and the last node's position."""
         self.root = root
         self.places: list[Place] = []
-        self.reaches: dict[Node, float] = {}
+        self.reaches: dict[TreeNode, float] = {}
         self._extended = [] if root.extended is None else root.extended
         self._last_position = last_position
 
@@ -153,8 +153,8 @@ class Frontier:
 
     def expect(
         self,
-        awaited: Iterable[Node],
-        among: Container[Node],
+        awaited: Iterable[TreeNode],
+        among: Container[TreeNode],
         chances: Sequence[float],
         price: float,
     ) -> float:

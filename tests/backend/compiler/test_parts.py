@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from splitup.backend.compiler import lowering
-from splitup.backend.compiler.parts import Part, find_parts
+from splitup.backend.compiler.parts import GraphPart, find_parts
 from splitup.backend.compiler.schedule import Schedule, compile_graph
 from splitup.backend.devices.device_choice import select_device
 from splitup.graph.ir import Graph, encode_float
@@ -49,9 +49,9 @@ def make_shared(*, is_symbolic: bool) -> Graph:
     return b.graph({"y": first, "z": b.store("float32", b.add("ADD", "float32", first, wide))})
 
 
-def keep_whole(graph: CheckedGraph) -> tuple[Part, ...]:
+def keep_whole(graph: CheckedGraph) -> tuple[GraphPart, ...]:
     roots = tuple(dict.fromkeys(output.node for output in graph.outputs))
-    return (Part(roots, tuple(range(len(graph.nodes))), (), 0),)
+    return (GraphPart(roots, tuple(range(len(graph.nodes))), (), 0),)
 
 
 def compile_both(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Schedule, Schedule]:

@@ -19,8 +19,8 @@ from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.tracing import TracedModel
 from splitup_deploy.frontends.weight_sources import (
+    FilePart,
     FileSlice,
-    Part,
     WeightSource,
     join_sources,
     select,
@@ -233,7 +233,7 @@ def test_boxes_of_weights(data: st.DataObject, tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.mktemp("box") / "w"
     path.write_bytes(b"??" + raw)
     reads: list[int] = []
-    make: Callable[[int, int], Part | bytes] = data.draw(
+    make: Callable[[int, int], FilePart | bytes] = data.draw(
         st.sampled_from(
             [
                 lambda a, b: FileSlice(path, 2 + a, 2 + b),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from splitup_node.cli.app import app
-from splitup_node.cli.progress import InPlaceHandler, Progress, open_progress
+from splitup_node.cli.progress import InPlaceHandler, ProgressLine, open_progress
 from splitup_node.config import NodeConfig
 from typer.testing import CliRunner
 
@@ -72,7 +72,7 @@ def test_progress_is_drawn_in_place_on_a_terminal_only() -> None:
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
         with open_progress(stream) as progress:
-            assert isinstance(progress, Progress)
+            assert isinstance(progress, ProgressLine)
             progress.show("task 1 of 2")
             progress.show("task 2 of 2")
     assert file.getvalue() == "task 1 of 2\ntask 2 of 2\n"

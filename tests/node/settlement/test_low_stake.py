@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from splitup_node.node import Node
+from splitup_node.node import NodeDaemon
 from splitup_node.settlement.account import find_low_stake
 
 from splitup.protocol.planning.exposure import compute_spare
@@ -57,7 +57,7 @@ async def test_the_daemon_logs_it(caplog: pytest.LogCaptureFixture) -> None:
         _reporter=SimpleNamespace(release_stake=release),
     )
     with caplog.at_level(logging.WARNING):
-        await Node._look_at_stake(node)
+        await NodeDaemon._look_at_stake(node)
     [record] = caplog.records
     assert "this node gets no work" in record.getMessage() and COMMAND in record.getMessage()
     assert released == [SHORT]

@@ -18,7 +18,7 @@ from splitup_node.worker.worker_pool import Workers
 from splitup.core.errors import ConfigurationError, InvalidModel
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from tests.node.cli.test_config import write
 from tests.node.graphs import make_reference
 from tests.node.network import make_manifest
@@ -68,7 +68,7 @@ async def open_loaded_tasks(
     await workers.start()
     nothing = cast(Any, None)  # no gateway is asked for what is in the cache
     try:
-        yield LoadedTasks(workers, Cache(root / "cache", nothing, nothing, accept))
+        yield LoadedTasks(workers, TaskCache(root / "cache", nothing, nothing, accept))
     finally:
         await workers.close()
 

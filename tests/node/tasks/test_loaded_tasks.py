@@ -26,7 +26,7 @@ from splitup.core.errors import SplitUpError, Unavailable
 from splitup.crypto.keys import generate_identity
 from splitup.graph.cost import compute_state_bytes
 from splitup.graph.ir import Graph
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator
 from tests.node.network import get_pids
@@ -89,7 +89,7 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
-    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
     programs = [await loaded_tasks.ensure(MODEL, index) for index in range(3)]
     assert sorted(workers._programs[program][0] for program in programs) == [0, 1, 1]
     assert loaded_tasks.free_bytes == 0 and loaded_tasks.used_bytes == 3 * TASK_BYTES
@@ -121,7 +121,7 @@ async def test_s04_a_task_that_declares_too_little_is_not_served(
     workers: Workers, tmp_path: Path, declared: dict[str, int], error: str
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(2)], **declared)
-    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
     with pytest.raises(SplitUpError, match=f"task [0-9a-f]{{12}} .*{error} declared"):
         await loaded_tasks.ensure(MODEL, 0)
     assert not loaded_tasks.tasks and loaded_tasks.used_bytes == 0
@@ -143,7 +143,7 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
     await workers.start()
     try:
         cache = LocalCache(tmp_path, [make_accumulator(n) for n in (2, size, 3)], room)
-        loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+        loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
         small = await loaded_tasks.ensure(MODEL, 0)
         (pid,) = get_pids(workers)
         assert pid is not None
@@ -168,7 +168,7 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
 
 async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
-    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
     waited: list[bool] = []
     fetch = cache.fetch_task
 
@@ -221,7 +221,7 @@ async def test_a_task_that_is_waited_for_is_loaded_before_one_that_is_not(
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = StuckCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
-    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
     ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]
 
     async def place_first() -> asyncio.Task[bool]:
@@ -251,7 +251,7 @@ async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     monkeypatch.setattr(tuning, "TRADE_NOTICE_S", 0.01)
     monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
-    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
     for index in range(3):
         await loaded_tasks.ensure(MODEL, index)
     ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]

@@ -17,7 +17,7 @@ from splitup_node.worker.worker_pool import Workers
 
 from splitup.core.errors import Unavailable
 from splitup.sandbox.child import make_environment
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 
 GB = 10**9
 # Two cards of 24 and 96 GB; a third says nothing of its memory. A file holds what is used, in GB.
@@ -140,7 +140,7 @@ async def test_a_node_loads_no_task_where_other_programs_take_the_memory(
             tasks=[SimpleNamespace(task_id="11" * 32, label="a task", vram_bytes=19 * GB)]
         )
 
-    cache = cast(Cache, SimpleNamespace(fetch_manifest=fetch_manifest))
+    cache = cast(TaskCache, SimpleNamespace(fetch_manifest=fetch_manifest))
     loaded_tasks = LoadedTasks(Workers(supervisors), cache)
     assert loaded_tasks.free_bytes == 20 * GB
     use(10)

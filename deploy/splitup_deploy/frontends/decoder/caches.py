@@ -61,7 +61,7 @@ def count_ring_rows(config: DecoderConfig, layer: int, chunk: int) -> int:
     return rows if rows < config.context else 0
 
 
-class Step(Protocol):
+class CacheStep(Protocol):
     """What a cache reads of a step that is traced (``step_function.Step``)."""
 
     config: DecoderConfig
@@ -88,7 +88,7 @@ class Cache(Protocol):
         ...
 
 
-def open_cache(step: Step, layer: int) -> Cache:
+def open_cache(step: CacheStep, layer: int) -> Cache:
     """Return the cache that a layer's window asks for."""
     rows = count_ring_rows(step.config, layer, step.layout.chunk)
     return Ring(step, layer, rows) if rows else FullCache(step, layer)
@@ -97,7 +97,7 @@ def open_cache(step: Step, layer: int) -> Cache:
 class FullCache:
     """A row for every position of the context."""
 
-    def __init__(self, step: Step, layer: int) -> None:
+    def __init__(self, step: CacheStep, layer: int) -> None:
         self._step, self._layer = step, layer
         self.updates: dict[str, Tensor] = {}
 
@@ -127,7 +127,7 @@ class FullCache:
 class Ring:
     """The rows of the last positions, each in the row of its position modulo the size."""
 
-    def __init__(self, step: Step, layer: int, size: int) -> None:
+    def __init__(self, step: CacheStep, layer: int, size: int) -> None:
         self._step, self._layer, self._size = step, layer, size
         assert step.config.local is not None
         self._window, chunk = step.config.local.window, step.layout.chunk
@@ -194,13 +194,13 @@ def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
     return place >= position - position % window
 
 
-def _open_state(step: Step, layer: int, rows: int, fresh: Tensor) -> Tensor:
+def _open_state(step: CacheStep, layer: int, rows: int, fresh: Tensor) -> Tensor:
     row = tuple(int(size) for size in fresh.shape[1:])
     return step.tracer.state(TensorSpec(f"layers.{layer}.kv", step.cache_dtype, (rows, *row)))
 
 
 def _choose_rows(
-    cache: Cache, step: Step, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
+    cache: Cache, step: CacheStep, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
 ) -> Tensor:
     is_kept = is_kept.reshape(is_kept.shape[0], *(1,) * (kept.ndim - 1))
     rows = step.tracer.mark(is_kept.where(kept, new), f"block {layer} attention: KV cache")

@@ -26,7 +26,7 @@ from splitup_deploy.frontends.families import (
     nemotron_h,
 )
 from splitup_deploy.frontends.families.dense import Read
-from splitup_deploy.frontends.source_model import Text
+from splitup_deploy.frontends.source_model import SourceText
 from splitup_deploy.frontends.tracing import TracedModel
 
 ARCHITECTURES: Final[dict[str, Read]] = {
@@ -68,9 +68,9 @@ def make_text(
     tokenizer: Path | bytes,
     eos_ids: tuple[int, ...],
     chat: ChatInfo | None,
-) -> Text:
+) -> SourceText:
     """Return the tokenizer, limits and chat template of a decoder whose steps have this chunk."""
-    return Text(
+    return SourceText(
         tokenizer,
         eos_ids,
         config.vocab,

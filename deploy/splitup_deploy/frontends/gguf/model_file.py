@@ -31,10 +31,10 @@ from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
-from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
+    FilePart,
     FileSlice,
-    Part,
     WeightSource,
     join_sources,
     name_some,
@@ -146,7 +146,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
 
 def _read_text(
     file: GgufFile, config: DecoderConfig, sizes: Sizes
-) -> tuple[Text | None, tuple[str, ...]]:
+) -> tuple[SourceText | None, tuple[str, ...]]:
     """Return what turns texts into tokens, and what to say of it."""
     if sizes.without == "text":
         return None, ()
@@ -208,7 +208,7 @@ class GgufWeights:
                 f"tensor '{tensor.name}' in '{tensor.path}' is {list(tensor.shape)}; "
                 f"the metadata want {list(whole)}"
             )
-        part: Part = FileSlice(tensor.path, tensor.start, tensor.end)
+        part: FilePart = FileSlice(tensor.path, tensor.start, tensor.end)
         if expert is not None:
             size = (tensor.end - tensor.start) // self._experts
             start = tensor.start + expert * size

@@ -76,7 +76,7 @@ _YOUTU: Final = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class WordSplit:
     """How one kind of tokenizer splits texts: by its patterns, one after another.
 
     ``normalised``: texts become NFC before. ``whole``: a word that is a token is not split.
@@ -91,44 +91,44 @@ class Split:
     is_plain: bool = False
 
 
-_LLAMA3: Final = Split((_THREES,), whole=True, starts=True)
-_BY_DIGIT: Final = Split((_DIGITS, GPT2))
-_KINDS: Final[dict[str, Split]] = {
+_LLAMA3: Final = WordSplit((_THREES,), whole=True, starts=True)
+_BY_DIGIT: Final = WordSplit((_DIGITS, GPT2))
+_KINDS: Final[dict[str, WordSplit]] = {
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert exaone4 "
-    "jina-v1-en jina-v2-code roberta-bpe mpt jais trillion granite-docling": Split((GPT2,)),
-    "olmo": Split((GPT2,), normalised=True),
+    "jina-v1-en jina-v2-code roberta-bpe mpt jais trillion granite-docling": WordSplit((GPT2,)),
+    "olmo": WordSplit((GPT2,), normalised=True),
     "starcoder refact smollm codeshell exaone minerva-7b mellum2": _BY_DIGIT,
-    "command-r": Split((_DIGITS, GPT2), normalised=True),
-    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "falcon": Split((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "command-r": WordSplit((_DIGITS, GPT2), normalised=True),
+    "default": WordSplit((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "falcon": WordSplit((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,
-    "dbrx smaug-bpe glm4 chatglm-bpe": Split((_THREES,)),
-    "qwen2 f2llmv2": Split((_SINGLES,), normalised=True),
-    "deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2": Split((_SINGLES,)),
-    "qwen35": Split((_QWEN35,), normalised=True),
-    "ufakzeka": Split((_SINGLES.removeprefix(f"{_CONTRACTIONS}|"),)),
-    "laguna": Split((_LINES, _SINGLES)),
-    "minicpm5": Split((r"\p{N}{1,3}", _WORDS % "+"), whole=True),
-    "seed-coder": Split((_SINGLES.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),)),
-    "bailingmoe bailingmoe2 llada-moe": Split((_SINGLES.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
-    "exaone-moe": Split(
+    "dbrx smaug-bpe glm4 chatglm-bpe": WordSplit((_THREES,)),
+    "qwen2 f2llmv2": WordSplit((_SINGLES,), normalised=True),
+    "deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2": WordSplit((_SINGLES,)),
+    "qwen35": WordSplit((_QWEN35,), normalised=True),
+    "ufakzeka": WordSplit((_SINGLES.removeprefix(f"{_CONTRACTIONS}|"),)),
+    "laguna": WordSplit((_LINES, _SINGLES)),
+    "minicpm5": WordSplit((r"\p{N}{1,3}", _WORDS % "+"), whole=True),
+    "seed-coder": WordSplit((_SINGLES.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),)),
+    "bailingmoe bailingmoe2 llada-moe": WordSplit((_SINGLES.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),)),
+    "exaone-moe": WordSplit(
         (
             f"{_CONTRACTIONS}|"
             r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
             rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}",
         )
     ),
-    "jais-2": Split(
+    "jais-2": WordSplit(
         (
             _THREES.removesuffix(_SPACES)
             + "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1))
             + r"\s{1,2}(?!\S)|\s{1}",
         )
     ),
-    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": Split(_DEEPSEEK_V3),
-    "spark2_5": Split((*_DEEPSEEK_V3[:2], rf"{_MARKED}|[\r\n]|{_SPACES}", _DIGITS)),
-    "afmoe": Split((_COUNTED, _ASIAN, _DEEPSEEK_V3[2])),
-    "deepseek-llm": Split(
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": WordSplit(_DEEPSEEK_V3),
+    "spark2_5": WordSplit((*_DEEPSEEK_V3[:2], rf"{_MARKED}|[\r\n]|{_SPACES}", _DIGITS)),
+    "afmoe": WordSplit((_COUNTED, _ASIAN, _DEEPSEEK_V3[2])),
+    "deepseek-llm": WordSplit(
         (
             r"[\r\n]",
             rf"\s?[{_LATIN_GREEK_CYRILLIC}]+",
@@ -138,17 +138,17 @@ _KINDS: Final[dict[str, Split]] = {
             r"\p{N}+",
         )
     ),
-    "deepseek-coder": Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, _DIGITS)),
-    "kimi-k2": Split((_KIMI_K2,)),
-    "tekken": Split((_CASES % _TEKKEN_PARTS,), whole=True, starts=True),
-    "gpt-4o llama4 kanana2 talkie minimax-m2": Split((_GPT4O,)),
-    "granite-embed-multi-97m": Split((_GPT4O,), whole=True),
-    "tiny_aya cohere2moe": Split((_COUNTED, _GPT4O)),
-    "youtu": Split((_YOUTU, _CASES % {**_TEKKEN_PARTS, **_ENDING}), whole=True),
-    "superbpe": Split((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    "poro-chat bloom gpt3-finnish": Split((_BLOOM,)),
-    "viking": Split((_BLOOM, _DIGITS)),
-    "chameleon": Split(
+    "deepseek-coder": WordSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, _DIGITS)),
+    "kimi-k2": WordSplit((_KIMI_K2,)),
+    "tekken": WordSplit((_CASES % _TEKKEN_PARTS,), whole=True, starts=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": WordSplit((_GPT4O,)),
+    "granite-embed-multi-97m": WordSplit((_GPT4O,), whole=True),
+    "tiny_aya cohere2moe": WordSplit((_COUNTED, _GPT4O)),
+    "youtu": WordSplit((_YOUTU, _CASES % {**_TEKKEN_PARTS, **_ENDING}), whole=True),
+    "superbpe": WordSplit((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "poro-chat bloom gpt3-finnish": WordSplit((_BLOOM,)),
+    "viking": WordSplit((_BLOOM, _DIGITS)),
+    "chameleon": WordSplit(
         (
             "<sentinel:[0-9]+>",
             "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
@@ -159,7 +159,7 @@ _KINDS: Final[dict[str, Split]] = {
         ),
         starts=True,
     ),
-    "gemma4 granite-embed-multi-311m": Split(is_plain=True, starts=True),
-    "sarvam-moe": Split(is_plain=True),
+    "gemma4 granite-embed-multi-311m": WordSplit(is_plain=True, starts=True),
+    "sarvam-moe": WordSplit(is_plain=True),
 }
 SPLITS: Final = {name: split for names, split in _KINDS.items() for name in names.split()}

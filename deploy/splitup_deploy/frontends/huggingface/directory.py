@@ -9,7 +9,7 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup.graph.manifest import Kind
+from splitup.graph.manifest import ModelKind
 from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
@@ -33,7 +33,7 @@ from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
-from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 
 
 def is_huggingface_directory(source: str) -> bool:
@@ -63,7 +63,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
         notes += ("modules.json is not read: the model generates text and gives no embeddings",)
     traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
-    kind: Kind = "function" if opened.text is None else "text-generation"
+    kind: ModelKind = "function" if opened.text is None else "text-generation"
     return SourceModel(kind, traced, opened.text)
 
 
@@ -81,7 +81,7 @@ class OpenDecoder:
 
     config: DecoderConfig
     weights: DirectoryWeights
-    text: Text | None
+    text: SourceText | None
     left_out: Mapping[str, str]
     is_quantised: bool
     notes: tuple[str, ...]
@@ -129,7 +129,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
 
 def _read_text(
     directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes
-) -> tuple[Text | None, tuple[str, ...]]:
+) -> tuple[SourceText | None, tuple[str, ...]]:
     """Return what turns texts into tokens, and what to say of it."""
     if sizes.without == "text":
         return None, ()

@@ -18,7 +18,7 @@ from splitup_deploy.frontends.encoder.step_function import Encoder, Pooling, tra
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoders import EncoderFamily, Use
 from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
-from splitup_deploy.frontends.source_model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 
 DEFAULT_CONTEXT: Final = 512  # a step is paid for all its rows; most texts are shorter
 _POOLING_MODES: Final = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -48,7 +48,7 @@ def load_encoder(
     weights = DirectoryWeights(directory, family.rename)
     traced = trace_encoder(encoder, weights, pooling, sizes.chunk)
     notes += [*note, *traced.notes, *weights.check_all_read(_OTHERS), *_describe_prompts(directory)]
-    text = Text(tokenizer, (), encoder.sizes.vocab, encoder.sizes.context)
+    text = SourceText(tokenizer, (), encoder.sizes.vocab, encoder.sizes.context)
     return SourceModel(use, replace(traced, notes=tuple(notes)), text)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from splitup.core.tensors import ITEM_BYTES
-from splitup_deploy.frontends.weight_sources import Part
+from splitup_deploy.frontends.weight_sources import FilePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class OnnxTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: Part | bytes
+    data: FilePart | bytes
 
     @property
     def nbytes(self) -> int:

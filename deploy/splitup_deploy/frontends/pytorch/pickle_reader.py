@@ -3,8 +3,8 @@
 A pickle is a program. This interpreter has the opcodes that build None, numbers, strings, lists,
 tuples and dicts. Every name in the program must be in a table from the caller, whose entries are
 constructors of this project. Nothing is imported, no class is instantiated, no method of a value is
-called; any other opcode or name is refused. Bytes are not read but become ``Blob``, a place in the
-file.
+called; any other opcode or name is refused. Bytes are not read but become ``PickledBytes``, a place
+in the file.
 
 Nothing recurses, strings and integers are bounded, and every opcode is counted.
 Source: the opcodes' definitions in CPython's ``pickletools``.
@@ -24,7 +24,7 @@ HIGHEST_PROTOCOL: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class PickledBytes:
     """Bytes of the file, from ``start`` to ``end``."""
 
     start: int
@@ -157,7 +157,7 @@ class _Machine:
         start = self.file.tell()
         self.file.seek(count, 1)
         self.left -= count
-        self.stack.append(Blob(start, start + count))
+        self.stack.append(PickledBytes(start, start + count))
 
     def push_long(self) -> None:
         data = self.take(self.number("B"))

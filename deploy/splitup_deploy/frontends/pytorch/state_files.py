@@ -23,9 +23,9 @@ from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup_deploy.frontends.pytorch.pickle_reader import (
-    Blob,
     Constructor,
     Names,
+    PickledBytes,
     read_pickle,
     refuse,
 )
@@ -110,14 +110,14 @@ class _Reader:
     path: Path
     file: BinaryIO
     size: int
-    entries: dict[str, Blob] | None = None
+    entries: dict[str, PickledBytes] | None = None
     storages: dict[str, _Storage] = field(default_factory=dict)
     nested: bool = False
 
     def fail(self, problem: str) -> InvalidModel:
         return refuse(str(self.path), problem)
 
-    def read(self, blob: Blob) -> Any:
+    def read(self, blob: PickledBytes) -> Any:
         self.file.seek(blob.start)
         table: dict[str, Any] = {
             "collections.OrderedDict": Constructor("OrderedDict", self.make_dict),
@@ -223,7 +223,7 @@ class _Reader:
         )
         items = math.prod(dims)
         self.check(
-            isinstance(data, Blob) and data.nbytes == items * ITEM_BYTES[dtype.name],
+            isinstance(data, PickledBytes) and data.nbytes == items * ITEM_BYTES[dtype.name],
             "has an array whose bytes do not fit its shape",
         )
         return _Tensor(_Storage(dtype.name, items, data.start), 0, dims)
@@ -274,7 +274,7 @@ class _Reader:
     def load_nested(self, arguments: tuple[Any, ...]) -> _Storage:
         """Read a storage that is pickled as the bytes of another legacy file."""
         self.check(
-            len(arguments) == 1 and isinstance(arguments[0], Blob) and not self.nested,
+            len(arguments) == 1 and isinstance(arguments[0], PickledBytes) and not self.nested,
             "has a malformed storage",
         )
         position = self.file.tell()
@@ -287,7 +287,7 @@ class _Reader:
 
     # layouts
 
-    def read_legacy(self, blob: Blob) -> Any:
+    def read_legacy(self, blob: PickledBytes) -> Any:
         """Read magic, protocol, system, value and storage keys, then place the storages."""
         magic = self.read(blob)
         if type(magic) is not int or magic != _LEGACY_MAGIC:
@@ -296,7 +296,7 @@ class _Reader:
             return magic
         header: list[Any] = []
         for _ in range(4):
-            header.append(self.read(Blob(self.file.tell(), blob.end)))
+            header.append(self.read(PickledBytes(self.file.tell(), blob.end)))
         protocol, system, root, keys = header
         self.check(protocol == _LEGACY_PROTOCOL, "has an unknown protocol")
         self.check(
@@ -348,7 +348,7 @@ class _Reader:
             )
         return self.read(self.entries["data.pkl"])
 
-    def find_entry(self, info: zipfile.ZipInfo) -> Blob:
+    def find_entry(self, info: zipfile.ZipInfo) -> PickledBytes:
         self.check(
             info.compress_type == zipfile.ZIP_STORED
             and not info.flag_bits & 1
@@ -364,7 +364,7 @@ class _Reader:
         start += int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         end = start + info.file_size
         self.check(end <= self.size, f"ends in the middle of the entry '{info.filename:.80}'")
-        return Blob(start, end)
+        return PickledBytes(start, end)
 
 
 class _Bounded:
@@ -389,7 +389,7 @@ def read_state_file(path: Path) -> dict[str, WeightSource]:
             size = path.stat().st_size
             reader = _Reader(path, file, size)
             archive = file.read(4) == b"PK\x03\x04"
-            root = reader.read_zip() if archive else reader.read_legacy(Blob(0, size))
+            root = reader.read_zip() if archive else reader.read_legacy(PickledBytes(0, size))
     except OSError as error:
         raise InvalidModel(f"cannot read '{path}': {error.strerror}") from None
     return {name: _locate(reader, name, value) for name, value in _find_weights(reader, root)}

@@ -15,7 +15,7 @@ from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
 from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
-from splitup_deploy.frontends.source_model import Sizes, Text
+from splitup_deploy.frontends.source_model import Sizes, SourceText
 
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
@@ -107,7 +107,9 @@ def plan_export(
     return ExportPlan(models, shapes, dtype, info, data, notes)
 
 
-def _open(source: str, max_len: int | None) -> tuple[DecoderConfig, Weights, Text | None, Any]:
+def _open(
+    source: str, max_len: int | None
+) -> tuple[DecoderConfig, Weights, SourceText | None, Any]:
     path = Path(source)
     if is_without_weights(source):
         file = path / "config.json" if path.is_dir() else path
@@ -131,7 +133,7 @@ def _describe(
     config: DecoderConfig,
     shapes: Mapping[str, StaticShape],
     dtype: Dtype,
-    text: Text,
+    text: SourceText,
     tokenizer: bytes,
 ) -> EdgeInfo:
     return EdgeInfo(

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES, Experts, Shared
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxTensor
-from splitup_deploy.frontends.weight_sources import Part, WeightSource
+from splitup_deploy.frontends.weight_sources import FilePart, WeightSource
 
 from splitup_edge.export.graph_builder import GraphBuilder
 
@@ -26,7 +26,7 @@ ROUTER: Final = "router."  # begins the names of products that choose experts: t
 class SideBySide:
     """Float32 matrices [count, out, inner] as one of [out, count * inner]."""
 
-    source: Part
+    source: FilePart
     shape: tuple[int, int, int]
 
     def read(self) -> Iterator[bytes]:

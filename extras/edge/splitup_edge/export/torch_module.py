@@ -43,7 +43,7 @@ class RmsNorm(nn.Module):  # type: ignore[misc]  # torch is not there for the ch
         return (normal * self.get_buffer("weight")).to(x.dtype)
 
 
-class Table(nn.Module):  # type: ignore[misc]  # torch is not there for the checker
+class TorchTable(nn.Module):  # type: ignore[misc]  # torch is not there for the checker
     """Rows that are looked up; with ``is_narrow`` stored as int8 with a factor for every row."""
 
     def __init__(self, values: Tensor, *, is_narrow: bool) -> None:
@@ -139,7 +139,7 @@ class StaticModule(nn.Module):  # type: ignore[misc]  # torch is not there for t
             return part
         if node.op == "Gather":
             is_angle = node.inputs[0].startswith("rope.")
-            return Table(first, is_narrow=self._has_narrow_table and not is_angle)
+            return TorchTable(first, is_narrow=self._has_narrow_table and not is_angle)
         return RmsNorm(first.float(), float(str(node.attributes["epsilon"])))
 
     def _read(self, name: str) -> Tensor:

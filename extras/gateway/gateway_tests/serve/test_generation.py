@@ -12,7 +12,7 @@ from splitup_gateway import generation
 from splitup_gateway.access import Access, Charge
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis.answers import make_cost
-from splitup_gateway.generation import Piece, Report, TextOptions, generate_text
+from splitup_gateway.generation import GenerationOptions, Piece, Report, generate_text
 from splitup_gateway.timelines import Timelines
 
 from splitup.client.leases import Lease
@@ -24,7 +24,7 @@ from tests.client.test_leases import make_pool
 
 PRICE = 12
 LOST = 3  # steps of the attempt that fails
-OPTIONS = TextOptions((1, 2), 4, (), Sampler(), Adjustments())
+OPTIONS = GenerationOptions((1, 2), 4, (), Sampler(), Adjustments())
 MODEL: Any = SimpleNamespace(manifest=SimpleNamespace(price_micro_usdc=lambda steps: PRICE * steps))
 
 
@@ -34,7 +34,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [True]
 
     async def write(
-        lease: Lease, model: Any, options: TextOptions, report: Report, *_: object
+        lease: Lease, model: Any, options: GenerationOptions, report: Report, *_: object
     ) -> AsyncGenerator[Piece, None]:
         fails, failing[0] = failing[0], False
         steps = LOST if fails else 2

@@ -22,7 +22,7 @@ from splitup_gateway import access, http_server, stream_routes
 from splitup_gateway.access import Access, Charge
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
-from splitup_gateway.apis.answers import Choice, CompletionForm
+from splitup_gateway.apis.answers import AnswerChoice, CompletionForm
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer
@@ -318,7 +318,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
 
     async def work(stream: Stream) -> None:
         form = CompletionForm(model, is_chat=False, wants_usage=False)
-        choices = [Choice(0, Report((1,)))]
+        choices = [AnswerChoice(0, Report((1,)))]
         pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
             await streams.write_events(stream, form, choices, pieces, 1)

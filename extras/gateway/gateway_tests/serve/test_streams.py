@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streams import Call, Head, Stream, Streams, Work
+from splitup_gateway.streams import Head, Stream, StreamedCall, Streams, Work
 
 from splitup.core import tuning
 from splitup.core.errors import Throttled
@@ -21,8 +21,8 @@ from tests.builders import HANG_S
 HEAD = Head("application/x-ndjson", {}, is_streamed=True, describe_error=lambda _: b"failed")
 
 
-def ask(owner: str = "ann", digest: bytes = b"1", key: str = "") -> Call:
-    return Call(owner, digest, key)
+def ask(owner: str = "ann", digest: bytes = b"1", key: str = "") -> StreamedCall:
+    return StreamedCall(owner, digest, key)
 
 
 def say(*events: bytes) -> Work:
@@ -132,16 +132,16 @@ async def test_what_failed_is_tried_again_and_can_still_be_read(streams: Streams
 
 async def test_a_retry_without_a_key_joins_only_what_its_client_lost(streams: Streams) -> None:
     first = streams.join_or_start(ask(), wait_for_ever)
-    retry = Call("ann", b"1", retries=1)
+    retry = StreamedCall("ann", b"1", retries=1)
     with first.attach():
         assert streams.join_or_start(retry, wait_for_ever) is not first, "somebody reads it"
-    lost = streams.join_or_start(Call("ann", b"2", retries=0), wait_for_ever)
+    lost = streams.join_or_start(StreamedCall("ann", b"2", retries=0), wait_for_ever)
     with lost.attach():
         await lost.wait_for_head()
-    assert streams.join_or_start(Call("ann", b"2", retries=1), wait_for_ever) is lost
-    assert streams.join_or_start(Call("ann", b"2", retries=0), wait_for_ever) is not lost
-    assert streams.join_or_start(Call("bob", b"2", retries=1), wait_for_ever) is not lost
-    assert streams.join_or_start(Call("ann", b"3", retries=1), wait_for_ever) is not lost
+    assert streams.join_or_start(StreamedCall("ann", b"2", retries=1), wait_for_ever) is lost
+    assert streams.join_or_start(StreamedCall("ann", b"2", retries=0), wait_for_ever) is not lost
+    assert streams.join_or_start(StreamedCall("bob", b"2", retries=1), wait_for_ever) is not lost
+    assert streams.join_or_start(StreamedCall("ann", b"3", retries=1), wait_for_ever) is not lost
 
 
 @pytest.mark.parametrize("bound", ["STREAMS_OF_ONE", "STREAMS"])

@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway.tcp_relay import Address, RelayLimits, TcpRelay, make_certificate
+from splitup_gateway.tcp_relay import HostPort, RelayLimits, TcpRelay, make_certificate
 
 from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
 
 HOST = "127.0.0.1"
-FREE = Address(HOST, 0)
+FREE = HostPort(HOST, 0)
 _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -34,7 +34,7 @@ async def relay_to(serve: _Serve, limits: RelayLimits | None = None) -> AsyncIte
     async with (
         server,
         asyncio.timeout(HANG_S),
-        TcpRelay(FREE, Address(HOST, port), limits) as relay,
+        TcpRelay(FREE, HostPort(HOST, port), limits) as relay,
     ):
         yield relay
 
@@ -143,9 +143,9 @@ async def test_a_target_that_does_not_listen_closes_the_connection() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match="cannot listen on"):
-            async with TcpRelay(Address(HOST, port), FREE):
+            async with TcpRelay(HostPort(HOST, port), FREE):
                 pass
-    async with TcpRelay(FREE, Address(HOST, port)) as relay:
+    async with TcpRelay(FREE, HostPort(HOST, port)) as relay:
         reader, writer = await asyncio.open_connection(HOST, relay.port)
         with pytest.raises(ConnectionResetError):
             await reader.read()
@@ -166,7 +166,7 @@ async def test_websockets_pass_also_through_tls(has_tls: bool) -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
-    target = Address(HOST, runner.addresses[0][1])
+    target = HostPort(HOST, runner.addresses[0][1])
     made = make_certificate([HOST, "localhost"])
     pin = aiohttp.Fingerprint(bytes.fromhex(made.fingerprint.replace(":", "")))
     data = bytes(range(256)) * 4_096
@@ -186,9 +186,9 @@ async def test_websockets_pass_also_through_tls(has_tls: bool) -> None:
 @pytest.mark.parametrize("text", ["", "1234", "host:", ":1", "host:65536", "host:-1", "host:٣"])
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(InvalidInput, match="HOST:PORT"):
-        Address.parse(text)
-    assert Address.parse("[::1]:80") == Address("::1", 80)
-    assert str(Address("::1", 80)) == "[::1]:80"
+        HostPort.parse(text)
+    assert HostPort.parse("[::1]:80") == HostPort("::1", 80)
+    assert str(HostPort("::1", 80)) == "[::1]:80"
 
 
 async def test_the_command_shows_where_phones_connect_and_which_certificate_they_see() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.tools import CallParser, Part, ToolCall
+from splitup_gateway.apis.tools import AnswerPart, CallParser, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 
@@ -19,30 +19,30 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Choice:
+class AnswerChoice:
     """One text of an answer, as it grows."""
 
     index: int
     report: Report
     parser: CallParser | None = None  # None: the answer is text, whatever it looks like
     pieces: list[Piece] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)  # no text follows a text
+    parts: list[AnswerPart] = field(default_factory=list)  # no text follows a text
     length: int = 0  # of all tokens' texts, in characters
     is_ended: bool = False
 
-    def append(self, piece: Piece) -> list[Part]:
+    def append(self, piece: Piece) -> list[AnswerPart]:
         """Add the next token; return what it adds to the answer for certain."""
         self.pieces.append(piece)
         text = piece.token.text
         self.length += len(text)
         return self._take([text] if self.parser is None else self.parser.push(text))
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Return what was held back, when no token follows."""
         self.is_ended = True
         return self._take([] if self.parser is None else self.parser.finish())
 
-    def _take(self, parts: list[Part]) -> list[Part]:
+    def _take(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         for part in parts:
             if isinstance(part, str) and self.parts and isinstance(self.parts[-1], str):
                 self.parts[-1] += part
@@ -83,31 +83,31 @@ class AnswerForm(Protocol):
         """Return one event of a stream."""
         ...
 
-    def tell(self, choice: Choice, note: str) -> bytes:
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return a sign of life that adds nothing to an answer; ``note`` says how far it is."""
         ...
 
-    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the event of an error that ends a stream early."""
         ...
 
-    def make_answer(self, choices: Sequence[Choice]) -> Event:
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
         """Return the whole answer."""
         ...
 
-    def begin(self, choice: Choice) -> list[Event]:
+    def begin(self, choice: AnswerChoice) -> list[Event]:
         """Return the events that begin a choice."""
         ...
 
-    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events of a choice's next token, which added these parts to it."""
         ...
 
-    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events that end a choice, whose last parts these are."""
         ...
 
-    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return the events that end the answer."""
         ...
 
@@ -150,7 +150,7 @@ class CompletionForm(EventStream):
             "choices": choices,
         }
 
-    def make_answer(self, choices: Sequence[Choice]) -> Event:
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
         """Return the whole answer."""
         entries = []
         for choice in choices:
@@ -168,14 +168,14 @@ class CompletionForm(EventStream):
         answer["usage"] = make_usage([choice.report for choice in choices])
         return answer
 
-    def begin(self, choice: Choice) -> list[Event]:
+    def begin(self, choice: AnswerChoice) -> list[Event]:
         """Return the events that begin a choice; completions have none."""
         if not self._is_chat:
             return []
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
 
-    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events of a choice's next token, which added these parts to it."""
         logprobs = self._describe([piece], choice.length - len(piece.token.text))
         events = [self._make_delta(choice, part) for part in parts]
@@ -184,7 +184,7 @@ class CompletionForm(EventStream):
             events[0]["choices"][0]["logprobs"] = logprobs
         return events
 
-    def _make_delta(self, choice: Choice, part: Part) -> Event:
+    def _make_delta(self, choice: AnswerChoice, part: AnswerPart) -> Event:
         content: dict[str, Any] = {"text": part}
         if isinstance(part, ToolCall):
             place = choice.calls.index(part)
@@ -193,7 +193,7 @@ class CompletionForm(EventStream):
             content = {"delta": {"content": part}}
         return self._make([_chunk_choice(choice.index, **content)], is_chunk=True)
 
-    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events that say why a choice ended, after its last parts."""
         content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         entry = _chunk_choice(choice.index, **content)
@@ -201,7 +201,7 @@ class CompletionForm(EventStream):
         rest = [self._make_delta(choice, part) for part in parts]
         return [*rest, self._make([entry], is_chunk=True)]
 
-    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return the events that end the answer: its usage, if that was asked for."""
         if not self._wants_usage:
             return []
@@ -209,11 +209,11 @@ class CompletionForm(EventStream):
         chunk["usage"] = make_usage([choice.report for choice in choices])
         return [chunk]
 
-    def tell(self, choice: Choice, note: str) -> bytes:
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return a comment, as a part of the next event: alone, clients would take it for one."""
         return f": {note}\n".encode()
 
-    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the chunk that ends a stream early: no choice has the reason "stop"."""
         content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         entries = [_chunk_choice(one.index, **content) for one in choices if not one.is_ended]
@@ -253,7 +253,7 @@ class CompletionForm(EventStream):
         }
 
 
-def _make_message(choice: Choice) -> dict[str, Any]:
+def _make_message(choice: AnswerChoice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.calls:
         message["content"] = choice.text or None

@@ -24,17 +24,17 @@ from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
 from splitup_gateway.access import Charge
 from splitup_gateway.apis.answers import make_cost
-from splitup_gateway.apis.formats import Fields, TokenId
+from splitup_gateway.apis.formats import RequestFields, TokenId
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import ATTEMPTS, Report, add_to_totals
 
 MAX_INPUTS: Final = 2_048  # of one request, as OpenAI has it
 
 
-class EmbeddingRequest(Fields):
+class EmbeddingRequest(RequestFields):
     """POST /v1/embeddings."""
 
-    harmless = Fields.harmless | {"user"}
+    harmless = RequestFields.harmless | {"user"}
 
     model: str
     input: str | list[TokenId] | list[str | list[TokenId]]
@@ -54,13 +54,13 @@ class EmbeddingRequest(Fields):
         return found
 
 
-class Document(Fields):
+class Document(RequestFields):
     """A document, as some clients send it."""
 
     text: str
 
 
-class RerankRequest(Fields):
+class RerankRequest(RequestFields):
     """POST /v1/rerank."""
 
     model: str

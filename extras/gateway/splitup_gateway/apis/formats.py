@@ -21,7 +21,7 @@ _WHITESPACE: Final = r" |\n {0,32}"
 TokenId = Annotated[int, Field(strict=True)]  # True is none
 
 
-class Fields(LaxRecord):
+class RequestFields(LaxRecord):
     """A part of a request: a field that is not listed is an error.
 
     ``harmless`` are names of fields that would change nothing here: they are left out unread.
@@ -37,7 +37,7 @@ class Fields(LaxRecord):
         return {name: each for name, each in value.items() if name not in cls.harmless}
 
 
-class TextFormat(Fields):
+class TextFormat(RequestFields):
     """Any text."""
 
     type: Literal["text"]
@@ -46,7 +46,7 @@ class TextFormat(Fields):
         """Return None: every text will do."""
 
 
-class JsonObjectFormat(Fields):
+class JsonObjectFormat(RequestFields):
     """Any JSON object."""
 
     type: Literal["json_object"]
@@ -56,7 +56,7 @@ class JsonObjectFormat(Fields):
         return make_schema_grammar({"type": "object"}, strict=True)
 
 
-class GrammarFormat(Fields):
+class GrammarFormat(RequestFields):
     """A text of a language: a grammar in Lark's syntax, or a regular expression."""
 
     type: Literal["grammar"]
@@ -68,7 +68,7 @@ class GrammarFormat(Fields):
         return Grammar(self.syntax, self.definition)
 
 
-class NamedSchema(Fields):
+class NamedSchema(RequestFields):
     """A JSON schema. Unless it is strict, keywords that are not supported are passed over."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -82,7 +82,7 @@ class NamedSchema(Fields):
         return make_schema_grammar(schema, strict=bool(self.strict))
 
 
-class JsonSchemaFormat(Fields):
+class JsonSchemaFormat(RequestFields):
     """JSON by a schema, as chats name it."""
 
     type: Literal["json_schema"]

@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
-from splitup_gateway.apis.formats import Fields
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.errors import ApiError
 
 MAX_IMAGES: Final = 16  # of a request
@@ -19,21 +19,21 @@ _SHOWN: Final = 40  # characters of a URL in an error
 Detail = Literal["auto", "low", "high"]  # a model reads all images in one size
 
 
-class TextPart(Fields):
+class TextPart(RequestFields):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageSource(Fields):
+class ImageSource(RequestFields):
     """Where an image is."""
 
     url: str
     detail: Detail | None = None
 
 
-class ImagePart(Fields):
+class ImagePart(RequestFields):
     """An image in a chat."""
 
     type: Literal["image_url"]
@@ -45,7 +45,7 @@ class ImagePart(Fields):
         return self.image_url.url
 
 
-class ResponseImage(Fields):
+class ResponseImage(RequestFields):
     """An image in a request of the Responses API."""
 
     type: Literal["input_image"]
@@ -66,10 +66,10 @@ class HasText(Protocol):
         """The text."""
 
 
-Part = HasText | ImagePart | ResponseImage
+AnyPart = HasText | ImagePart | ResponseImage
 
 
-def list_images(contents: Sequence[str | Sequence[Part] | None]) -> tuple[bytes, ...]:
+def list_images(contents: Sequence[str | Sequence[AnyPart] | None]) -> tuple[bytes, ...]:
     """Return the files of all images of a conversation; raise ApiError for what is no data URL."""
     parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
     urls = [part.url for part in parts if isinstance(part, ImagePart | ResponseImage)]
@@ -78,7 +78,7 @@ def list_images(contents: Sequence[str | Sequence[Part] | None]) -> tuple[bytes,
     return tuple(map(_read_data_url, urls))
 
 
-def join_content(content: str | Sequence[Part]) -> str | list[dict[str, Any]]:
+def join_content(content: str | Sequence[AnyPart]) -> str | list[dict[str, Any]]:
     """Return a message's content as chat templates expect it: a text, or parts if it has images."""
     if isinstance(content, str):
         return content

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import Choice, Event, EventStream, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, make_cost
 from splitup_gateway.apis.messages import MessagesRequest
-from splitup_gateway.apis.tools import Part, ToolCall
+from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 
@@ -37,15 +37,15 @@ class MessagesForm(EventStream):
         self._block = 0  # the number of the next or open one
         self._is_in_text = False
 
-    def tell(self, choice: Choice, note: str) -> bytes:
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return a ping."""
         return self.encode({"type": "ping"}, note)
 
-    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the event of an error that ends a stream early."""
         return describe_error(error)
 
-    def make_answer(self, choices: Sequence[Choice]) -> Event:
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
         """Return the whole answer."""
         [choice] = choices
         return {
@@ -55,7 +55,7 @@ class MessagesForm(EventStream):
             "usage": _make_usage(choice.report),
         }
 
-    def begin(self, choice: Choice) -> list[Event]:
+    def begin(self, choice: AnswerChoice) -> list[Event]:
         """Return the events before the first token."""
         usage = {**_count_tokens(choice.report), "output_tokens": 0}
         message = {**self._describe(), "content": [], "stop_reason": None, "stop_sequence": None}
@@ -64,15 +64,15 @@ class MessagesForm(EventStream):
             {"type": "ping"},
         ]
 
-    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events of one token."""
         return [event for part in parts for event in self._add_part(part)]
 
-    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events after the last token."""
         return [event for part in parts for event in self._add_part(part)] + self._end_text()
 
-    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return why the answer ended, and what it took."""
         [choice] = choices
         usage, reason = _make_usage(choice.report), self._make_reason(choice)
@@ -81,7 +81,7 @@ class MessagesForm(EventStream):
             {"type": "message_stop"},
         ]
 
-    def _add_part(self, part: Part) -> list[Event]:
+    def _add_part(self, part: AnswerPart) -> list[Event]:
         if isinstance(part, ToolCall):
             begun = {**_make_block(part), "input": {}}
             delta = {"type": "input_json_delta", "partial_json": part.arguments}
@@ -118,7 +118,7 @@ class MessagesForm(EventStream):
             "model": self._model.name,
         }
 
-    def _make_reason(self, choice: Choice) -> Event:
+    def _make_reason(self, choice: AnswerChoice) -> Event:
         report = choice.report
         reasons = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
         reason = reasons[choice.finish_reason]
@@ -129,7 +129,7 @@ class MessagesForm(EventStream):
         return {"stop_reason": reason, "stop_sequence": report.stop}
 
 
-def _make_block(part: Part) -> Event:
+def _make_block(part: AnswerPart) -> Event:
     if isinstance(part, ToolCall):
         arguments = json.loads(part.arguments)
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}

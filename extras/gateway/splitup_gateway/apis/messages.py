@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from splitup_gateway.apis.formats import Fields
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.image_parts import TextPart
 from splitup_gateway.apis.requests import MAX_MESSAGES, ChatRequest, ReasoningEffort, parse_request
 from splitup_gateway.apis.tools import MAX_TOOLS, FunctionName
@@ -22,10 +22,10 @@ from splitup_gateway.errors import ApiError
 class TextBlock(TextPart):
     """A text."""
 
-    harmless = Fields.harmless | {"citations", "parsed_output"}
+    harmless = RequestFields.harmless | {"citations", "parsed_output"}
 
 
-class Base64Source(Fields):
+class Base64Source(RequestFields):
     """An image itself."""
 
     type: Literal["base64"]
@@ -33,34 +33,34 @@ class Base64Source(Fields):
     data: str
 
 
-class ImageBlock(Fields):
+class ImageBlock(RequestFields):
     """An image; this server fetches none, so it is sent with the request."""
 
     type: Literal["image"]
     source: Base64Source
 
 
-class ThinkingBlock(Fields):
+class ThinkingBlock(RequestFields):
     """What the model thought before an earlier answer; nobody checks the signature here."""
 
-    harmless = Fields.harmless | {"signature"}
+    harmless = RequestFields.harmless | {"signature"}
 
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedBlock(Fields):
+class RedactedBlock(RequestFields):
     """Thoughts that only their provider can read: they are left out."""
 
-    harmless = Fields.harmless | {"data"}
+    harmless = RequestFields.harmless | {"data"}
 
     type: Literal["redacted_thinking"]
 
 
-class UseBlock(Fields):
+class UseBlock(RequestFields):
     """A call in an earlier answer."""
 
-    harmless = Fields.harmless | {"caller", "toolset_name"}
+    harmless = RequestFields.harmless | {"caller", "toolset_name"}
 
     type: Literal["tool_use"]
     id: str
@@ -68,10 +68,10 @@ class UseBlock(Fields):
     input: dict[str, Any]
 
 
-class ResultBlock(Fields):
+class ResultBlock(RequestFields):
     """What a tool returned; its text says whether that is an error."""
 
-    harmless = Fields.harmless | {"is_error"}
+    harmless = RequestFields.harmless | {"is_error"}
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -84,7 +84,7 @@ AssistantBlock = Annotated[
 ]
 
 
-class UserMessage(Fields):
+class UserMessage(RequestFields):
     """What the user says, and what tools returned."""
 
     role: Literal["user"]
@@ -108,7 +108,7 @@ class UserMessage(Fields):
         return [*made, {"role": "user", "content": said}] if said or not made else made
 
 
-class AssistantMessage(Fields):
+class AssistantMessage(RequestFields):
     """An earlier answer."""
 
     role: Literal["assistant"]
@@ -131,7 +131,7 @@ class AssistantMessage(Fields):
         return [{**made, "tool_calls": calls}] if calls else [made]
 
 
-class SystemMessage(Fields):
+class SystemMessage(RequestFields):
     """An instruction within the conversation."""
 
     role: Literal["system"]
@@ -142,10 +142,10 @@ class SystemMessage(Fields):
         return [{"role": "system", "content": _join(self.content)}]
 
 
-class MessageTool(Fields):
+class MessageTool(RequestFields):
     """A tool of the client; ``input_schema`` is the JSON schema of its arguments."""
 
-    harmless = Fields.harmless | {
+    harmless = RequestFields.harmless | {
         *("eager_input_streaming", "input_examples", "allowed_callers", "defer_loading"),
     }
 
@@ -162,7 +162,7 @@ class MessageTool(Fields):
         return self
 
 
-class MessageToolChoice(Fields):
+class MessageToolChoice(RequestFields):
     """Whether tools are called: "any" says that one must be, "tool" which one."""
 
     type: Literal["auto", "any", "none", "tool"]
@@ -185,22 +185,22 @@ class MessageToolChoice(Fields):
         }
 
 
-class Thinking(Fields):
+class Thinking(RequestFields):
     """Whether the model is to think before it answers, where its template can switch that."""
 
-    harmless = Fields.harmless | {"budget_tokens", "display"}
+    harmless = RequestFields.harmless | {"budget_tokens", "display"}
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-class SchemaFormat(Fields):
+class SchemaFormat(RequestFields):
     """JSON by a schema."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Fields):
+class OutputConfig(RequestFields):
     """How the answer is to be."""
 
     effort: ReasoningEffort | None = None
@@ -226,10 +226,10 @@ AnyMessage = Annotated[
 ]
 
 
-class CountRequest(Fields):
+class CountRequest(RequestFields):
     """POST /v1/messages/count_tokens."""
 
-    harmless: ClassVar[frozenset[str]] = Fields.harmless | {
+    harmless: ClassVar[frozenset[str]] = RequestFields.harmless | {
         *("metadata", "service_tier", "diagnostics", "inference_geo", "context_management"),
         *("speed", "user_profile_id", "workspace_id"),
     }

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, Field
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import Choice, Event, make_cost
-from splitup_gateway.apis.formats import Fields
+from splitup_gateway.apis.answers import AnswerChoice, Event, make_cost
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
     ChatRequest,
     CompletionRequest,
     parse_request,
 )
-from splitup_gateway.apis.tools import MAX_TOOLS, Part, Tool, ToolCall, find_syntax
+from splitup_gateway.apis.tools import MAX_TOOLS, AnswerPart, Tool, ToolCall, find_syntax
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
 
@@ -45,10 +45,10 @@ TAKEN: Final = frozenset(
 )
 
 
-class OllamaCall(Fields):
+class OllamaCall(RequestFields):
     """A call in an earlier answer."""
 
-    class Function(Fields):
+    class Function(RequestFields):
         """What was called, with which arguments."""
 
         name: str
@@ -59,7 +59,7 @@ class OllamaCall(Fields):
     id: str | None = None
 
 
-class OllamaMessage(Fields):
+class OllamaMessage(RequestFields):
     """A message of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -72,7 +72,7 @@ class OllamaMessage(Fields):
     images: list[str] | None = None  # in base64
 
 
-class _OllamaRequest(Fields):
+class _OllamaRequest(RequestFields):
     model: str
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -173,7 +173,7 @@ def _make_content(text: str, images: Sequence[str] | None) -> str | list[dict[st
     return [*parts, {"type": "text", "text": text}]
 
 
-class ShowRequest(Fields):
+class ShowRequest(RequestFields):
     """POST /api/show; ``name`` is the older name of ``model``."""
 
     name: Annotated[str, Field(validation_alias=AliasChoices("model", "name"))]
@@ -194,37 +194,37 @@ class OllamaForm:
         """Return a line."""
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
-    def tell(self, choice: Choice, note: str) -> bytes:
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return a line that adds nothing."""
         return self.encode({**self._make([]), "done": False})
 
-    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return an error as Ollama's clients read it."""
         return describe_error(error)
 
-    def make_answer(self, choices: Sequence[Choice]) -> Event:
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
         """Return the whole answer."""
         [choice] = choices
         return {**self._make(choice.parts), **self._make_end(choice)}
 
-    def begin(self, choice: Choice) -> list[Event]:
+    def begin(self, choice: AnswerChoice) -> list[Event]:
         """Return nothing: an answer begins with its first piece."""
         return []
 
-    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return a line of what a token added."""
         return [{**self._make(parts), "done": False}] if parts else []
 
-    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the last lines."""
         ended = {**self._make([]), **self._make_end(choice)}
         return [*([{**self._make(parts), "done": False}] if parts else []), ended]
 
-    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return nothing: there is one choice, and it has ended."""
         return []
 
-    def _make(self, parts: Sequence[Part]) -> Event:
+    def _make(self, parts: Sequence[AnswerPart]) -> Event:
         text = "".join(part for part in parts if isinstance(part, str))
         made: Event = {"model": self.model.name, "created_at": datetime.now(UTC).isoformat()}
         if not self.is_chat:
@@ -238,7 +238,7 @@ class OllamaForm:
             ]
         return {**made, "message": message}
 
-    def _make_end(self, choice: Choice) -> Event:
+    def _make_end(self, choice: AnswerChoice) -> Event:
         report, spent_ns = choice.report, time.perf_counter_ns() - self.began_ns
         return {
             "done": True,

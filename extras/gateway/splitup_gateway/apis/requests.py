@@ -17,7 +17,7 @@ from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
-from splitup_gateway.apis.formats import AnswerFormat, Fields, TokenId
+from splitup_gateway.apis.formats import AnswerFormat, RequestFields, TokenId
 from splitup_gateway.apis.image_parts import ImagePart, TextPart, join_content, list_images
 from splitup_gateway.apis.tools import (
     MAX_TOOLS,
@@ -37,24 +37,24 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class CalledFunction(Fields):
+class CalledFunction(RequestFields):
     """A function that the model called; ``arguments`` is JSON."""
 
     name: str
     arguments: str
 
 
-class MessageCall(Fields):
+class MessageCall(RequestFields):
     """A call in an earlier answer."""
 
-    harmless = Fields.harmless | {"index"}
+    harmless = RequestFields.harmless | {"index"}
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(Fields):
+class ChatMessage(RequestFields):
     """A message of a conversation: what was said, called, or returned by a tool."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -121,26 +121,26 @@ def make_template_call(key: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": value}}
 
 
-class StreamOptions(Fields):
+class StreamOptions(RequestFields):
     """What a stream contains besides the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class Reasoning(Fields):
+class Reasoning(RequestFields):
     """How much a model is to think; other servers can also summarise what it thought."""
 
-    harmless = Fields.harmless | {"summary", "generate_summary", "exclude", "max_tokens"}
+    harmless = RequestFields.harmless | {"summary", "generate_summary", "exclude", "max_tokens"}
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
 
 
-class Sampling(Fields):
+class Sampling(RequestFields):
     """The fields that every request for a text has."""
 
-    harmless = Fields.harmless | {
+    harmless = RequestFields.harmless | {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "verbosity"),
     }
@@ -218,7 +218,7 @@ class _Generation(Sampling):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-R = TypeVar("R", bound=Fields)
+R = TypeVar("R", bound=RequestFields)
 
 
 class Conversing(Sampling):
@@ -258,7 +258,7 @@ class ChatRequest(_Generation, Conversing):
 
     caps_limit: ClassVar[bool] = False  # a limit beyond the context means: as far as it goes
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from splitup.client.text.grammar import Grammar
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS
-from splitup_gateway.apis.formats import Fields, FlatAnswerFormat, TextFormat
+from splitup_gateway.apis.formats import FlatAnswerFormat, RequestFields, TextFormat
 from splitup_gateway.apis.image_parts import ResponseImage, join_content, list_images
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
@@ -26,15 +26,15 @@ from splitup_gateway.apis.tools import (
 )
 
 
-class ResponseText(Fields):
+class ResponseText(RequestFields):
     """How the text of a response is to be."""
 
-    harmless = Fields.harmless | {"verbosity"}
+    harmless = RequestFields.harmless | {"verbosity"}
 
     format: FlatAnswerFormat | None = None
 
 
-class ResponsePart(Fields):
+class ResponsePart(RequestFields):
     """A part of an input item; answers that are sent back have parts of type "output_text"."""
 
     type: Literal["input_text", "output_text"]
@@ -43,7 +43,7 @@ class ResponsePart(Fields):
     logprobs: list[Any] | None = None
 
 
-class MessageItem(Fields):
+class MessageItem(RequestFields):
     """A message of a conversation."""
 
     type: Literal["message"] = "message"
@@ -60,7 +60,7 @@ class MessageItem(Fields):
         return self
 
 
-class CallItem(Fields):
+class CallItem(RequestFields):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
@@ -71,7 +71,7 @@ class CallItem(Fields):
     status: str | None = None
 
 
-class CallOutputItem(Fields):
+class CallOutputItem(RequestFields):
     """What a tool returned."""
 
     type: Literal["function_call_output"]
@@ -81,16 +81,16 @@ class CallOutputItem(Fields):
     status: str | None = None
 
 
-class ReasoningItem(Fields):
+class ReasoningItem(RequestFields):
     """What a model thought before an earlier answer, in words that anybody can read."""
 
-    class Text(Fields):
+    class Text(RequestFields):
         """A part of it."""
 
         type: Literal["reasoning_text"]
         text: str
 
-    harmless = Fields.harmless | {"summary", "encrypted_content", "status", "id"}
+    harmless = RequestFields.harmless | {"summary", "encrypted_content", "status", "id"}
 
     type: Literal["reasoning"]
     content: list[Text] | None = None

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import Choice, Event, EventStream, describe_token, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, describe_token, make_cost
 from splitup_gateway.apis.response_requests import ResponseRequest
-from splitup_gateway.apis.tools import Part, ToolCall
+from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
 
@@ -29,7 +29,7 @@ class ResponseForm(EventStream):
         self._created = int(time.time())
         self._events = 0
 
-    def make_answer(self, choices: Sequence[Choice]) -> Event:
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
         """Return the whole answer."""
         [choice] = choices
         is_cut = choice.report.finish_reason == "length"
@@ -41,7 +41,7 @@ class ResponseForm(EventStream):
             "usage": _make_usage(choice),
         }
 
-    def begin(self, choice: Choice) -> list[Event]:
+    def begin(self, choice: AnswerChoice) -> list[Event]:
         """Return the events before the first token."""
         started = {**self._describe("in_progress"), "output": [], "usage": None}
         return [
@@ -49,12 +49,12 @@ class ResponseForm(EventStream):
             self._make("response.in_progress", response=started),
         ]
 
-    def tell(self, choice: Choice, note: str) -> bytes:
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return an event that says that it goes on."""
         response = {**self._describe("in_progress"), "output": [], "usage": None}
         return self.encode(self._make("response.in_progress", response=response), note)
 
-    def describe_error(self, error: ApiError, choices: Sequence[Choice]) -> Event:
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the event of an error that ends a stream early; earlier ones have the text."""
         [choice] = choices
         told = {"code": error.code or "server_error", "message": str(error)}
@@ -62,7 +62,7 @@ class ResponseForm(EventStream):
         response = {**failed, "usage": _make_usage(choice)}
         return {"type": "response.failed", "sequence_number": self._events, "response": response}
 
-    def add(self, choice: Choice, piece: Piece, parts: Sequence[Part]) -> list[Event]:
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events of one token."""
         logprobs = self._list_logprobs([piece])
         events = []
@@ -71,14 +71,16 @@ class ResponseForm(EventStream):
             logprobs = []
         return events
 
-    def end(self, choice: Choice, parts: Sequence[Part]) -> list[Event]:
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events after the last token."""
         events = []
         for part in parts or [""] * (not choice.parts):
             events += self._add_part(choice, part, [])
         return events + self._end_message(choice)
 
-    def _add_part(self, choice: Choice, part: Part, logprobs: list[Event]) -> list[Event]:
+    def _add_part(
+        self, choice: AnswerChoice, part: AnswerPart, logprobs: list[Event]
+    ) -> list[Event]:
         if isinstance(part, ToolCall):
             return self._end_message(choice) + self._add_call(choice, part)
         events = []
@@ -93,7 +95,7 @@ class ResponseForm(EventStream):
         name = "response.output_text.delta"
         return [*events, self._make(name, **self._place(), delta=part, logprobs=logprobs)]
 
-    def _add_call(self, choice: Choice, call: ToolCall) -> list[Event]:
+    def _add_call(self, choice: AnswerChoice, call: ToolCall) -> list[Event]:
         place = {"item_id": self._get_item_id(self._done), "output_index": self._done}
         item = _make_call_item(self._get_item_id(self._done), call)
         begun = {**item, "status": "in_progress", "arguments": ""}
@@ -108,7 +110,7 @@ class ResponseForm(EventStream):
             self._make("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def _end_message(self, choice: Choice) -> list[Event]:
+    def _end_message(self, choice: AnswerChoice) -> list[Event]:
         if not self._is_in_message:
             return []
         item, place = self._make_item(choice, self._done), self._place()
@@ -122,7 +124,7 @@ class ResponseForm(EventStream):
             self._make("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def finish(self, choices: Sequence[Choice]) -> list[Event]:
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return the event with the whole answer."""
         answer = self.make_answer(choices)
         return [self._make(f"response.{answer['status']}", response=answer)]
@@ -163,7 +165,7 @@ class ResponseForm(EventStream):
             "truncation": "disabled",
         }
 
-    def _make_item(self, choice: Choice, place: int) -> Event:
+    def _make_item(self, choice: AnswerChoice, place: int) -> Event:
         part = choice.parts[place] if choice.parts else ""
         item_id = self._get_item_id(place)
         if isinstance(part, ToolCall):
@@ -202,7 +204,7 @@ def _make_part(text: str, logprobs: list[Event]) -> Event:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _make_usage(choice: Choice) -> Event:
+def _make_usage(choice: AnswerChoice) -> Event:
     report = choice.report
     return {
         "input_tokens": len(report.prompt),

@@ -12,14 +12,14 @@ from splitup.client.leases import LeasePool
 from splitup.client.text.generation import TextModel
 from splitup.core import tuning
 from splitup_gateway.access import Charge
-from splitup_gateway.apis.answers import RECEIPTS, AnswerForm, Choice, Event, list_executions
+from splitup_gateway.apis.answers import RECEIPTS, AnswerChoice, AnswerForm, Event, list_executions
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
+    GenerationOptions,
     Piece,
     PlacesImages,
     Report,
     Speculate,
-    TextOptions,
     generate_text,
 )
 from splitup_gateway.streams import Head, Stream
@@ -29,11 +29,11 @@ async def generate_all(
     pool: LeasePool,
     speculate: Speculate | None,
     model: TextModel,
-    texts: Sequence[TextOptions],
-    choices: Sequence[Choice],
+    texts: Sequence[GenerationOptions],
+    choices: Sequence[AnswerChoice],
     charge: Charge,
     images: PlacesImages | None = None,
-) -> AsyncGenerator[tuple[Choice, Piece | None], None]:
+) -> AsyncGenerator[tuple[AnswerChoice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
 
     Choices of one prompt come one after the other on one lease, so that the prompt is fed once.
@@ -49,8 +49,8 @@ async def generate_all(
 async def write_whole(
     stream: Stream,
     form: AnswerForm,
-    choices: Sequence[Choice],
-    pieces: AsyncIterator[tuple[Choice, Piece | None]],
+    choices: Sequence[AnswerChoice],
+    pieces: AsyncIterator[tuple[AnswerChoice, Piece | None]],
 ) -> None:
     """Give the answer as one object, once it is complete."""
     async for choice, piece in pieces:
@@ -74,8 +74,8 @@ async def answer(stream: Stream, body: object, headers: dict[str, str]) -> None:
 async def write_events(
     stream: Stream,
     form: AnswerForm,
-    choices: Sequence[Choice],
-    pieces: AsyncIterator[tuple[Choice, Piece | None]],
+    choices: Sequence[AnswerChoice],
+    pieces: AsyncIterator[tuple[AnswerChoice, Piece | None]],
     most_micro_usdc: int,
 ) -> None:
     """Give the answer as events, the first one soon, whenever a token comes."""
@@ -99,11 +99,11 @@ async def write_events(
 class _Writer:
     stream: Stream
     form: AnswerForm
-    choices: Sequence[Choice]
+    choices: Sequence[AnswerChoice]
     most_micro_usdc: int
     begun: set[int] = field(default_factory=set)
 
-    async def begin(self, choice: Choice) -> None:
+    async def begin(self, choice: AnswerChoice) -> None:
         """Begin a choice, and the stream with the first one."""
         if choice.index in self.begun:
             return

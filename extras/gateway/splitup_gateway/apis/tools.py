@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json, parse_json_prefix
-from splitup_gateway.apis.formats import Fields, write_schema
+from splitup_gateway.apis.formats import RequestFields, write_schema
 from splitup_gateway.errors import ApiError
 
 MAX_TOOLS: Final = 128
@@ -31,7 +31,7 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperti
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 
 
-class Function(Fields):
+class Function(RequestFields):
     """A function that may be called; ``parameters`` is the JSON schema of its arguments."""
 
     name: FunctionName
@@ -52,7 +52,7 @@ class Function(Fields):
         return {"type": "object", **(self.parameters or _NO_PARAMETERS)}
 
 
-class Tool(Fields):
+class Tool(RequestFields):
     """A tool, as chats name it."""
 
     type: Literal["function"]
@@ -65,13 +65,13 @@ class FlatTool(Function):
     type: Literal["function"]
 
 
-class FunctionChoice(Fields):
+class FunctionChoice(RequestFields):
     """The name of the function to call."""
 
     name: FunctionName
 
 
-class ToolChoice(Fields):
+class ToolChoice(RequestFields):
     """The tool to call, as chats name it."""
 
     type: Literal["function"]
@@ -84,7 +84,7 @@ class FlatToolChoice(FunctionChoice):
     type: Literal["function"]
 
 
-class AllowedTools(Fields):
+class AllowedTools(RequestFields):
     """The tools that the model may, or must, call; the others are shown to it all the same.
 
     ``tools`` has the form of the choice of one tool.
@@ -94,7 +94,7 @@ class AllowedTools(Fields):
     tools: Annotated[list[ToolChoice | FlatToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedChoice(Fields):
+class AllowedChoice(RequestFields):
     """Some of the tools, as chats name them."""
 
     type: Literal["allowed_tools"]
@@ -137,7 +137,7 @@ class ToolCall:
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
-Part = str | ToolCall
+AnswerPart = str | ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +269,12 @@ class CallParser:
         self._has_called = False
         self._is_text = False  # of a syntax without marks: the answer has begun as another text
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Take the next piece; return what is certain now."""
         self._held += text
         return self._find_marked() if self._syntax.begin else self._find_bare(is_end=False)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Return the rest, when no piece follows.
 
         Where a call must be, the rest is one that was cut off, and nobody's text.
@@ -283,9 +283,9 @@ class CallParser:
         rest, self._held = self._held, ""
         return parts if self._must_call else parts + self._make_text(rest)
 
-    def _find_marked(self) -> list[Part]:
+    def _find_marked(self) -> list[AnswerPart]:
         begin, end = self._syntax.begin, self._syntax.end
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         while (start := self._held.find(begin)) >= 0:
             stop = self._held.find(end, start)
             if stop < 0:
@@ -308,8 +308,8 @@ class CallParser:
         self._held = self._held[start:]
         return parts
 
-    def _find_bare(self, *, is_end: bool) -> list[Part]:
-        parts: list[Part] = []
+    def _find_bare(self, *, is_end: bool) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
         while not self._is_text and (text := self._held.lstrip(" \t\r\n;")):
             if not text.startswith("{"):
                 self._is_text = not self._has_called
@@ -331,7 +331,7 @@ class CallParser:
             self._held = ""
         return parts
 
-    def _make_text(self, text: str) -> list[Part]:
+    def _make_text(self, text: str) -> list[AnswerPart]:
         return [text] if text and not (self._has_called and text.isspace()) else []
 
     def _read_call(self, text: str) -> ToolCall | None:

@@ -46,14 +46,14 @@ async def command(
     import segno
 
     from splitup_gateway.tcp_relay import (
-        Address,
+        HostPort,
         RelayLimits,
         TcpRelay,
         find_local_address,
         make_certificate,
     )
 
-    source, target = Address.parse(listen), Address.parse(to)
+    source, target = HostPort.parse(listen), HostPort.parse(to)
     host = find_local_address() if source.host in ("0.0.0.0", "::") else source.host
     context = None
     if tls:
@@ -66,7 +66,7 @@ async def command(
         )
     async with TcpRelay(source, target, RelayLimits(connections, idle_s=idle_s), context) as relay:
         scheme = "https" if tls else "http"
-        url = f"{scheme}://{Address(host, relay.port)}/"
+        url = f"{scheme}://{HostPort(host, relay.port)}/"
         picture = io.StringIO()
         segno.make(url, error="m").terminal(picture, compact=True)
         sys.stderr.write(picture.getvalue())

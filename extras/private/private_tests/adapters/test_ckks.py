@@ -18,10 +18,10 @@ from splitup_private.adapters.ckks import (
     compute_key_bytes,
 )
 from splitup_private.adapters.client import RELATIVE_ERROR
-from splitup_private.adapters.layout import Layout, get_layout
+from splitup_private.adapters.layout import SlotLayout, get_layout
 from splitup_private.adapters.parameters import ANSWER_SCALE, INPUT_SCALE, choose_parameters
 from splitup_private.adapters.weights import Adapter
-from splitup_private.attacks.attacks import Decoder
+from splitup_private.attacks.attacks import TokenDecoder
 
 from splitup.core.errors import ConfigurationError, PeerFault
 
@@ -151,7 +151,7 @@ def test_the_host_learns_nothing_from_pairs(keys: ClientKeys) -> None:
     plain = np.column_stack([noise, states[labels, :16] * 40])  # so that something can be found
     shares = []
     for features in (noise, plain):
-        learnt = Decoder(features[:160].astype(np.float32), labels[:160])
+        learnt = TokenDecoder(features[:160].astype(np.float32), labels[:160])
         shares.append(learnt.count_right(features[160:].astype(np.float32), labels[160:]) / 160)
     assert shares[0] < 0.3 and shares[1] > 0.9  # chance is 0.125, with a deviation of 0.026
 
@@ -225,7 +225,7 @@ def test_ciphertexts_of_another_level_or_scale_are_refused(
 
 
 def test_hostile_keys_are_refused(keys: ClientKeys, host: Evaluation) -> None:
-    fresh = Evaluation(Layout(256, 16, 4096), *_weights(256), total_bits=60)
+    fresh = Evaluation(SlotLayout(256, 16, 4096), *_weights(256), total_bits=60)
     good = keys.make_rotation_keys(fresh._layout.steps)
     for bad in spoil(good).values():
         with pytest.raises(PeerFault, match="the keys for rotations: "):

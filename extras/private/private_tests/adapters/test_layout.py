@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from splitup_private.adapters.layout import Layout, compute_coefficients
+from splitup_private.adapters.layout import SlotLayout, compute_coefficients
 
 from splitup.core.errors import InvalidInput
 
@@ -16,7 +16,9 @@ SIZES = [
 
 
 def multiply(
-    layout: Layout, slots: npt.NDArray[np.complex128], diagonals: list[npt.NDArray[np.complex128]]
+    layout: SlotLayout,
+    slots: npt.NDArray[np.complex128],
+    diagonals: list[npt.NDArray[np.complex128]],
 ) -> np.ndarray:
     """Do what ``Evaluation`` does to ciphertexts."""
     total = np.zeros(layout.slots, np.complex128)
@@ -30,7 +32,7 @@ def multiply(
 @pytest.mark.parametrize(("width", "rank", "slots"), SIZES)
 def test_slots_give_the_product(width: int, rank: int, slots: int) -> None:
     rng = np.random.default_rng(width)
-    layout = Layout(width, rank, slots)
+    layout = SlotLayout(width, rank, slots)
     a, b = rng.normal(size=(rank, width)), rng.normal(size=(width, rank))
     hidden = rng.normal(size=width)
     found = multiply(layout, layout.pack(hidden) + 0j, layout.make_diagonals_a(a))
@@ -44,7 +46,7 @@ def test_slots_give_the_product(width: int, rank: int, slots: int) -> None:
 @pytest.mark.parametrize(("width", "rank", "slots"), [(5, 3, 64), (33, 7, 64), (300, 16, 1024)])
 def test_no_coefficient_of_an_answer_is_above_the_bound(width: int, rank: int, slots: int) -> None:
     rng = np.random.default_rng(slots)
-    layout = Layout(width, rank, slots)
+    layout = SlotLayout(width, rank, slots)
     b = rng.normal(size=(width, rank))
     bound = layout.compute_answer_bound(b)
     largest = 0.0
@@ -69,4 +71,4 @@ def test_coefficients_are_those_of_the_polynomial() -> None:
 @pytest.mark.parametrize(("width", "rank"), [(0, 1), (65, 1), (8, 0), (8, 9), (64, 65)])
 def test_sizes_out_of_bounds_are_refused(width: int, rank: int) -> None:
     with pytest.raises(InvalidInput, match="cannot be applied"):
-        Layout(width, rank, 64)
+        SlotLayout(width, rank, 64)

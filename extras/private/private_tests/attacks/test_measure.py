@@ -13,7 +13,7 @@ from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.publishing.privacy import attach_privacy
 from splitup_private.attacks import measure
-from splitup_private.attacks.attacks import Decoder
+from splitup_private.attacks.attacks import TokenDecoder
 from splitup_private.attacks.measure import Split, measure_split
 from splitup_private.attacks.report import (
     make_file,
@@ -66,7 +66,7 @@ def test_a_length_tells_texts_apart(compiled: CompiledModel) -> None:
 def test_activations_without_information_tell_nothing() -> None:
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 50, 1_000)
-    decoder = Decoder(rng.standard_normal((1_000, 16)).astype(np.float32), tokens)
+    decoder = TokenDecoder(rng.standard_normal((1_000, 16)).astype(np.float32), tokens)
     others = rng.standard_normal((1_000, 16)).astype(np.float32)
     assert decoder.count_right(others, rng.integers(0, 50, 1_000)) < 60
 

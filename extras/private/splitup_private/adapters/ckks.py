@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from splitup.core.errors import ConfigurationError, PeerFault
-from splitup_private.adapters.layout import Complexes, Floats, Layout
+from splitup_private.adapters.layout import Complexes, Floats, SlotLayout
 from splitup_private.adapters.messages import CkksParameters
 from splitup_private.adapters.parameters import (
     ANSWER_BITS,
@@ -63,7 +63,7 @@ def compute_answer_bytes(parameters: CkksParameters) -> int:
     return 2 * 8 * parameters.degree + _HEADER_BYTES
 
 
-def compute_key_bytes(parameters: CkksParameters, layout: Layout) -> int:
+def compute_key_bytes(parameters: CkksParameters, layout: SlotLayout) -> int:
     """Return the most bytes of the keys for rotations: one polynomial per prime and rotation."""
     primes, table_bytes = len(parameters.prime_bits), 8 * parameters.degree
     polynomial_bytes = primes * 8 * parameters.degree + _HEADER_BYTES
@@ -186,7 +186,12 @@ class Evaluation(_Scheme):
     """A host's side: applies an adapter to ciphertexts of one client, by keys of that client."""
 
     def __init__(
-        self, layout: Layout, a: Floats, b: Floats, total_bits: int, descriptor: int | None = None
+        self,
+        layout: SlotLayout,
+        a: Floats,
+        b: Floats,
+        total_bits: int,
+        descriptor: int | None = None,
     ) -> None:
         """Take weights a [rank, width] and b [width, rank], and the bits they scale by together."""
         super().__init__(choose_parameters(layout.width), descriptor)

@@ -51,11 +51,11 @@ class Applying:
         import numpy as np
 
         from splitup_private.adapters.ckks import Evaluation
-        from splitup_private.adapters.layout import Layout
+        from splitup_private.adapters.layout import SlotLayout
         from splitup_private.adapters.parameters import choose_parameters
 
         width, rank = question["width"], question["rank"]
-        layout = Layout(width, rank, choose_parameters(width).degree // 2)
+        layout = SlotLayout(width, rank, choose_parameters(width).degree // 2)
         a, b = (np.frombuffer(data, np.float64) for data in buffers)
         self._evaluation = Evaluation(
             layout,

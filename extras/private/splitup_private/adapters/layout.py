@@ -31,7 +31,7 @@ Complexes = npt.NDArray[np.complex128]
 
 
 @dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """The places of a hidden state of ``width`` elements and of weights of ``rank`` in slots."""
 
     width: int
@@ -159,9 +159,9 @@ class Layout:
         return [np.roll(values, step - step % self.babies) for step, values in enumerate(diagonals)]
 
 
-def get_layout(info: AdapterInfo) -> Layout:
+def get_layout(info: AdapterInfo) -> SlotLayout:
     """Return where hidden states lie in the slots for an adapter; raise InvalidInput."""
-    return Layout(info.width, info.rank, info.parameters.degree // 2)
+    return SlotLayout(info.width, info.rank, info.parameters.degree // 2)
 
 
 def compute_coefficients(slots: Complexes) -> Floats:

@@ -26,7 +26,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.limits import MAX_NAME_CHARS
 from splitup.core.tensors import SafeTensor, get_numpy_dtype, validate_safetensors
-from splitup_private.adapters.layout import Floats, Layout
+from splitup_private.adapters.layout import Floats, SlotLayout
 from splitup_private.adapters.messages import AdapterInfo
 from splitup_private.adapters.parameters import ANSWER_BITS, MAX_RANK, MAX_WIDTH, choose_parameters
 
@@ -104,7 +104,7 @@ def make_adapter(a: npt.NDArray[Any], b: npt.NDArray[Any], scale: float, name: s
         raise InvalidModel(f"the adapter '{name}' changes nothing, or too much: |W| ≈ {longest:g}")
     b = b * 2.0**-gain_bits
     parameters = choose_parameters(width)
-    bound = Layout(width, rank, parameters.degree // 2).compute_answer_bound(b)
+    bound = SlotLayout(width, rank, parameters.degree // 2).compute_answer_bound(b)
     spare_bits = math.floor(-math.log2(bound))
     info = AdapterInfo(
         adapter=digest.hexdigest(),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.step import make_causal_step, make_tree_step
-from splitup_private.attacks.split_model import Rows, SplitModel, Text
+from splitup_private.attacks.split_model import AttackedModel, AttackedText, Rows
 
 Tokens = npt.NDArray[np.int64]
 
@@ -23,13 +23,13 @@ _PENALTIES: Final = (1e-4, 1e-2, 1.0)  # of the regression, relative to the feat
 _HELD_BACK: Final = 8  # a pair in so many chooses the penalty
 
 
-def invert(model: SplitModel, tokens: Sequence[int], vocab: int, guesses: Tokens) -> int:
+def invert(model: AttackedModel, tokens: Sequence[int], vocab: int, guesses: Tokens) -> int:
     """Return how many of a text's tokens are recovered from what is sent, with the weights.
 
     ``guesses``, int64 [tokens, any], are tried first; all others of the vocabulary follow. The
     attacker's own run of the model continues behind what he recovered, right or wrong.
     """
-    victim, attacker = Text(model), Text(model)
+    victim, attacker = AttackedText(model), AttackedText(model)
     right = 0
     for place, token in enumerate(tokens):
         (seen,) = victim.send(make_causal_step([token], place))
@@ -56,7 +56,7 @@ def _list_candidates(guesses: Tokens, vocab: int, chunk: int) -> Iterator[list[i
         yield order[begin : begin + chunk]
 
 
-class Decoder:
+class TokenDecoder:
     """A linear map from activations to tokens, and the nearest pair, learnt from pairs."""
 
     def __init__(self, activations: Rows, tokens: Tokens) -> None:

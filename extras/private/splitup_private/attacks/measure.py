@@ -15,8 +15,8 @@ from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_causal_step
 from splitup.graph.manifest import PrivacyMeasure, get_blob_key
-from splitup_private.attacks.attacks import Decoder, Tokens, invert
-from splitup_private.attacks.split_model import Rows, SplitModel, Text
+from splitup_private.attacks.attacks import TokenDecoder, Tokens, invert
+from splitup_private.attacks.split_model import AttackedModel, AttackedText, Rows
 
 PAIRS: Final = (300, 900, 3_000, 10_000, 20_000)
 _TESTED: Final = 1_000  # tokens that no attack has learnt from
@@ -51,7 +51,7 @@ def measure_split(
     ``inverted`` is the number of tokens that the attack with the weights recovers. Takes minutes.
     Raises InvalidInput for a text that is too short.
     """
-    model = SplitModel(compiled)
+    model = AttackedModel(compiled)
     info = compiled.manifest.text
     if info is None:
         raise InvalidInput("the model reads no text")
@@ -68,9 +68,9 @@ def measure_split(
     split = len(tokens) - _TESTED
     counts = [count for count in PAIRS if count < split] + [split]
     say(f"{blocks} blocks: learning from pairs")
-    learnt = [(n, Decoder(sent[:n], array[:n])) for n in counts]
+    learnt = [(n, TokenDecoder(sent[:n], array[:n])) for n in counts]
     curve = tuple((n, _count(decoder, sent[split:], array[split:])) for n, decoder in learnt)
-    back = _count(Decoder(returned[:split], array[:split]), returned[split:], array[split:])
+    back = _count(TokenDecoder(returned[:split], array[:split]), returned[split:], array[split:])
     say(f"{blocks} blocks: inverting {inverted} tokens")
     wanted = array[split : split + min(inverted, info.context)]
     # texts are computed anew from their first token on, so what is sent differs
@@ -113,7 +113,7 @@ def open_tokenizer(compiled: CompiledModel) -> closing[ModelTokenizer]:
 
 
 def compute_crossing(
-    model: SplitModel, tokens: Sequence[int], length: int
+    model: AttackedModel, tokens: Sequence[int], length: int
 ) -> tuple[Rows, Rows, Tokens]:
     """Return what is sent and returned for every token, and which token is likeliest after it.
 
@@ -121,7 +121,7 @@ def compute_crossing(
     """
     sent, returned, guessed = [], [], []
     for begin in range(0, len(tokens), length):
-        text, part = Text(model), tokens[begin : begin + length]
+        text, part = AttackedText(model), tokens[begin : begin + length]
         for start in range(0, len(part), model.chunk):
             fed = part[start : start + model.chunk]
             crossing = text.feed(make_causal_step(fed, start, range(len(fed))))
@@ -131,5 +131,5 @@ def compute_crossing(
     return np.concatenate(sent), np.concatenate(returned), np.concatenate(guessed)
 
 
-def _count(decoder: Decoder, activations: Rows, tokens: Tokens) -> int:
+def _count(decoder: TokenDecoder, activations: Rows, tokens: Tokens) -> int:
     return _BPS * decoder.count_right(activations, tokens) // len(tokens)

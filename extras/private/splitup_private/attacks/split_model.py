@@ -37,7 +37,7 @@ class Crossing:
     logits: Rows
 
 
-class SplitModel:
+class AttackedModel:
     """All tasks of a private model, compiled for this process's device."""
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -87,10 +87,10 @@ class SplitModel:
         return pick[0], pick[1]
 
 
-class Text:
+class AttackedText:
     """One text that is fed to a model, step by step."""
 
-    def __init__(self, model: SplitModel) -> None:
+    def __init__(self, model: AttackedModel) -> None:
         self._model = model
         self._states: dict[tuple[str, int], State] = {}
         self._sent, self._returned = model.list_crossing()

@@ -40,7 +40,7 @@ from splitup.graph.manifest import (
     load_manifest,
 )
 from splitup.messages.storage import Grant, Grants
-from splitup.storage.task_cache import Cache
+from splitup.storage.task_cache import TaskCache
 from splitup_private.split import messages as split
 from splitup_private.split.connection import SplitServerConnection, SplitTransport
 from splitup_private.split.messages import (
@@ -111,7 +111,7 @@ class SplitClient(Closing):
         return self._models[model]
 
     async def _load(self, info: PrivateModel) -> DeviceModel:
-        cache = Cache(self._cache, _ServerFiles(self._server), self._server.http, _trust)
+        cache = TaskCache(self._cache, _ServerFiles(self._server), self._server.http, _trust)
         manifest = await cache.fetch_manifest(info.model_id)
         text, part = get_text_info(manifest, info.name), manifest.client
         if part is None:

@@ -21,11 +21,17 @@ from splitup_speculation.servers import (
     MAX_NODES,
     DraftWorker,
     OrderedModel,
-    ServedModel,
     TargetWorker,
+    WorkerModel,
 )
-from splitup_speculation.sessions import SessionLimits, Sessions
-from splitup_speculation.trees import Sampling, compute_digest, find_path, read_tree, write_sampling
+from splitup_speculation.sessions import SessionLimits, WorkerSessions
+from splitup_speculation.trees import (
+    TreeSampling,
+    compute_digest,
+    find_path,
+    read_tree,
+    write_sampling,
+)
 
 from bench.testbed.models import DRAFT, load_draft
 from splitup.client.telemetry import CallSpan
@@ -90,7 +96,7 @@ class Workers:
     """Draft and target workers of one test, each at an address of its own."""
 
     def __init__(self, local: LocalModel, stack: contextlib.AsyncExitStack) -> None:
-        self.served = ServedModel(
+        self.served = WorkerModel(
             "0x00", local.info, CHUNK, lambda: OrderedModel(local.open_text())
         )
         self.stack = stack
@@ -159,7 +165,7 @@ async def test_penalties_are_applied_by_both_workers(
         expected = await write_text(local, model, chooser)
         found = await generate(target, drafts, model, sampler, adjustments=penalties)
         assert found == expected != plain
-        sampling = write_sampling(Sampling(sampler, penalties, len(PROMPT)))
+        sampling = write_sampling(TreeSampling(sampler, penalties, len(PROMPT)))
         asked = [*PROMPT, *expected[:20]]
         request = draft(
             prefix=pb.Prefix(session_id=f"{sampler.seed}"), tokens=asked, sampling=sampling
@@ -186,7 +192,7 @@ async def test_a_step_may_continue_a_draft_that_is_on_its_way(
         make_tree_step([other, text[2], text[3]], [-1, -1, 1], 21, kept=range(5)),
     ]
     runner = remote.RemoteTarget(
-        target, model, Sampling(SAMPLERS[0], remote.PLAIN, 1), CallOptions()
+        target, model, TreeSampling(SAMPLERS[0], remote.PLAIN, 1), CallOptions()
     )
     async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(*(runner.submit(make_arrays(s, CHUNK)) for s in steps))
@@ -370,7 +376,7 @@ class Content:
 
 
 async def test_sessions_end_by_number_time_and_failure() -> None:
-    sessions: Sessions[Content] = Sessions(SessionLimits(most=2))
+    sessions: WorkerSessions[Content] = WorkerSessions(SessionLimits(most=2))
     for name in ("a", "b", "a"):
         with sessions.use(name, Content):
             pass
@@ -386,7 +392,7 @@ async def test_sessions_end_by_number_time_and_failure() -> None:
     with pytest.raises(Refused, match="no such session"), sessions.use("a", None):
         pass
     await sessions.close()
-    brief: Sessions[Content] = Sessions(SessionLimits(ttl_s=0.0))
+    brief: WorkerSessions[Content] = WorkerSessions(SessionLimits(ttl_s=0.0))
     with brief.use("a", Content) as content:
         pass
     async with asyncio.timeout(HANG_S):
@@ -395,7 +401,7 @@ async def test_sessions_end_by_number_time_and_failure() -> None:
 
 
 async def test_s27_a_caller_loses_its_own_sessions_before_others_do() -> None:
-    sessions: Sessions[Content] = Sessions(SessionLimits(most=4))
+    sessions: WorkerSessions[Content] = WorkerSessions(SessionLimits(most=4))
     for name, owner in (("honest", "b"), *((f"flood {n}", "a") for n in range(8))):
         with sessions.use(name, Content, owner):
             pass

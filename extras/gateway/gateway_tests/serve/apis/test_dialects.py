@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from splitup_gateway.apis import ollama
-from splitup_gateway.apis.formats import Fields
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.messages import MessagesRequest
 from splitup_gateway.apis.requests import ChatRequest, CompletionRequest
 from splitup_gateway.apis.response_requests import ResponseRequest
 
 PAGE = Path(__file__).resolve().parents[5] / "docs/spec/dialects.md"
-REQUESTS: dict[str, type[Fields]] = {
+REQUESTS: dict[str, type[RequestFields]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponseRequest,
