@@ -245,7 +245,7 @@ def make_format(schema: Any) -> dict[str, Any]:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
-        ({"messages": [{"role": "user", "content": "x" * 9_000}]}, None),
+        ({"messages": [{"role": "user", "content": "x" * 9_000}]}, "messages"),
         ({"messages": CHAT * 2_049}, "messages"),
         ({"response_format": {"type": "text", "other": 1}}, "response_format.other"),
     ],

@@ -74,17 +74,16 @@ def _find_range(request: web.Request, etag: str, size: int) -> tuple[int, int]:
 
 
 async def _write(response: web.StreamResponse, path: Path, start: int, end: int) -> None:
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
-        await asyncio.to_thread(file.seek, start)
-        while start < end:
-            data = await asyncio.to_thread(file.read, min(_PIECE_BYTES, end - start))
-            if not data:
-                raise ConnectionResetError(f"{path} became shorter")
-            async with asyncio.timeout(STALL_S):
-                await response.write(data)
-            start += len(data)
-    except TimeoutError:
-        raise ConnectionResetError(f"the client read nothing for {STALL_S:g} s") from None
-    finally:
-        file.close()
+    # not in a thread: what it opens for a client that leaves meanwhile would stay open
+    with path.open("rb") as file:
+        file.seek(start)
+        try:
+            while start < end:
+                data = await asyncio.to_thread(file.read, min(_PIECE_BYTES, end - start))
+                if not data:
+                    raise ConnectionResetError(f"{path} became shorter")
+                async with asyncio.timeout(STALL_S):
+                    await response.write(data)
+                start += len(data)
+        except TimeoutError:
+            raise ConnectionResetError(f"the client read nothing for {STALL_S:g} s") from None
