@@ -315,7 +315,7 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
             await net.execute(copy.model_id, make_inputs(1))
         monkeypatch.setattr(RecordedModels, "check", accept)
-        monkeypatch.setattr("splitup.client.network.wait_until_held", hurry)
+        monkeypatch.setattr("splitup.client.execution.opening.wait_until_held", hurry)
         await net.deposit(1)
         head = await chain.fetch_head()
         with pytest.raises(ExecutionFailed, match="was not planned") as caught:
