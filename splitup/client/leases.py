@@ -259,7 +259,12 @@ class LeasePool:
             is_served = False
             raise
         finally:
-            self._pace.note(_now() - lease.lent_at, is_served=is_served, at_once=len(self._lent))
+            self._pace.note(
+                principal,
+                _now() - lease.lent_at,
+                is_served=is_served,
+                at_once=sum(one.principal == principal for one in self._lent),
+            )
             self._release(lease)
 
     def check(self, principal: str, caller: Caller | None = None) -> None:
@@ -274,17 +279,18 @@ class LeasePool:
             if _now() < failed_at + RETRY_S:
                 raise error
 
-    def _estimate(self, place: int) -> tuple[float, float]:
+    def _estimate(self, place: int, principal: str) -> tuple[float, float]:
         """Return when the one at a place of the queue gets a lease, and how long it holds it."""
+        at_once = self._pace.get_at_once(principal)
         hold = self._pace.estimate_hold(_now() - one.lent_at for one in self._lent)
-        ahead = place - max(self._pace.at_once - len(self._lent), 0)
-        return max(ahead + 1, 0) * hold / self._pace.at_once, hold
+        ahead = place - max(at_once - len(self._lent), 0)
+        return max(ahead + 1, 0) * hold / at_once, hold
 
     def _check_turn(self, principal: str, caller: Caller) -> None:
         """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
         newcomer = _Waiter(principal, (), 0, _now(), caller)
         place = self._list_in_turn([*self._waiting, newcomer]).index(newcomer)
-        wait, hold = self._estimate(place)
+        wait, hold = self._estimate(place, principal)
         is_full = len(self._waiting) >= self._options.waiting
         if self._is_late(caller, wait, hold) or (is_full and not self._find_surplus(principal)):
             raise self._refuse(principal, wait, hold)
@@ -311,11 +317,12 @@ class LeasePool:
 
     def _find_surplus(self, principal: str) -> _Waiter | None:
         """Return who gives way in a full queue: the newest of the principal that has the most."""
-        counts = Counter(one.principal for one in self._waiting)
+        waiting = [one for one in self._waiting if not one.lease.done()]  # those have just left
+        counts = Counter(one.principal for one in waiting)
         largest, most = counts.most_common(1)[0] if counts else ("", 0)
         if most <= counts[principal] + 1:
             return None
-        return next(one for one in reversed(self._waiting) if one.principal == largest)
+        return next(one for one in reversed(waiting) if one.principal == largest)
 
     def _make_place(self, principal: str) -> None:
         """Refuse who gives way to a newcomer in a full queue."""
@@ -323,14 +330,15 @@ class LeasePool:
             return
         if (surplus := self._find_surplus(principal)) is not None:
             self._waiting.remove(surplus)
-            wait, hold = self._estimate(len(self._waiting))
+            wait, hold = self._estimate(len(self._waiting), surplus.principal)
             surplus.lease.set_exception(self._refuse(surplus.principal, wait, hold))
 
     def _refuse(self, principal: str, wait: float, hold: float) -> Throttled:
-        retry = self._pace.book(principal, _now(), wait, hold / self._pace.at_once)
+        at_once = self._pace.get_at_once(principal)
+        retry = self._pace.book(principal, _now(), wait, hold / at_once)
         return Throttled(
             f"{len(self._waiting)} requests wait for model {self._model} already, and each takes "
-            f"{hold:.0f} s of {self._pace.at_once} at once; try again in {retry} s",
+            f"{hold:.0f} s of {at_once} at once; try again in {retry} s",
             retry_s=retry,
         )
 
@@ -338,7 +346,7 @@ class LeasePool:
         """Tell who waits that the answer will not be there before its client gives up."""
         place = 0
         for waiter in self._list_in_turn(self._waiting):
-            wait, hold = self._estimate(place)
+            wait, hold = self._estimate(place, waiter.principal)
             tells = waiter.caller.is_there and waiter.caller.patience_s is not None
             if tells and self._is_late(waiter.caller, wait, hold):
                 self._waiting.remove(waiter)
@@ -484,8 +492,6 @@ class LeasePool:
         """
         room = max(self._options.most - self._count_live(), 0) + self._opening
         for waiter in self._list_in_turn(self._list_present()):
-            if len(self._lent) >= self._pace.at_once:
-                return
             lease = self._pick(waiter, now)
             if lease is not None:
                 self._waiting.remove(waiter)
@@ -496,8 +502,20 @@ class LeasePool:
                 room -= 1
 
     def _list_present(self) -> tuple[_Waiter, ...]:
-        """Return who waits; those whose clients are away keep their places, and get nothing."""
-        return tuple(one for one in self._waiting if one.caller.is_there)
+        """Return who waits and may run.
+
+        Those whose clients are away keep their places, and so do those of whose principal enough
+        run.
+        """
+        running = Counter(one.principal for one in self._lent)
+        present = []
+        for one in self._waiting:
+            if one.caller.is_there and running[one.principal] < self._pace.get_at_once(
+                one.principal
+            ):
+                running[one.principal] += 1
+                present.append(one)
+        return tuple(present)
 
     def _lend(self, lease: Lease, waiter: _Waiter) -> None:
         lease.lent_at = _now()
@@ -555,7 +573,7 @@ class LeasePool:
         Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
         """
         live = self._count_live()
-        asked = min(len(self._list_present()) - self._opening, self._pace.at_once - live)
+        asked = min(len(self._list_present()) - self._opening, self._options.most - live)
         stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
         fresh = self._count_fresh(now) + stalled
         warm = min(self._options.warm - fresh, 2 * self._options.most - live)

@@ -44,32 +44,32 @@ class HoldTimes:
     """How long requests hold a lease, by those that did lately, and when to come back.
 
     Requests that run at once slow each other down where nodes have no more to give; then all may be
-    late together. So fewer of ``most`` run at once after clients gave up, and slowly more again.
+    late together. So of a principal whose clients gave up fewer than ``most`` run at once, and
+    slowly more again.
     """
 
     most: int
-    _fitting: float = field(init=False)  # how many at once have answers in time
+    _fitting: dict[str, float] = field(default_factory=dict)  # by principal, where below ``most``
     _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
     _due: dict[str, deque[float]] = field(default_factory=dict)  # when who was refused comes back
 
-    def __post_init__(self) -> None:
-        self._fitting = self.most
+    def get_at_once(self, principal: str) -> int:
+        """Return how many requests of a principal should run at once."""
+        return int(self._fitting.get(principal, self.most))
 
-    @property
-    def at_once(self) -> int:
-        """How many requests should run at once."""
-        return int(self._fitting)
-
-    def note(self, seconds: float, *, is_served: bool, at_once: int = 1) -> None:
+    def note(self, principal: str, seconds: float, *, is_served: bool, at_once: int) -> None:
         """Count a use of a lease; one that its client ended early took longer than it did.
 
-        ``at_once`` requests ran when it ended.
+        ``at_once`` requests of the principal ran when it ended.
         """
         self._holds.append((seconds, is_served))
+        fitting = self._fitting.pop(principal, float(self.most))
         if is_served:
-            self._fitting = min(self.most, self._fitting + 1 / self._fitting)
+            fitting += 1 / fitting
         elif at_once > 1:
-            self._fitting = max(1.0, _FEWER * self._fitting)
+            fitting = max(1.0, _FEWER * fitting)
+        if fitting < self.most:
+            self._fitting[principal] = fitting
 
     def estimate_hold(self, running: Iterable[float]) -> float:
         """Return the seconds that a request holds a lease; 0 while nothing is known.

@@ -528,6 +528,46 @@ async def test_fewer_run_at_once_when_clients_give_up_before_their_answers() -> 
         await asyncio.gather(*asking)
 
 
+async def test_s36_a_key_that_gives_up_often_slows_down_itself_alone() -> None:
+    go, inside = asyncio.Event(), Counter[str]()
+
+    async def ask(principal: str) -> None:
+        async with pool.borrow(principal, [1], 1):
+            inside[principal] += 1
+            await go.wait()
+
+    async with make_pool(warm=0, most=4) as (pool, _):
+        late = [asyncio.create_task(ask(ANN)) for _ in range(4)]
+        await settle(lambda: inside[ANN] == 4)
+        for one in late:
+            one.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        asking = [asyncio.create_task(ask(who)) for who in (ANN, ANN, BOB, BOB, BOB)]
+        await settle(lambda: pool.lent == 4)
+        await settle(lambda: inside[BOB] == 3)
+        assert (inside[ANN], pool.waiting) == (5, 1)
+        go.set()
+        await asyncio.gather(*asking)
+
+
+async def test_a_full_queue_refuses_nobody_who_has_just_left() -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=1, waiting=2) as (pool, _):
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: pool.lent == 1)
+        waiting = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
+        await settle(lambda: pool.waiting == 2)
+        waiting[1].cancel()  # its place is free once it has run
+        other = pool.borrow(BOB, [1], 1)
+        entering = asyncio.ensure_future(other.__aenter__())
+        await asyncio.gather(waiting[1], return_exceptions=True)
+        go.set()
+        await entering
+        await other.__aexit__(None, None, None)
+        done = await asyncio.gather(running, *waiting, return_exceptions=True)
+        assert [type(one) for one in done] == [type(None), type(None), asyncio.CancelledError]
+
+
 async def test_one_that_gives_up_alone_changes_nothing() -> None:
     async with make_pool(warm=0, most=2) as (pool, _):
         for _ in range(3):
