@@ -288,6 +288,7 @@ class LeasePool:
 
     def _check_turn(self, principal: str, caller: Caller) -> None:
         """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
+        self._forget_cancelled()
         newcomer = _Waiter(principal, (), 0, _now(), caller)
         place = self._list_in_turn([*self._waiting, newcomer]).index(newcomer)
         wait, hold = self._estimate(place, principal)
@@ -301,6 +302,10 @@ class LeasePool:
             return wait > tuning.QUEUE_WAIT_S
         left = caller.came_at + caller.patience_s - _now()
         return bool(self._lent) and wait + hold > left
+
+    def _forget_cancelled(self) -> None:
+        """Remove who has left; their tasks come to that later."""
+        self._waiting = deque(one for one in self._waiting if not one.lease.done())
 
     def _list_in_turn(self, waiting: Iterable[_Waiter]) -> list[_Waiter]:
         """Return who waits in the order in which they get leases.
@@ -317,12 +322,11 @@ class LeasePool:
 
     def _find_surplus(self, principal: str) -> _Waiter | None:
         """Return who gives way in a full queue: the newest of the principal that has the most."""
-        waiting = [one for one in self._waiting if not one.lease.done()]  # those have just left
-        counts = Counter(one.principal for one in waiting)
+        counts = Counter(one.principal for one in self._waiting)
         largest, most = counts.most_common(1)[0] if counts else ("", 0)
         if most <= counts[principal] + 1:
             return None
-        return next(one for one in reversed(waiting) if one.principal == largest)
+        return next(one for one in reversed(self._waiting) if one.principal == largest)
 
     def _make_place(self, principal: str) -> None:
         """Refuse who gives way to a newcomer in a full queue."""
@@ -390,7 +394,7 @@ class LeasePool:
     def _adjust(self) -> None:
         """Serve who waits; end leases that are used up or not needed; open those that are."""
         now = _now()
-        self._waiting = deque(one for one in self._waiting if not one.lease.done())  # cancelled
+        self._forget_cancelled()
         for ended in [one for one in self._idle if not one.can_serve(1, now) or not self._is_open]:
             self._retire(ended)
         self._serve_waiting(now)

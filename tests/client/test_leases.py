@@ -557,13 +557,10 @@ async def test_a_full_queue_refuses_nobody_who_has_just_left() -> None:
         await settle(lambda: pool.lent == 1)
         waiting = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
         await settle(lambda: pool.waiting == 2)
-        waiting[1].cancel()  # its place is free once it has run
-        other = pool.borrow(BOB, [1], 1)
-        entering = asyncio.ensure_future(other.__aenter__())
-        await asyncio.gather(waiting[1], return_exceptions=True)
-        go.set()
-        await entering
-        await other.__aexit__(None, None, None)
+        asyncio.get_running_loop().call_soon(go.set)
+        waiting[1].cancel()  # its place is free, though its task has not run yet
+        async with pool.borrow(BOB, [1], 1):
+            pass
         done = await asyncio.gather(running, *waiting, return_exceptions=True)
         assert [type(one) for one in done] == [type(None), type(None), asyncio.CancelledError]
 
