@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from splitup.cli.commands.receipt import describe_cost
 from splitup.cli.console import Output
-from splitup.cli.receipt import describe_cost
 from splitup.core.errors import Unavailable
 
 if TYPE_CHECKING:

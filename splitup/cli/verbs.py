@@ -35,7 +35,7 @@ _VERBS: Final = {  # each with its line in the help
     "demo": "Run a model on a temporary network and show every step.",
 }
 
-VERBS: Final = list_own_commands("splitup.cli", _VERBS)
+VERBS: Final = list_own_commands("splitup.cli.commands", _VERBS)
 app = typer.Typer(
     cls=make_group("splitup", VERBS),
     name="splitup",

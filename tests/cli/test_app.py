@@ -11,7 +11,7 @@ from splitup_oracle.cli.app import app as oracle_app
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from typer.testing import CliRunner
 
-from splitup.cli.doctor import check_system, run_checks, to_dict
+from splitup.cli.commands.doctor import check_system, run_checks, to_dict
 from splitup.cli.verbs import app
 from splitup.devnet import disk
 from splitup.devnet.anvil import compose_anvil_install

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from splitup.cli.command import run_command
+from splitup.cli.commands.generate import DecoderOptions, DiffusionFlags, Generated
+from splitup.cli.commands.receipt import describe_cost
 from splitup.cli.console import Output
 from splitup.cli.cost import wait_for_cost
-from splitup.cli.generate import DecoderOptions, DiffusionFlags, Generated
-from splitup.cli.receipt import describe_cost
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import describe_fault
 from splitup.client.outcome import Receipt

@@ -37,16 +37,20 @@ def test_every_verb_has_a_command_with_help(verb: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "commands"),
-    [("splitup", VERBS), ("splitup_node", NODE_COMMANDS), ("splitup_deploy", DEPLOY_COMMANDS)],
+    [
+        ("splitup.cli.commands", VERBS),
+        ("splitup_node.cli", NODE_COMMANDS),
+        ("splitup_deploy.cli", DEPLOY_COMMANDS),
+    ],
 )
 def test_every_module_of_a_command_is_registered(
     package: str, commands: dict[str, Command]
 ) -> None:
-    folder = Path(import_module(f"{package}.cli").__path__[0])
+    folder = Path(import_module(package).__path__[0])
     with_command = {
-        f"{package}.cli.{path.stem}"
+        f"{package}.{path.stem}"
         for path in folder.glob("*.py")
-        if "def command(" in path.read_text() and path.stem != "command"
+        if "def command(" in path.read_text()
     }
     assert with_command == {command.module for command in commands.values()}
 

@@ -20,7 +20,8 @@ class Deleted:
 sys.meta_path.insert(0, Deleted())
 from splitup.core.extras import find_extras
 assert find_extras() == {}, find_extras()
-import splitup.cli.demo, splitup.cli.generate, splitup.client.network, splitup.devnet.network
+import splitup.cli.commands.demo, splitup.cli.commands.generate
+import splitup.client.network, splitup.devnet.network
 import splitup.demo.run, splitup_node.node, splitup_oracle.member.service
 import splitup_deploy.cli.register
 from splitup.cli.verbs import app

@@ -35,8 +35,8 @@ from typer import Context
 from typer.main import get_command
 
 from splitup.chain.registered_models import RegisteredModel
-from splitup.cli import check, receipt
-from splitup.cli import status as network_status
+from splitup.cli.commands import check, receipt
+from splitup.cli.commands import status as network_status
 from splitup.cli.console import Output
 from splitup.client.outcome import Receipt
 from splitup.client.text.generation import Token
@@ -100,7 +100,7 @@ LINES: Final = (
         "adapter host:",
         f"{PRIVATE}/adapters/command.py",
     ),
-    (USE, "logits: ", "splitup/cli/run.py"),
+    (USE, "logits: ", "splitup/cli/commands/run.py"),
 )
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output
-from splitup.cli.generate import (
+from splitup.cli.commands.generate import (
     DecoderOptions,
     DiffusionFlags,
     Generated,
     SamplingOptions,
     TextOptions,
 )
+from splitup.cli.console import Output
 
 if TYPE_CHECKING:
     from splitup.client.text.generation import DecoderName

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.commands.generate import Generated, SamplingOptions, TextOptions
 from splitup.cli.console import Output
-from splitup.cli.generate import Generated, SamplingOptions, TextOptions
 from splitup.cli.options import ConfigFlag
 from splitup_speculation.flags import SettingsFlag, TlsFlags, make_context
 

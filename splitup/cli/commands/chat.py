@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from splitup.cli.command import as_command
+from splitup.cli.commands.generate import SamplingOptions
 from splitup.cli.console import Output
-from splitup.cli.generate import SamplingOptions
 from splitup.cli.options import ConfigFlag, VerifyFlag
 
 if TYPE_CHECKING:
