@@ -27,8 +27,10 @@ import numpy as np
 
 from bench.testbed.models import LLAMA_15M, LLAMA_124M
 from bench.testbed.tinygrad_llama import Llama, iter_shapes
+from tests.deploy import ggufs
 from tests.deploy.llamas import TINY
 
+CHUNK: Final = 64
 CONTEXT: Final = 512
 TOKENS: Final = 24
 FIRST: Final = 5
@@ -54,12 +56,39 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "torch_dtype": "float16",
     },
 }
+CONFIGS |= {
+    f"{name} Q4_0": {**CONFIGS[name], "torch_dtype": "Q4_0"} for name in ("1.1B", "7B")
+}
 _TABLE: Final = 2**22 + 2**12 + 3  # numbers; no multiple of a matrix's rows
 
 
 def make_config(name: str) -> dict[str, Any]:
     """Return the config.json of a model."""
     return {**TINY, "rope_theta": 10_000.0, **CONFIGS[name], "max_position_embeddings": CONTEXT}
+
+
+def save_hollow_gguf(path: Path, config: dict[str, Any]) -> None:
+    """Write the head of a GGUF file of Q4_0 matrices; what follows is a hole of zeros."""
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, shape in iter_shapes(config):
+        stem, _, kind = name.rpartition(".")
+        layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+        place = ggufs.NAMES.get(stem) or f"blk.{layer}.{ggufs.NAMES[rest]}"
+        tensors[f"{place}.{kind}"] = ("Q4_0" if len(shape) > 1 else "F32", shape)
+    heads = config["num_attention_heads"]
+    values = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": CONTEXT,
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+        "rope.dimension_count": config["hidden_size"] // heads,
+    }
+    head = {"general.architecture": "llama", **{f"llama.{key}": v for key, v in values.items()}}
+    ggufs.write_hollow_gguf(path, {**head, **ggufs.make_tokens(config["vocab_size"])}, tensors)
 
 
 class Weights:
@@ -105,19 +134,28 @@ def run_ours(name: str, chunk: int) -> dict[str, Any]:
     weights, config, begun = Weights(), make_config(name), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config))
+        if config["torch_dtype"] == "Q4_0":
+            save_hollow_gguf(path := path.with_suffix(".gguf"), config)
+        else:
+            path.write_text(json.dumps(config))
         traced = prepare(str(path), Sizes(context=CONTEXT, chunk=chunk)).traced
+    shapes = {one.name: one for one in traced.graph.weights}
 
     @functools.cache
-    def make_bytes(weight: str, dtype: str) -> bytes:
-        parts = [weights.get(*part, dtype) for part in split_weight(weight, config)]
+    def make_bytes(weight: str) -> bytes:
+        spec = shapes[weight]
+        if spec.dtype == "uint8":  # blocks of 18 bytes: a float16 scale, 32 numbers of 4 bits
+            blocks = np.random.default_rng(1).integers(0, 256, (2**16 + 3, 18), dtype=np.uint8)
+            blocks[:, :2] = np.frombuffer(np.float16(2**-8).tobytes(), np.uint8)
+            return np.resize(blocks, spec.shape).tobytes()
+        parts = [weights.get(*part, spec.dtype) for part in split_weight(weight, config)]
         return np.concatenate(parts).tobytes()
 
     def get_bytes(weight: str) -> memoryview:
         if weight.endswith(".rope"):
             return memoryview(b"".join(traced.weights[weight].read()))
         first = re.sub(r"layers\.[0-9]+", "layers.0", weight)
-        return memoryview(make_bytes(first, config["torch_dtype"]))
+        return memoryview(make_bytes(first))
 
     get_digest = functools.cache(lambda name: hashlib.sha256(get_bytes(name)).hexdigest())
     named = [
