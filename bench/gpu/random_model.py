@@ -34,30 +34,31 @@ CHUNK: Final = 64
 CONTEXT: Final = 512
 TOKENS: Final = 24
 FIRST: Final = 5
-CONFIGS: Final[dict[str, dict[str, Any]]] = {
-    "15M": {**LLAMA_15M, "torch_dtype": "float32"},
-    "124M": {**LLAMA_124M, "torch_dtype": "float32"},
-    "1.1B": {
-        "vocab_size": 32_000,
-        "hidden_size": 2_048,
-        "intermediate_size": 5_632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "torch_dtype": "float16",
-    },
-    "7B": {
-        "vocab_size": 32_000,
-        "hidden_size": 4_096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "torch_dtype": "float16",
-    },
+_15M: Final[dict[str, Any]] = {**LLAMA_15M, "torch_dtype": "float32"}
+_124M: Final[dict[str, Any]] = {**LLAMA_124M, "torch_dtype": "float32"}
+_1B: Final[dict[str, Any]] = {
+    "vocab_size": 32_000,
+    "hidden_size": 2_048,
+    "intermediate_size": 5_632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "torch_dtype": "float16",
 }
-CONFIGS |= {
-    f"{name} Q4_0": {**CONFIGS[name], "torch_dtype": "Q4_0"} for name in ("1.1B", "7B")
+_7B: Final[dict[str, Any]] = {
+    **_1B,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "15M": _15M,
+    "124M": _124M,
+    "1.1B": _1B,
+    "1.1B Q4_0": {**_1B, "torch_dtype": "Q4_0"},
+    "7B": _7B,
+    "7B Q4_0": {**_7B, "torch_dtype": "Q4_0"},
 }
 _TABLE: Final = 2**22 + 2**12 + 3  # numbers; no multiple of a matrix's rows
 
@@ -99,7 +100,7 @@ class Weights:
         self._made: dict[str, np.ndarray[Any, Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """Return a weight, the same in all layers: around 1 for a norm, else by its rows' length."""
+        """Return a weight, the same in all layers, of numbers as large as keep the state's size."""
         if (key := re.sub("[0-9]+", "", name)) not in self._made:
             self._made[key] = self._make(key, shape, dtype)
         return self._made[key]
@@ -216,7 +217,8 @@ def run_tinygrad(name: str, _: int) -> dict[str, Any]:
 
     weights, config = Weights(), make_config(name)
     begun = time.perf_counter()
-    model = Llama(config, CONTEXT, lambda *what: weights.get(*what, config["torch_dtype"]))
+    dtype = config["torch_dtype"]
+    model = Llama(config, CONTEXT, lambda weight, shape: weights.get(weight, shape, dtype))
     position, token, tokens, times = UOp.variable("at", 0, CONTEXT - 1), FIRST, [], []
     for at in range(TOKENS):
         started = time.perf_counter()

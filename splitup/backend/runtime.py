@@ -516,7 +516,7 @@ class TaskProgram:
         if (slot, place) not in self._own:
             (self._own[slot, place],) = self._allocate([place.nbytes])
         handle = self._own[slot, place].get_buf(self.device)
-        return getattr(handle, "va_addr", getattr(handle, "value", handle))
+        return getattr(handle, "va_addr", handle)
 
     def _get_argument(self, place: Place) -> Argument:
         if place.role == "old":

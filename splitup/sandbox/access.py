@@ -98,7 +98,7 @@ def find_files(device: Device | None) -> dict[Path, FileRight]:
             is_node = path.is_relative_to("/dev")
             allowed[path] = FileRight.DEVICE if is_node else FileRight.READ
             if path == _OWN_THREADS:
-                allowed[path] |= FileRight.WRITE_FILE
+                allowed[path] |= FileRight.WRITE_FILE | FileRight.TRUNCATE
         if device.scratch is not None:
             allowed[device.scratch] = FileRight.SCRATCH
         if device.compiler is not None:

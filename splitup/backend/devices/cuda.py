@@ -32,7 +32,7 @@ from splitup.core.errors import Unavailable
 
 _VERSION: Final = re.compile(rb"Cuda compilation tools, release [0-9.]+, (V[0-9.]+)")
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-_ALIGNMENT: Final = 16  # bytes; the widest load or store of a thread
+_INTEGERS: Final = {4: ctypes.c_int32, 8: ctypes.c_int64}  # by bytes
 _MAX_GRAPHS: Final = 4  # of a state: for one row, a chunk, and a rest of one
 
 
@@ -106,12 +106,8 @@ def _install_launches() -> None:
 
     driver = ctypes.CDLL(ops_cuda.cuda.dll._name)
 
-    class CudaKernel(ops_cuda.CUDAProgram):  # type: ignore[misc,name-defined]
-        is_movable = True  # to other addresses, after it was bound, that are as aligned
-
-        def __init__(self, device: Any, source: TinyELF) -> None:
-            super().__init__(device, source)
-            self.alignments = dict.fromkeys(range(len(source.signature)), _ALIGNMENT)
+    class CudaKernel(ops_cuda.CUDAProgram):  # type: ignore[misc]
+        is_movable = False  # a wide load needs an address that is as aligned; nothing says how wide
 
         def make_launch(
             self,
@@ -132,7 +128,7 @@ class CudaLaunch:
 
     def __init__(
         self,
-        driver: ctypes.CDLL,
+        driver: Any,
         kernel: Any,
         regions: Sequence[Any],
         names: Sequence[str],
@@ -144,14 +140,10 @@ class CudaLaunch:
         end = numbers[-1][0] + numbers[-1][1].itemsize if numbers else first
         self._arguments = arguments = (ctypes.c_char * end)()
         self._length = ctypes.c_size_t(end)
-        self.addresses = [
-            ctypes.c_uint64.from_buffer(arguments, 8 * index) for index in range(len(regions))
-        ]
-        for address, region in zip(self.addresses, regions, strict=True):
-            address.value = region.value
+        for index, region in enumerate(regions):
+            ctypes.c_uint64.from_buffer(arguments, 8 * index).value = region.value
         self._numbers = [
-            {4: ctypes.c_int32, 8: ctypes.c_int64}[dtype.itemsize].from_buffer(arguments, offset)
-            for offset, dtype in numbers
+            _INTEGERS[dtype.itemsize].from_buffer(arguments, at) for at, dtype in numbers
         ]
         # CU_LAUNCH_PARAM_BUFFER_POINTER, its value, CU_LAUNCH_PARAM_BUFFER_SIZE, its value, the end
         words = (1, ctypes.addressof(arguments), 2, ctypes.addressof(self._length), None)
@@ -162,31 +154,25 @@ class CudaLaunch:
         self._start: Callable[[], int] = lambda: 0
         self.size: tuple[int, ...] = ()
 
-    def bind(self) -> None:
-        """Set what depends on the variables, if these have changed."""
+    def __call__(self) -> None:
+        """Run it after all that was launched before, in the context that is set."""
         values = tuple([variable.value for variable in self.variables])
-        if values == self._values:
-            return
+        if values != self._values:
+            self._bind(values)
+        if status := self._start():
+            _check(status)
+
+    def _bind(self, values: tuple[int, ...]) -> None:
+        """Set what depends on the variables."""
         for number, value in zip(self._numbers, values, strict=True):
             number.value = value
         named = dict(zip(self._names, values, strict=True))
         groups, threads = (compute_sizes(sizes, named) or () for sizes in self._sizes)
         self.size = (*_fill_up(groups), *_fill_up(threads))
         words = [ctypes.c_uint32(word) for word in (*self.size, self.kernel.smem)]
-        kernel, start = self.kernel.prg, self.driver.cuLaunchKernel
-        self._start = functools.partial(start, kernel, *words, None, None, self.extra)
+        function, start = self.kernel.prg, self.driver.cuLaunchKernel
+        self._start = functools.partial(start, function, *words, None, None, self.extra)
         self._values = values
-
-    def launch(self) -> None:
-        """Run it after all that was launched before, in the context that is set."""
-        self.bind()
-        if status := self._start():
-            _check(status)
-
-    def __call__(self) -> None:
-        """Run it after all that was launched before."""
-        _check(self.driver.cuCtxSetCurrent(self.kernel.dev.context))
-        self.launch()
 
     def join(self, launches: Sequence[CudaLaunch]) -> Callable[[], None]:
         """Return what launches all of these, in order."""
@@ -196,8 +182,8 @@ class CudaLaunch:
 class CudaStep:
     """All launches of a step: one by one at first, as one graph once the same rows come again.
 
-    A graph is one call of the driver. It keeps arguments as they are when it is made: the numbers
-    of rows, so that there is one for each; and addresses, which must be those of the first binding.
+    A graph is one call of the driver. It keeps arguments as they are when it is made, so there is
+    one for each number of rows.
     """
 
     def __init__(self, launches: Sequence[CudaLaunch]) -> None:
@@ -214,7 +200,7 @@ class CudaStep:
             _check(self._driver.cuGraphLaunch(graph, None))
             return
         for launch in self._launches:
-            launch.launch()
+            launch()
         if rows in self._graphs:
             self._graphs[rows] = self._make_graph()
         elif len(self._graphs) < _MAX_GRAPHS:
@@ -223,25 +209,25 @@ class CudaStep:
     def _make_graph(self) -> Any:
         from tinygrad.runtime.autogen import cuda
 
-        graph, before = cuda.CUgraph(), None
-        _check(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+        driver, graph, made = self._driver, ctypes.c_void_p(), ctypes.c_void_p()
+        before: Any = None
+        _check(driver.cuGraphCreate(ctypes.byref(graph), 0))
         try:
             for launch in self._launches:
                 parameters = cuda.CUDA_KERNEL_NODE_PARAMS_v1(
                     launch.kernel.prg, *launch.size, launch.kernel.smem, None, launch.extra
                 )
-                node = cuda.CUgraphNode()
-                count = 0 if before is None else 1
-                added = cuda.cuGraphAddKernelNode(
+                node, count = ctypes.c_void_p(), ctypes.c_size_t(0 if before is None else 1)
+                added = driver.cuGraphAddKernelNode(
                     ctypes.byref(node), graph, before, count, ctypes.byref(parameters)
                 )
                 _check(added)
-                before = (cuda.CUgraphNode * 1)(node)
-            made = cuda.CUgraphExec()
-            _check(cuda.cuGraphInstantiate_v2(ctypes.byref(made), graph, None, None, 0))
+                before = ctypes.byref(node)
+            made_of = (ctypes.byref(made), graph, None, None, ctypes.c_size_t(0))
+            _check(driver.cuGraphInstantiate_v2(*made_of))
         finally:
-            cuda.cuGraphDestroy(graph)
-        weakref.finalize(self, _destroy, self._driver, made).atexit = False
+            driver.cuGraphDestroy(graph)
+        weakref.finalize(self, _destroy, driver, made).atexit = False
         return made
 
 
@@ -257,6 +243,6 @@ def _check(status: int) -> None:
         check(status)
 
 
-def _destroy(driver: ctypes.CDLL, graph: Any) -> None:
+def _destroy(driver: Any, graph: Any) -> None:
     with DRIVER_TURN:
         driver.cuGraphExecDestroy(graph)
