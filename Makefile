@@ -23,7 +23,7 @@ UNBROTLI := node -e 'process.stdout.write(require("zlib").brotliDecompressSync(r
 
 .DEFAULT_GOAL := demo
 unexport PYTHONDONTWRITEBYTECODE  # the tests start ninety programs, which would all compile our modules
-.PHONY: demo up check-machine test test-all run-tests test-edge faults mutants lint coverage bench contracts page proto symbolic docs constraints clean
+.PHONY: demo up check-machine test test-all run-tests test-edge faults mutants lint coverage bench gpu contracts page proto symbolic docs constraints clean
 
 demo: $(READY) $(if $(DEVICE),$(SWIFTSHADER))  ## start a network, run a model on it, verify, pay, stop; about a minute; DEVICE=CL, MODEL=smollm2
 	$(if $(DEVICE),DEV=$(DEVICE)) $(BIN)/splitup demo $(if $(MODEL),--model $(MODEL))
@@ -63,6 +63,9 @@ coverage: $(FOR_TESTS)  ## the tests that start no network, with branch coverage
 
 bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on stdout
 	$(BIN)/python -m bench
+
+gpu: $(READY)  ## measure a GPU, DEV's or CUDA: gpu-report/report.md; goes on where it stopped
+	$(BIN)/python -m bench.gpu
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py

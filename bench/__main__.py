@@ -16,9 +16,10 @@
     selection   the tables and the plot of bench/reports/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
                 $EDGE_PYTHON, llama.cpp and XNNPACK
-    device      one process on OpenCL, or on DEV: steps against tinygrad's own, memory as predicted
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state
     cards       kernels compiled for cards that are not here: the tables of bench/reports/gpus.md
+
+A GPU is measured by ``make gpu`` (``bench.gpu``).
 
 Progress goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
 code is 1 only when a mode could not be measured. Each mode runs in a process of its own, is stopped
@@ -59,7 +60,6 @@ LIMITS_S: Final = {
     "money": 180,
     "selection": 90,
     "kernels": 900,  # exports three models when $EDGE_PYTHON is set
-    "device": 300,
     "adapter": 180,
     "cards": 900,
 }

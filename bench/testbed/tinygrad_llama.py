@@ -1,33 +1,45 @@
 """A Llama in tinygrad's own words, with its own jit: what a step on a device is compared with.
 
-    python -m bench.testbed.tinygrad_llama FOLDER CONTEXT   # then lines: numbers of tokens
-
-Answers each line as ``bench.testbed.uncut_process`` does. Nothing of SplitUp runs here.
+Nothing of SplitUp runs here.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 from tinygrad import Tensor, TinyJit, UOp
 
-FIRST = 5
+GetWeight = Callable[[str, tuple[int, ...]], np.ndarray[Any, Any]]
+
+
+def iter_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield every weight's name, as Hugging Face's files have it, and its shape."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    cached = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield f"{prefix}input_layernorm.weight", (hidden,)
+        yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+        for name, rows in (("q", hidden), ("k", cached), ("v", cached), ("o", hidden)):
+            yield f"{prefix}self_attn.{name}_proj.weight", (rows, hidden)
+        for name in ("gate", "up"):
+            yield f"{prefix}mlp.{name}_proj.weight", (inner, hidden)
+        yield f"{prefix}mlp.down_proj.weight", (hidden, inner)
 
 
 class Llama:
     """One token per step; the cache holds ``context`` positions."""
 
-    def __init__(self, folder: Path, context: int) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
+    def __init__(self, config: dict[str, Any], context: int, get: GetWeight) -> None:
+        self.config = config
         self.weights = {
-            name: Tensor(array).realize()
-            for name, array in load_file(folder / "model.safetensors").items()
+            name: Tensor(get(name, shape)).realize() for name, shape in iter_shapes(config)
         }
         heads, hidden = self.config["num_attention_heads"], self.config["hidden_size"]
         self.heads, self.size = heads, hidden // heads
@@ -83,24 +95,3 @@ class Llama:
         tied = self.config["tie_word_embeddings"]
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"
         return self._multiply(self._normalise(x, "model.norm.weight"), head).float().realize()
-
-
-def main() -> None:
-    """Load the model, then answer lines until stdin ends."""
-    context = int(sys.argv[2])
-    model = Llama(Path(sys.argv[1]), context)
-    position = UOp.variable("at", 0, context - 1)
-    print("{}", flush=True)
-    for line in sys.stdin:
-        token, tokens, begun = FIRST, [], 0.0
-        for at in range(int(line) + 1):
-            if at == 1:
-                begun = time.perf_counter()
-            logits: Any = model.step(Tensor([[token]]), position.bind(at)).numpy()
-            token = int(logits[0, -1].argmax())
-            tokens.append(token)
-        print(json.dumps({"s": time.perf_counter() - begun, "tokens": tokens}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

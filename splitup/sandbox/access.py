@@ -20,7 +20,9 @@ from splitup.sandbox.landlock import FileRight
 _NVIDIA: Final = (
     *("/dev/nvidia*", "/dev/nvidia-caps/*", "/proc/driver/nvidia", "/proc/self", "/proc/devices"),
     *("/sys/module/nvidia*", "/sys/bus/pci/devices", "/sys/devices/pci*", "/dev/shm"),
+    *("/proc/sys/vm/mmap_min_addr", "/proc/self/task"),
 )
+_OWN_THREADS: Final = Path("/proc/self/task")  # CUDA writes their names
 _AMD: Final = (
     *("/dev/kfd", "/dev/dri", "/proc/self", "/sys/class/drm", "/sys/class/kfd", "/sys/module/amd*"),
     *("/sys/devices/virtual/kfd", "/sys/bus/pci/devices", "/sys/devices/pci*"),
@@ -95,6 +97,8 @@ def find_files(device: Device | None) -> dict[Path, FileRight]:
         for path in device.drivers:
             is_node = path.is_relative_to("/dev")
             allowed[path] = FileRight.DEVICE if is_node else FileRight.READ
+            if path == _OWN_THREADS:
+                allowed[path] |= FileRight.WRITE_FILE | FileRight.TRUNCATE
         if device.scratch is not None:
             allowed[device.scratch] = FileRight.SCRATCH
         if device.compiler is not None:

@@ -14,6 +14,7 @@ _CLONE_THREAD: Final = 0x00010000
 _NEW_NAMESPACES: Final = 0x7E020080  # all flags CLONE_NEW… that ``clone`` takes
 _FCNTL: Final = (0, 1, 2, 3, 4, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, …CLOEXEC
 _IOCTL: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # of terminals and descriptors
+_CUDA_SOCKET: Final = (1, 0x80005)  # AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC: nobody can be reached
 _PRCTL: Final = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 
 _MEMORY: Final = (
@@ -53,6 +54,7 @@ _PROGRAMS: Final = ("chdir", "chmod", "execve", "umask", "vfork")
 _DRIVERS: Final = (  # of GPUs
     *("epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_wait", "eventfd2", "fdatasync"),
     *("fsync", "ftruncate"),
+    *("accept4", "bind", "listen"),  # by which a process gives CUDA's memory to those it forks
     *("get_mempolicy", "ioctl", "mbind", "memfd_create", "mkdir", "mkdirat", "mlock2", "rename"),
     *("rmdir", "sched_get_priority_max", "sched_get_priority_min", "set_mempolicy", "unlink"),
     *("unlinkat",),
@@ -85,6 +87,7 @@ def make_filter(*, forks: bool, starts_programs: bool, uses_driver: bool) -> Any
     arguments: dict[str, Sequence[Mapping[int, int]]] = {
         "fcntl": [{1: command} for command in _FCNTL],
         "ioctl": [] if uses_driver else [{1: command} for command in _IOCTL],
+        "socket": [dict(enumerate(_CUDA_SOCKET))] if uses_driver else [],
         "prctl": [{0: option} for option in _PRCTL],
         "prlimit64": [{0: 0}],  # of this process itself
         "kill": [{0: own}],

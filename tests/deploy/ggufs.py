@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -120,6 +122,25 @@ def write_gguf(
     head += b"\0" * (-len(head) % ALIGNMENT)
     path.write_bytes(head + body)
     return head + body
+
+
+def write_hollow_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    """Write a file of (format, numpy shape) per tensor, whose numbers are a hole of zeros."""
+    head, end = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)), 0
+    for key, value in metadata.items():
+        head += encode_text(key) + encode_value(value)
+    for name, (form, shape) in tensors.items():
+        end += -end % ALIGNMENT
+        head += encode_text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", KINDS[form], end)
+        numbers, nbytes = BLOCKS.get(form, (1, 4))
+        end += math.prod(shape) // numbers * nbytes
+    head += b"\0" * (-len(head) % ALIGNMENT)
+    path.write_bytes(head)
+    os.truncate(path, len(head) + end)
 
 
 def quantise(array: np.ndarray, form: str) -> tuple[bytes, np.ndarray]:

@@ -88,6 +88,45 @@ def test_each_layer_is_missed_when_it_is_away(target: Target) -> None:
 
 
 @needs_linux
+def test_cuda_reads_the_least_address_names_its_threads_and_waits_for_children() -> None:
+    """Without the first two its driver fails with error 304: seen on an H100, driver 580."""
+    code = """
+import socket, threading
+from pathlib import Path
+from splitup.sandbox import access
+from splitup.sandbox.confinement import confine
+access._DRIVERS = {"CUDA": (*access._NVIDIA, "/dev/null")}  # as if it were a card
+confine("CUDA")
+
+def name_thread():
+    comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    comm.write_text("cuda-EvtHandlr")
+    names.append(comm.read_text())
+
+names = []
+thread = threading.Thread(target=name_thread)
+thread.start(); thread.join()
+assert names == ["cuda-EvtHandlr\\n"], names
+assert int(Path("/proc/sys/vm/mmap_min_addr").read_text()) >= 0
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind("\\0cuda"); listener.listen()
+for refused in (
+    lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+    lambda: listener.connect("\\0elsewhere"),
+    lambda: Path("/proc/sys/kernel/hostname").read_text(),
+    lambda: Path("/proc/self/comm").write_text("x"),
+):
+    try:
+        refused()
+    except PermissionError:
+        continue
+    raise AssertionError(refused)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_linux
 def test_a_system_that_lacks_something_says_so(target: Target) -> None:
     lacks, _ = run_confined(
         target, None, before="landlock.find_version = lambda: 0", after="attempts._ATTEMPTS.clear()"

@@ -14,6 +14,7 @@ from tinygrad.codegen.opt import heuristic
 from tinygrad.codegen.opt.postrange import Scheduler
 from tinygrad.uop.ops import Ops, UOp
 
+from splitup.backend.compiler.row_sums import optimize_row_sum
 from splitup.core import limits
 from splitup.graph.compile_cost import get_operation_us
 
@@ -29,7 +30,7 @@ def install_bound() -> None:
 
 
 def _optimize_within_bound(kernel: Scheduler) -> Scheduler:
-    optimized = _optimize(kernel)
+    optimized = optimize_row_sum(kernel) or _optimize(kernel)
     unrolled_us = measure_expression(kernel.ast) * optimized.upcast_size() // _PREDICTED
     return kernel if unrolled_us > limits.MAX_UNROLLED_US else optimized
 

@@ -1,5 +1,7 @@
 """CUDA and NV: machine code by NVIDIA's own compiler library, whose version is in the class.
 
+Launches on CUDA are encoded once, and a step whose rows came before is one call of the driver.
+
 tinygrad gives CUDA's driver PTX, and the driver's compiler makes machine code of it: then the bytes
 of results would depend on the driver. Here the library NVRTC makes the card's machine code, in the
 process that compiles tasks, and the driver only loads it.
@@ -10,19 +12,28 @@ NVRTC comes from the package ``nvidia-cuda-nvrtc-cu12`` (``pip install 'splitup[
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import mmap
 import os
 import re
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tinygrad.device import TinyELF
+
+from splitup.backend.buffers import DRIVER_TURN
+from splitup.backend.compiler.launch_sizes import compute_sizes
 from splitup.core.errors import Unavailable
 
 _VERSION: Final = re.compile(rb"Cuda compilation tools, release [0-9.]+, (V[0-9.]+)")
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
+_INTEGERS: Final = {4: ctypes.c_int32, 8: ctypes.c_int64}  # by bytes
+_MAX_GRAPHS: Final = 4  # of a state: for one row, a chunk, and a rest of one
 
 
 @functools.cache
@@ -40,6 +51,8 @@ def install() -> None:
                 super().__init__(arch, ptx=False, cache_key=cache_key)
 
         compiler_cuda.NVRTCCompiler = NVRTCCompiler
+    with suppress(AttributeError, OSError):  # without the driver there is still NV
+        _install_launches()
 
 
 def _find_package() -> Path | None:
@@ -82,3 +95,154 @@ def _read_driver_version() -> str:
         "the NVIDIA driver compiles the kernels and does not say its version; "
         "use DEV=CUDA:CUDA with NVRTC: pip install 'splitup[cuda]'"
     )
+
+
+# ---- launches ----------------------------------------------------------------------------------
+
+
+def _install_launches() -> None:
+    """Have CUDA's kernels launched by ``CudaLaunch``."""
+    from tinygrad.runtime import ops_cuda
+
+    driver = ctypes.CDLL(ops_cuda.cuda.dll._name)
+
+    class CudaKernel(ops_cuda.CUDAProgram):  # type: ignore[misc]
+        is_movable = False  # a wide load needs an address that is as aligned; nothing says how wide
+
+        def make_launch(
+            self,
+            regions: Sequence[Any],
+            names: Sequence[str],
+            variables: Sequence[ctypes.c_uint64],
+            groups: Sequence[Any],
+            threads: Sequence[Any] | None,
+        ) -> CudaLaunch:
+            """Return a launch on certain memory, of so many groups for the variables' values."""
+            return CudaLaunch(driver, self, regions, names, variables, (groups, threads))
+
+    ops_cuda.CUDAProgram = CudaKernel  # what a device that is opened from now on loads kernels with
+
+
+class CudaLaunch:
+    """One launch of a kernel, with arguments of its own in memory that the driver reads."""
+
+    def __init__(
+        self,
+        driver: Any,
+        kernel: Any,
+        regions: Sequence[Any],
+        names: Sequence[str],
+        variables: Sequence[ctypes.c_uint64],
+        sizes: tuple[Sequence[Any], Sequence[Any] | None],
+    ) -> None:
+        first = 8 * len(regions)  # addresses come first
+        numbers = list(TinyELF.iter_sig(kernel.signature[len(regions) :], first))
+        end = numbers[-1][0] + numbers[-1][1].itemsize if numbers else first
+        self._arguments = arguments = (ctypes.c_char * end)()
+        self._length = ctypes.c_size_t(end)
+        for index, region in enumerate(regions):
+            ctypes.c_uint64.from_buffer(arguments, 8 * index).value = region.value
+        self._numbers = [
+            _INTEGERS[dtype.itemsize].from_buffer(arguments, at) for at, dtype in numbers
+        ]
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, its value, CU_LAUNCH_PARAM_BUFFER_SIZE, its value, the end
+        words = (1, ctypes.addressof(arguments), 2, ctypes.addressof(self._length), None)
+        self.extra = (ctypes.c_void_p * len(words))(*words)
+        self.driver, self.kernel, self.variables = driver, kernel, variables
+        self._names, self._sizes = names, sizes
+        self._values: tuple[int, ...] | None = None
+        self._start: Callable[[], int] = lambda: 0
+        self.size: tuple[int, ...] = ()
+
+    def __call__(self) -> None:
+        """Run it after all that was launched before, in the context that is set."""
+        values = tuple([variable.value for variable in self.variables])
+        if values != self._values:
+            self._bind(values)
+        if status := self._start():
+            _check(status)
+
+    def _bind(self, values: tuple[int, ...]) -> None:
+        """Set what depends on the variables."""
+        for number, value in zip(self._numbers, values, strict=True):
+            number.value = value
+        named = dict(zip(self._names, values, strict=True))
+        groups, threads = (compute_sizes(sizes, named) or () for sizes in self._sizes)
+        self.size = (*_fill_up(groups), *_fill_up(threads))
+        words = [ctypes.c_uint32(word) for word in (*self.size, self.kernel.smem)]
+        function, start = self.kernel.prg, self.driver.cuLaunchKernel
+        self._start = functools.partial(start, function, *words, None, None, self.extra)
+        self._values = values
+
+    def join(self, launches: Sequence[CudaLaunch]) -> Callable[[], None]:
+        """Return what launches all of these, in order."""
+        return CudaStep(launches)
+
+
+class CudaStep:
+    """All launches of a step: one by one at first, as one graph once the same rows come again.
+
+    A graph is one call of the driver. It keeps arguments as they are when it is made, so there is
+    one for each number of rows.
+    """
+
+    def __init__(self, launches: Sequence[CudaLaunch]) -> None:
+        self._launches, self._driver = launches, launches[0].driver
+        self._context = launches[0].kernel.dev.context
+        self._variables = list({id(v): v for one in launches for v in one.variables}.values())
+        self._graphs: dict[tuple[int, ...], Any] = {}  # by rows; None where they came once
+
+    def __call__(self) -> None:
+        """Launch all."""
+        _check(self._driver.cuCtxSetCurrent(self._context))
+        rows = tuple([variable.value for variable in self._variables])
+        if (graph := self._graphs.get(rows)) is not None:
+            _check(self._driver.cuGraphLaunch(graph, None))
+            return
+        for launch in self._launches:
+            launch()
+        if rows in self._graphs:
+            self._graphs[rows] = self._make_graph()
+        elif len(self._graphs) < _MAX_GRAPHS:
+            self._graphs[rows] = None
+
+    def _make_graph(self) -> Any:
+        from tinygrad.runtime.autogen import cuda
+
+        driver, graph, made = self._driver, ctypes.c_void_p(), ctypes.c_void_p()
+        before: Any = None
+        _check(driver.cuGraphCreate(ctypes.byref(graph), 0))
+        try:
+            for launch in self._launches:
+                parameters = cuda.CUDA_KERNEL_NODE_PARAMS_v1(
+                    launch.kernel.prg, *launch.size, launch.kernel.smem, None, launch.extra
+                )
+                node, count = ctypes.c_void_p(), ctypes.c_size_t(0 if before is None else 1)
+                added = driver.cuGraphAddKernelNode(
+                    ctypes.byref(node), graph, before, count, ctypes.byref(parameters)
+                )
+                _check(added)
+                before = ctypes.byref(node)
+            made_of = (ctypes.byref(made), graph, None, None, ctypes.c_size_t(0))
+            _check(driver.cuGraphInstantiate_v2(*made_of))
+        finally:
+            driver.cuGraphDestroy(graph)
+        weakref.finalize(self, _destroy, driver, made).atexit = False
+        return made
+
+
+def _fill_up(sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*sizes, *[1] * (3 - len(sizes)))
+
+
+def _check(status: int) -> None:
+    """Raise RuntimeError with the driver's words."""
+    if status:
+        from tinygrad.runtime.ops_cuda import check
+
+        check(status)
+
+
+def _destroy(driver: Any, graph: Any) -> None:
+    with DRIVER_TURN:
+        driver.cuGraphExecDestroy(graph)

@@ -29,6 +29,7 @@ from tinygrad.device import Device
 from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
+from splitup.backend.compiler import row_sums
 from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
 
@@ -136,7 +137,7 @@ def select_device(index: int = 0) -> DeviceReport:
         name = opened._renderer_name(type(opened.renderer))
     except Exception as error:
         raise ConfigurationError(
-            f"tinygrad cannot use DEV={asked or device}: {error}; "
+            f"tinygrad cannot use DEV={asked or device}: {error or type(error).__name__}; "
             "unset DEV, or set DEV=CPU:X86 on x86-64"
         ) from error
     clang = find_clang() if device == "CPU" and name == "CLANG" else ""
@@ -192,6 +193,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append(_get_cpu_features())
     if renderer == "LLVM":
         parts.append(_get_llvm_version())
+    if row_sums.applies_to(type(Device[device].renderer).__name__.removesuffix("Renderer")):
+        parts.append(row_sums.CLASS_PART)
     if (native := find_native_code(device)) is not None:
         parts.append(native.CLASS_PART)
     if clang:
