@@ -45,6 +45,8 @@ class HeartbeatSender:
         # member -> seconds until it is due another one: after a ping, and without one
         self._periods: dict[str, tuple[float, float]] = {}
         self._sent_at: dict[str, float] = {}
+        # the latest demand as it came and as it was read: most answers repeat it
+        self._read: tuple[Any, Demand] = ([], ())
 
     async def send(
         self,
@@ -144,12 +146,13 @@ class HeartbeatSender:
             answer = await self._http.post_token(api.HEARTBEAT, member.endpoint, sign(head))
             named = self._heads[member.account] = _read_block(answer)
             if "tasks" in answer:
-                demand = parse_demand(answer["tasks"])
+                if answer["tasks"] != self._read[0]:
+                    self._read = answer["tasks"], parse_demand(answer["tasks"])
                 self._periods[member.account] = (
                     _read_period_s(answer, "period_ms"),
                     _read_period_s(answer, "rest_ms"),
                 )
-                return demand
+                return self._read[1]
             if named in (head, ZERO_BYTES32):
                 break
         if named == ZERO_BYTES32:

@@ -144,6 +144,7 @@ class Presence:
 
         The next choice waits for a list that knows of the last one, and of what other nodes have
         loaded meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
+        A node with room for all that is listed leaves none, and takes the next list at once.
         """
         while True:
             self._demand_changed.clear()
@@ -165,8 +166,14 @@ class Presence:
                 choice = await self._trade(excluded)
             if choice is not None and await self._load(choice):
                 self._heartbeat_due.set()
-                await asyncio.sleep(tuning.DEMAND_AGE_S)
-                self._heartbeat_due.set()
+                if not self._has_room_for_all(excluded):
+                    await asyncio.sleep(tuning.DEMAND_AGE_S)
+                    self._heartbeat_due.set()
+
+    def _has_room_for_all(self, excluded: Collection[str]) -> bool:
+        done = self._loaded_tasks.programs.keys() | excluded
+        left = {e.task_id: e.vram_bytes for e in self._demand if e.task_id not in done}
+        return sum(left.values()) <= self._loaded_tasks.free_bytes
 
     async def _load(self, choice: DemandEntry) -> bool:
         try:

@@ -103,14 +103,23 @@ class VerificationRounds:
     # ---- attestations -----------------------------------------------------------------------
 
     def _attest(self, execution_id: str, verification: Verification, now: float) -> list[Command]:
-        """Send all members what we know when it changed, and repeat it while it did not."""
+        """Send all members what we know when it changed, and repeat it while it did not.
+
+        As long as drawn tasks lack a commitment here, nobody waits for the others: they are
+        gathered. Nodes that ask are told at once.
+        """
         attestation = self._make_attestation(execution_id, verification, now)
         signed = verification.attested
         if signed is None or signed.attestation != attestation:
             signed = sign_attestation(self._context.identity, attestation)
             verification.attested = signed
             verification.attestations.add(signed)
-        elif now < verification.attest_at:
+            is_waited_for = attestation.due or (
+                len({held.task for held in attestation.held}) == len(verification.checks)
+            )
+            send_at = now if is_waited_for else now + tuning.ATTESTATION_GATHER_S
+            verification.attest_at = min(verification.attest_at, send_at)
+        if now < verification.attest_at:
             return []
         verification.attest_at = now + tuning.GOSSIP_RETRY_S
         return [Gossip(None, Attested(attestation=signed))]

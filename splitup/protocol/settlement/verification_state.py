@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from splitup.graph.manifest import Manifest
@@ -53,7 +54,7 @@ class Verification:
     rulings: dict[tuple[int, str], Ruling] = field(default_factory=dict)  # our own, by claim
     heard_rulings: int = 0  # the most that all members had stated together
     attested: SignedAttestation | None = None  # our own, the latest
-    attest_at: float = 0.0
+    attest_at: float = math.inf  # when to send it
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task
 
     def add_answer(self, answer: ValidatorAnswer) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.committee.presence import compute_pause_s
+from splitup_node.tasks.placement import DemandEntry
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -45,6 +46,7 @@ class Member:
     rest_ms: int | None = None  # while it rests
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_registered: bool = True  # as this member's chain says
+    tasks: list[Any] = field(default_factory=list)  # the demand
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -57,7 +59,7 @@ class Member:
             raise PeerFault(f"node {beat.node} is not active in the registry")
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
             periods = {"period_ms": self.period_ms, "rest_ms": self.rest_ms or self.period_ms}
-            return web.json_response({"block": self.heads.head, **periods, "tasks": []})
+            return web.json_response({"block": self.heads.head, **periods, "tasks": self.tasks})
         return web.json_response({"block": self.heads.head})
 
 
@@ -121,6 +123,31 @@ async def test_a_restarted_member_gets_a_block_it_knows_at_once() -> None:
         await sender.send(make_beat(2), view)
         assert len(sender.get_demands()) == 4
     assert members[0].named[-2:] == [BLOCKS[1], BLOCKS[6]]
+
+
+async def test_demand_that_is_told_again_is_read_once() -> None:
+    def make_row(holders: int) -> dict[str, Any]:
+        entry = DemandEntry(
+            model_id=ZERO_BYTES32,
+            task=0,
+            task_id="ab" * 32,
+            vram_bytes=1,
+            weights_bytes=1,
+            price_micro_usdc=1,
+            holders=holders,
+        )
+        return entry.model_dump(mode="json")
+
+    members = make_members(*BLOCKS[1:5])
+    for member in members:
+        member.tasks = [make_row(3)]
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        await sender.send(make_beat(1), view)
+        first = sender.get_demands()
+        assert len(first) == 4 and len({id(demand) for demand in first}) == 1
+        members[0].tasks, members[1].tasks = [make_row(2)], [make_row(2) | {"holders": -1}]
+        await sender.send(make_beat(2), view)
+        assert sorted(rows[0].holders for rows in sender.get_demands()) == [2, 3, 3]
 
 
 async def test_failures_are_listed_when_all_members_refuse() -> None:

@@ -14,6 +14,7 @@ from splitup.messages.completions import EMPTY_DIGEST
 from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.peer_messages import Attested
 from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
 from tests.builders import (
@@ -119,6 +120,30 @@ def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> No
     assert simulation.by_node[withholder].withholds_result
     paid = {p.account: p for p in simulation.chain.settlements[execution_id].payments}
     assert paid[heard].amount_micro_usdc == 10 * 4 and withholder not in paid
+
+
+def test_commitments_are_attested_together_and_the_last_one_at_once() -> None:
+    """Each attestation repeats what the one before it said, to all members."""
+    tasks = 12
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=tasks)
+    member = next(iter(simulation.members.values()))
+    sent: list[tuple[float, int]] = []  # when, and how many commitments it tells of
+    came: dict[int, float] = {}  # when the first commitment for each task did
+    handle = member.handle
+
+    def watch(event: ev.Event, now: float) -> list[cmd.Command]:
+        if isinstance(event, ev.ValidatorCommitmentReceived):
+            came.setdefault(event.validator_commitment.task, now)
+        commands = handle(event, now)
+        said = [command.message for command in commands if isinstance(command, cmd.Gossip)]
+        words = [message.attestation for message in said if isinstance(message, Attested)]
+        sent.extend((now, len(signed.attestation.held)) for signed in words)
+        return commands
+
+    member.handle = watch  # type: ignore[method-assign]
+    settle(simulation, simulation.request())
+    assert sent[-1][1] == tasks and (max(came.values()), tasks) in sent, "others wait for it"
+    assert len(sent) < tasks
 
 
 @pytest.mark.parametrize("seed", range(3))
