@@ -28,7 +28,7 @@ async def test_the_root_is_the_contracts(network: Network) -> None:
     await RecordedModels(network.owner).check(MANIFEST)
 
 
-@pytest.mark.parametrize("field", ["priceMicroUsdc", "vramBytes", "flops"])
+@pytest.mark.parametrize("field", ["priceNanoUsdc", "vramBytes", "flops"])
 async def test_s01_a_model_registered_with_other_figures_is_refused(
     network: Network, field: str
 ) -> None:
@@ -56,7 +56,7 @@ async def test_s01_a_copy_with_another_label_has_a_record_of_its_own(network: Ne
     await register(network, MANIFEST, encode_tasks(MANIFEST), encode_edges(MANIFEST))
     with pytest.raises(InvalidModel, match="is not registered"):
         await RecordedModels(network.owner).check(copy)
-    tasks = [task | {"priceMicroUsdc": 0} for task in encode_tasks(copy)]
+    tasks = [task | {"priceNanoUsdc": 0} for task in encode_tasks(copy)]
     await register(network, copy, tasks, encode_edges(copy))
     with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
         await RecordedModels(network.owner).check(copy)

@@ -64,7 +64,7 @@ class ScriptedModel:
             is_encoder=False,
             text=info,
             user_inputs=(port,),
-            price_micro_usdc=lambda steps: PRICE * steps,
+            cost_micro_usdc=lambda steps: PRICE * steps,
         )
         tokenizer = ModelTokenizer(FILE, NAME)
         grammars = Grammars(FILE, NAME, VOCAB, [END])
