@@ -143,7 +143,7 @@ contract MarketTest is MarketBase {
         assertEq(market.quote(MODEL, 3), 6.06e6);
     }
 
-    function test_a_quote_below_a_micro_usdc_is_rounded_up() public {
+    function test_a24_a_quote_below_a_micro_usdc_is_rounded_up() public {
         bytes32 model = keccak256("small");
         models.register(model, "small", makeTasks(1, 40), makeChain(1));
         uint32[4] memory steps = [uint32(1), 25, 26, 65536]; // 0.04, 1, 1.04 and 2621.44 micro-USDC
@@ -156,7 +156,7 @@ contract MarketTest is MarketBase {
     }
 
     /// @dev Each task earns its price for the steps that ran, rounded down to micro-USDC, and so does its validator.
-    function testFuzz_the_quote_covers_what_all_tasks_earn(uint256 seed, uint16 asked, uint16 ran, bool large) public {
+    function testFuzz_a24_the_quote_covers_what_all_tasks_earn(uint256 seed, uint16 asked, uint16 ran, bool large) public {
         Task[] memory tasks = makeTasks(1 + seed % 16, 0);
         uint32 steps = uint32(asked) + 1;
         uint256 earned;

@@ -13,6 +13,7 @@ from tests.builders import make_diamond_manifest
 from tests.chain.conftest import Network
 
 MANIFEST = make_diamond_manifest()
+PRICES = (1, 40, 333, 999)  # nano-USDC
 
 
 async def register(
@@ -26,6 +27,17 @@ async def test_the_root_is_the_contracts(network: Network) -> None:
     model = await network.owner.call("models", "modelOf", MANIFEST.model_id)
     assert model["dagRoot"] == compute_dag_root(MANIFEST)
     await RecordedModels(network.owner).check(MANIFEST)
+
+
+async def test_a24_the_chain_locks_what_members_ask_for(network: Network) -> None:
+    """Both round a price up to micro-USDC, once for execution and once for verification."""
+    pairs = zip(MANIFEST.tasks, PRICES, strict=True)
+    tasks = tuple(task.model_copy(update={"price_nano_usdc": price}) for task, price in pairs)
+    small = load_manifest(MANIFEST.model_copy(update={"tasks": tasks}).to_bytes())
+    await register(network, small, encode_tasks(small), encode_edges(small))
+    for steps in (1, 2, 3, 727, 1_000, 65_536):
+        parts = await network.owner.call("market", "quoteParts", small.model_id, steps)
+        assert parts["executors"] == parts["verification"] == small.cost_micro_usdc(steps)
 
 
 @pytest.mark.parametrize("field", ["priceNanoUsdc", "vramBytes", "flops"])

@@ -102,7 +102,7 @@ def test_a_client_pays_nanos_rounded_up_and_a_task_earns_them_rounded_down() -> 
     st.integers(1, limits.MAX_STEPS),
     st.integers(0, limits.MAX_STEPS),
 )
-def test_what_is_locked_covers_what_all_tasks_earn(
+def test_a24_what_is_locked_covers_what_all_tasks_earn(
     prices: list[int], steps: int, fewer: int
 ) -> None:
     value = make()

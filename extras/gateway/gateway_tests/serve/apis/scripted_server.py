@@ -64,6 +64,7 @@ class ScriptedModel:
             is_encoder=False,
             text=info,
             user_inputs=(port,),
+            price_nano_usdc=PRICE * 1_000,
             cost_micro_usdc=lambda steps: PRICE * steps,
         )
         tokenizer = ModelTokenizer(FILE, NAME)
