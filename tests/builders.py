@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 
+from splitup.core import limits
 from splitup.core.errors import Unavailable
 from splitup.devnet.ports import find_free_ports
 from splitup.graph.compare import Tolerance
@@ -90,7 +91,7 @@ def make_manifest(sources: list[list[int]]) -> Manifest:
             state_bytes=0,
             vram_bytes=1000,
             flops=1,
-            price_micro_usdc=PRICE_MICRO_USDC,
+            price_nano_usdc=PRICE_MICRO_USDC * limits.NANO_PER_MICRO,
         )
         for index, read in enumerate(sources)
     )

@@ -76,7 +76,7 @@ ROWS: Final = {
     "A21": "a node that copies, guesses, withholds or computes something cheaper",
     "A22": "a node that checks itself, or pretends to be many",
     "A23": "reentrancy, odd tokens and forced ether",
-    "A24": "dust, unbounded lists, registrations in front of others",
+    "A24": "dust, rounding, unbounded lists, registrations in front of others",
     "A25": "floods, slow senders and malformed bodies",
     # attacks on the whole market: S
     "S01": "a copy of a served model, registered at price 0",

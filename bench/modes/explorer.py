@@ -58,7 +58,7 @@ async def run(quick: bool) -> Report:
         key = derive_key(MNEMONIC, 0)
         deployment = await deploy(anvil.url, key)
         async with await Chain.connect(anvil.url, deployment, private_key=key) as chain:
-            tasks = [(f"0x{index + 1:064x}", 1 << 30, 10**9, 100_000) for index in range(TASKS)]
+            tasks = [(f"0x{index + 1:064x}", 1 << 30, 10**9, 100_000_000) for index in range(TASKS)]
             edges = [index << 16 | index + 1 for index in range(TASKS - 1)]
             await chain.send("models", "register", MODEL, "tiny", tasks, edges)
             say(f"emitting the events of {executions} executions and {nodes} nodes")

@@ -8,6 +8,7 @@ import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC2
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {MarketRules} from "./MarketRules.sol";
 import {ICommittee, Member} from "./interfaces/ICommittee.sol";
@@ -36,6 +37,7 @@ contract Market is IMarket, Ownable2Step {
     // ---------------------------------------------------------------------------- constants
 
     uint256 internal constant BPS = 10_000;
+    uint256 internal constant NANO_PER_MICRO = 1_000; // prices are in nano-USDC, money in micro-USDC
     uint256 internal constant MAX_STEPS = 65_536;
     uint256 internal constant MAX_EXECUTORS = 1_024; // a model has at most as many tasks
     uint256 internal constant MAX_PAYOUTS = 2_048; // for 1024 executors and 1024 validators
@@ -379,7 +381,7 @@ contract Market is IMarket, Ownable2Step {
         view
         returns (uint256 executors, uint256 verification, uint256 fee)
     {
-        executors = models.pricePerStep(modelId) * steps;
+        executors = Math.ceilDiv(models.pricePerStep(modelId) * steps, NANO_PER_MICRO);
         verification = executors;
         fee = (executors + verification) * _parameters.feeBps / BPS;
     }

@@ -91,7 +91,7 @@ contract ModelRegistry is IModelRegistry {
         require(count > 0 && count <= MAX_TASKS, TaskCountInvalid(count));
         for (uint256 i; i < count; ++i) {
             require(tasks[i].taskId != 0, IdMissing());
-            price += tasks[i].priceMicroUsdc;
+            price += tasks[i].priceNanoUsdc;
         }
     }
 

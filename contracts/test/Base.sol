@@ -72,7 +72,7 @@ abstract contract Base {
         for (uint256 i; i < node.length; ++i) {
             joinNode(node[i]);
         }
-        models.register(MODEL, "tiny", makeTasks(10, 100_000), makeChain(10));
+        models.register(MODEL, "tiny", makeTasks(10, 100_000_000), makeChain(10));
         fund(client, 1000e6);
     }
 

@@ -143,7 +143,7 @@ contract GasTest is Base {
     }
 
     function test_gas_of_the_other_functions() public {
-        Task[] memory tasks = makeTasks(10, 100_000);
+        Task[] memory tasks = makeTasks(10, 100_000_000);
         uint32[] memory edges = makeChain(10);
         models.register(keccak256("ten tasks"), "ten-tasks", tasks, edges);
         vm.snapshotGasLastCall("Functions", "register a model of 10 tasks");

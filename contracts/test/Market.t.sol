@@ -16,7 +16,7 @@ import {
     Settlement,
     Status
 } from "../src/interfaces/IMarket.sol";
-import {IModelRegistry} from "../src/interfaces/IModelRegistry.sol";
+import {IModelRegistry, Task} from "../src/interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 import {pack} from "../src/libraries/AccountAmount.sol";
 
@@ -141,6 +141,44 @@ contract MarketTest is MarketBase {
         assertEq(verification, 3e6);
         assertEq(fee, 0.06e6);
         assertEq(market.quote(MODEL, 3), 6.06e6);
+    }
+
+    function test_a24_a_quote_below_a_micro_usdc_is_rounded_up() public {
+        bytes32 model = keccak256("small");
+        models.register(model, "small", makeTasks(1, 40), makeChain(1));
+        uint32[4] memory steps = [uint32(1), 25, 26, 65536]; // 0.04, 1, 1.04 and 2621.44 micro-USDC
+        uint16[4] memory whole = [1, 1, 2, 2622];
+        for (uint256 i; i < steps.length; ++i) {
+            (uint256 executors, uint256 verification,) = market.quoteParts(model, steps[i]);
+            assertEq(executors, whole[i]);
+            assertEq(verification, whole[i]);
+        }
+    }
+
+    /// @dev Each task earns its price for the steps that ran, rounded down to micro-USDC, and so does its validator.
+    function testFuzz_a24_the_quote_covers_what_all_tasks_earn(uint256 seed, uint16 asked, uint16 ran, bool large) public {
+        Task[] memory tasks = makeTasks(1 + seed % 16, 0);
+        uint32 steps = uint32(asked) + 1;
+        uint256 earned;
+        for (uint256 i; i < tasks.length; ++i) {
+            uint256 drawn = uint256(keccak256(abi.encode(seed, i)));
+            tasks[i].priceNanoUsdc = large ? type(uint64).max - uint8(drawn) : uint64(drawn % 5000);
+            earned += uint256(tasks[i].priceNanoUsdc) * (uint256(ran) % (steps + 1)) / 1000;
+        }
+        bytes32 model = keccak256("any");
+        models.register(model, "any", tasks, new uint32[](0));
+        (uint256 executors, uint256 verification, uint256 fee) = market.quoteParts(model, steps);
+        require(executors >= earned && verification >= earned && fee >= 2 * earned / 100, "not covered");
+        assertEq(market.quote(model, steps), executors + verification + fee);
+        require(market.quote(model, steps) <= type(uint96).max, "no request could lock this much");
+    }
+
+    function test_the_dearest_model_can_be_requested() public {
+        bytes32 model = keccak256("dearest");
+        models.register(model, "dearest", makeTasks(1024, type(uint64).max), makeChain(1024));
+        (uint256 executors,,) = market.quoteParts(model, 65536);
+        assertEq(executors, (uint256(type(uint64).max) * 1024 * 65536 + 999) / 1000);
+        require(market.quote(model, 65536) <= type(uint96).max);
     }
 
     function test_pausing_only_stops_new_requests() public {

@@ -10,8 +10,8 @@ contract ModelRegistryTest is Base {
     function test_register_stores_root_and_price() public view {
         Model memory model = models.modelOf(MODEL);
         require(model.developer == address(this) && model.taskCount == 10);
-        assertEq(model.pricePerStep, 10 * 100_000);
-        require(model.dagRoot == keccak256(abi.encode(makeTasks(10, 100_000), makeChain(10))));
+        assertEq(model.pricePerStep, 10 * 100_000_000);
+        require(model.dagRoot == keccak256(abi.encode(makeTasks(10, 100_000_000), makeChain(10))));
         require(models.modelByName("tiny") == MODEL);
     }
 
@@ -26,7 +26,7 @@ contract ModelRegistryTest is Base {
         models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
         models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
         require(models.modelByName("tiny") == OTHER);
-        assertEq(models.pricePerStep(MODEL), 10 * 100_000); // the old model is still there
+        assertEq(models.pricePerStep(MODEL), 10 * 100_000_000); // the old model is still there
     }
 
     /// @dev The registry cannot know whose an id is. Whoever registers a stranger's id with other figures makes the id
@@ -37,9 +37,9 @@ contract ModelRegistryTest is Base {
         vm.prank(client);
         models.register(OTHER, "cheap", makeTasks(10, 0), makeChain(10));
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelExists.selector, OTHER));
-        models.register(OTHER, "mine", makeTasks(10, 100_000), makeChain(10));
-        require(models.modelOf(OTHER).dagRoot != keccak256(abi.encode(makeTasks(10, 100_000), makeChain(10))));
-        models.register(keccak256("the same model with another label"), "mine", makeTasks(10, 100_000), makeChain(10));
+        models.register(OTHER, "mine", makeTasks(10, 100_000_000), makeChain(10));
+        require(models.modelOf(OTHER).dagRoot != keccak256(abi.encode(makeTasks(10, 100_000_000), makeChain(10))));
+        models.register(keccak256("the same model with another label"), "mine", makeTasks(10, 100_000_000), makeChain(10));
         vm.prank(client);
         models.retire(OTHER);
     }
@@ -63,7 +63,7 @@ contract ModelRegistryTest is Base {
 
         models.retire(MODEL);
         require(models.isRetired(MODEL));
-        assertEq(models.pricePerStep(MODEL), 10 * 100_000); // what runs is still paid
+        assertEq(models.pricePerStep(MODEL), 10 * 100_000_000); // what runs is still paid
         require(models.modelByName("tiny") == MODEL);
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelRetiredAlready.selector, MODEL));
         models.retire(MODEL);

@@ -111,7 +111,7 @@ export function dayChart(days: Day[]): TemplateResult {
         )}</tbody></table></div>`;
 }
 
-export type TaskInfo = { id: string; label: string; vram_bytes: number; price: number; holders: number };
+export type TaskInfo = { id: string; label: string; vram_bytes: number; price_nano_usdc: number; holders: number };
 
 /** Draw a model's tasks from left to right; each stands right of those it reads from. */
 export function dag(tasks: TaskInfo[], edges: [number, number][]): TemplateResult | null {

@@ -5,14 +5,14 @@ import { ApiError, get, stop, stream, type Usage } from "./api";
 import { arrivalChart } from "./charts";
 import { Part } from "./element";
 import "./execution";
-import { count, ms, usdc } from "./format";
+import { count, ms, price, usdc } from "./format";
 import { MOST_IMAGES, readImage } from "./images";
 
 type Model = {
   id: string;
   kind: string;
   context_length: number;
-  price_micro_usdc_per_step: number;
+  price_nano_usdc_per_step: number;
   takes_images: boolean;
   takes_turns: boolean; // else it joins messages to one text, and was not trained to answer
 };
@@ -106,7 +106,7 @@ export class ChatView extends Part {
   }
 
   private get price(): number {
-    return this.model?.price_micro_usdc_per_step ?? 0;
+    return this.model?.price_nano_usdc_per_step ?? 0;
   }
 
   private get takesImages(): boolean {
@@ -119,7 +119,7 @@ export class ChatView extends Part {
 
   /** Return what an answer cost; while it runs, what its tokens so far cost at least. */
   private costOf(message: Message): number {
-    return message.usage?.splitup.cost_micro_usdc ?? message.arrivals.length * this.price;
+    return message.usage?.splitup.cost_micro_usdc ?? Math.ceil((message.arrivals.length * this.price) / 1000);
   }
 
   private makeBody(): [string, object] {
@@ -263,7 +263,7 @@ export class ChatView extends Part {
       ${this.optionalField("seed", "Seed", "random")}
       ${this.numberField("temperature", "Temperature", 2, 0.1)}
       ${this.numberField("top_p", "Top p", 1, 0.05)}
-      <p class="quiet wide">${usdc(this.price)} per step</p>`;
+      <p class="quiet wide">${price(this.price)} per million steps</p>`;
   }
 
   private answer(message: Message): TemplateResult {

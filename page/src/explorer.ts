@@ -3,7 +3,7 @@ import { html, type TemplateResult } from "lit";
 import { dag, dayChart, type Day, type TaskInfo } from "./charts";
 import { View } from "./element";
 import { eventTable, stateClass } from "./execution";
-import { bytes, count, link, notice, percent, short, time, usdc } from "./format";
+import { bytes, count, link, notice, percent, price, short, time, usdc } from "./format";
 
 type NodeRow = {
   address: string;
@@ -23,7 +23,7 @@ type ModelRow = {
   name: string;
   developer: string;
   task_count: number;
-  price_per_step: number;
+  price_nano_usdc: number;
   vram_bytes: number;
   least_holders: number;
 };
@@ -125,7 +125,7 @@ export class ModelsView extends Pages<{ models: ModelRow[]; next: string | null 
         found
           ? html`<div class="scroll"><table>
               <thead><tr><th>Name</th><th>Id</th><th>Developer</th><th class="number">Tasks</th><th class="number">Memory</th>
-                <th class="number">Price per step</th><th class="number">Holders</th></tr></thead>
+                <th class="number">Price per million steps</th><th class="number">Holders</th></tr></thead>
               <tbody>${found.models.map(
                 (model) => html`<tr>
                   <td>${link("models", model.id, model.name)}</td>
@@ -133,7 +133,7 @@ export class ModelsView extends Pages<{ models: ModelRow[]; next: string | null 
                   <td>${link("accounts", model.developer)}</td>
                   <td class="number">${model.task_count}</td>
                   <td class="number">${bytes(model.vram_bytes)}</td>
-                  <td class="number">${usdc(model.price_per_step)}</td>
+                  <td class="number">${price(model.price_nano_usdc)}</td>
                   <td class="number">${model.least_holders}</td>
                 </tr>`,
               )}</tbody></table></div>
@@ -160,7 +160,7 @@ export class ModelView extends View<ModelDetails> {
       <dl>
         <dt>Id</dt><dd class="mono">${model.id}</dd>
         <dt>Developer</dt><dd>${link("accounts", model.developer)}</dd>
-        <dt>Price</dt><dd>${usdc(model.price_per_step)} per step</dd>
+        <dt>Price</dt><dd>${price(model.price_nano_usdc)} per million steps</dd>
         <dt>Memory</dt><dd>${bytes(model.vram_bytes)} in ${count(model.task_count)} tasks</dd>
         <dt>Executions</dt><dd>${count(model.requests)}, which cost ${usdc(model.revenue)}</dd>
       </dl>
@@ -168,12 +168,12 @@ export class ModelView extends View<ModelDetails> {
       ${dag(model.tasks, model.edges)}
       <div class="scroll"><table>
         <thead><tr><th>Task</th><th>Id</th><th class="number">Memory</th><th class="number">Operations</th>
-          <th class="number">Price per step</th><th class="number">Holders</th></tr></thead>
+          <th class="number">Price per million steps</th><th class="number">Holders</th></tr></thead>
         <tbody>${model.tasks.map(
           (task) => html`<tr>
             <td>${task.label}</td><td class="mono" title=${task.id}>${short(task.id)}</td>
             <td class="number">${bytes(task.vram_bytes)}</td><td class="number">${count(task.flops)}</td>
-            <td class="number">${usdc(task.price)}</td>
+            <td class="number">${price(task.price_nano_usdc)}</td>
             <td class="number">${task.holders || html`<span class="badge bad">0</span>`}</td>
           </tr>`,
         )}</tbody></table></div>

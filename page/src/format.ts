@@ -7,6 +7,11 @@ export function usdc(micro: number | null | undefined): string {
   return `${(micro / 1e6).toLocaleString("en", { maximumFractionDigits: digits })} USDC`;
 }
 
+/** The price of a million steps, from that of one. */
+export function price(nano: number): string {
+  return usdc(nano * 1000);
+}
+
 export function bytes(count: number): string {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;

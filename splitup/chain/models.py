@@ -24,7 +24,7 @@ def encode_tasks(manifest: Manifest) -> list[dict[str, Any]]:
             "taskId": "0x" + task.task_id,
             "vramBytes": task.vram_bytes,
             "flops": task.flops,
-            "priceMicroUsdc": task.price_micro_usdc,
+            "priceNanoUsdc": task.price_nano_usdc,
         }
         for task in manifest.tasks
     ]
@@ -38,7 +38,7 @@ def encode_edges(manifest: Manifest) -> list[int]:
 def compute_dag_root(manifest: Manifest) -> str:
     """Return the root that the ModelRegistry records for these tasks, prices and edges."""
     tasks = [
-        (bytes.fromhex(task.task_id), task.vram_bytes, task.flops, task.price_micro_usdc)
+        (bytes.fromhex(task.task_id), task.vram_bytes, task.flops, task.price_nano_usdc)
         for task in manifest.tasks
     ]
     types = ("(bytes32,uint64,uint64,uint64)[]", "uint32[]")
@@ -76,5 +76,5 @@ class RecordedModels:
             raise InvalidModel(
                 f"the manifest of model {model_id} states other tasks, edges or prices than the "
                 "chain records, so no node serves it; register a changed model, for example with "
-                "another --price-per-step"
+                "another --price"
             )

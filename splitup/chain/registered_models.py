@@ -25,7 +25,7 @@ class RegisteredModel:
     name: str
     developer: str
     task_count: int
-    price_per_step_micro_usdc: int
+    price_per_step_nano_usdc: int
     is_current: bool
     is_retired: bool
 
@@ -55,7 +55,7 @@ async def fetch_model(chain: Chain, model_id: str) -> RegisteredModel | None:
         name=model["name"],
         developer=model["developer"],
         task_count=model["taskCount"],
-        price_per_step_micro_usdc=model["pricePerStep"],
+        price_per_step_nano_usdc=model["pricePerStep"],
         is_current=await chain.call("models", "modelByName", model["name"]) == model_id,
         is_retired=await chain.call("models", "isRetired", model_id),
     )
@@ -99,7 +99,7 @@ async def fetch_models(chain: Chain) -> tuple[RegisteredModel, ...]:
                 name=event.args["name"],
                 developer=event.args["developer"],
                 task_count=len(event.args["tasks"]),
-                price_per_step_micro_usdc=sum(t["priceMicroUsdc"] for t in event.args["tasks"]),
+                price_per_step_nano_usdc=sum(t["priceNanoUsdc"] for t in event.args["tasks"]),
                 is_current=False,
                 is_retired=False,
             )

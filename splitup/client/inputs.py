@@ -17,6 +17,7 @@ from splitup.core.tensors import TensorSpec, check_array, check_inputs
 
 MICRO: Final = 1_000_000
 BPS: Final = 10_000
+PER_MILLION_STEPS: Final = " per million steps"
 _MAX_USDC: Final = 10**9  # more is certainly a typing error
 
 
@@ -90,6 +91,16 @@ def parse_usdc(amount: float | int | str | Decimal, *, name: str) -> int:
     return int(micro)
 
 
+def parse_price(usdc: str, *, name: str) -> int:
+    """Return nano-USDC per step; raise InvalidInput unless ``usdc`` is a price of a million."""
+    price, finer = divmod(parse_usdc(usdc, name=name) * limits.NANO_PER_MICRO, 10**6)
+    if finer:
+        raise InvalidInput(
+            f"{name} is {usdc}; a price has 3 decimals of USDC{PER_MILLION_STEPS}, give no more"
+        )
+    return price
+
+
 def parse_share(share: float | str) -> int:
     """Return a share in 1/10,000: of "50%", "0.5" or 0.5; raise InvalidInput for another value."""
     text = str(share)
@@ -129,3 +140,8 @@ def format_usdc(micro_usdc: int) -> str:
     whole, fraction = divmod(micro_usdc, MICRO)
     digits = f"{fraction:06d}".rstrip("0")
     return f"{whole:,}.{digits} USDC" if digits else f"{whole:,} USDC"
+
+
+def format_price(nano_usdc: int) -> str:
+    """Return the price of a step as people write it: "0.04 USDC per million steps"."""
+    return format_usdc(nano_usdc * 10**6 // limits.NANO_PER_MICRO) + PER_MILLION_STEPS

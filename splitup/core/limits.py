@@ -13,6 +13,7 @@ MIB: Final = 1024 * KIB
 
 # ---- execution and plan ------------------------------------------------------------------------
 
+NANO_PER_MICRO: Final = 1_000  # prices are in nano-USDC per step, money is in micro-USDC
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
 # of NodeRegistry.sol: what every execution locks of each executor's stake, and what none ever locks
 EXPOSURE_FLOOR_MICRO_USDC: Final = 5_000_000

@@ -47,6 +47,7 @@ class DemoModel:
     max_tokens: int
     file: PublishedFile | None = None  # None: it comes with SplitUp
     context: int | None = None
+    price: str | None = None  # USDC per million steps; None: what its work and memory cost
     is_chat: bool = False  # whether the prompt is a question to a chat model
 
     def find(self) -> Path:
@@ -74,6 +75,7 @@ MODELS: Final = {
             node_vram_bytes=12_000_000,  # room for ten of them
             chunk=8,
             max_tokens=32,
+            price="12",  # a thousand times its own, at which 32 steps earn less than a micro-USDC
         ),
         DemoModel(
             name="smollm2",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import PER_MILLION_STEPS, format_price, format_usdc
 from splitup.client.outcome import TraceEvent
 from splitup.demo.report import DemoReport, summarise
 from splitup.graph.manifest import InputSource, Manifest
@@ -61,11 +61,11 @@ def _show_graph(report: DemoReport, names: dict[str, str], console: Console) -> 
             _describe_sources(report.manifest, index),
             f"{task.weights_bytes / _MB:.2f}",
             f"{task.vram_bytes / _MB:.2f}",
-            str(task.price_micro_usdc),
+            format_price(task.price_nano_usdc).removesuffix(f" USDC{PER_MILLION_STEPS}"),
             names[executors[index]],
         )
     console.print(table)
-    console.print("weights and VRAM in MB, prices in micro-USDC per step", style="dim")
+    console.print("weights and VRAM in MB, prices in USDC per million steps", style="dim")
     for node in sorted(set(executors)):
         console.print(f"{names[node]}  {node}")
 

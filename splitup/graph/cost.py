@@ -22,10 +22,10 @@ from splitup.graph.memory import (
 from splitup.graph.operations.table import MOVEMENT
 from splitup.graph.rules import CheckedGraph
 
-# One micro-USDC buys this much. A 5 TFLOP/s, 300 GB/s card rented at 0.20 USDC an hour does
-# 90 GFLOP and 5 GB in that price; half of it is left to the owner.
-FLOPS_PER_MICRO_USDC: Final = 50 * 10**9
-BYTES_PER_MICRO_USDC: Final = 25 * 10**8
+# One nano-USDC buys this much. A 5 TFLOP/s, 300 GB/s card rented at 0.20 USDC an hour does
+# 90 MFLOP and 5 MB in that price; half of it is left to the owner.
+FLOPS_PER_NANO_USDC: Final = 50 * 10**6
+BYTES_PER_NANO_USDC: Final = 25 * 10**5
 
 
 def compute_weight_bytes(graph: Graph) -> int:
@@ -103,6 +103,7 @@ def _get_role(op: str, sources: Sequence[str]) -> str:
     return ""
 
 
-def compute_price_micro_usdc(flops: int, vram_bytes: int) -> int:
-    """Return the price of one step: its arithmetic, and its memory read once. At least 1."""
-    return 1 + flops // FLOPS_PER_MICRO_USDC + vram_bytes // BYTES_PER_MICRO_USDC
+def compute_price_nano_usdc(flops: int, vram_bytes: int) -> int:
+    """Return the price of one step: its arithmetic, and its memory read once; rounded up."""
+    work = flops * BYTES_PER_NANO_USDC + vram_bytes * FLOPS_PER_NANO_USDC
+    return max(1, -(-work // (FLOPS_PER_NANO_USDC * BYTES_PER_NANO_USDC)))

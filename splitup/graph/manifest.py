@@ -165,7 +165,7 @@ class ClientPart(Record):
 
 
 class Task(_Program):
-    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
+    """One task; ``flops`` and ``price_nano_usdc`` are per step, ``vram_bytes`` with one state.
 
     ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
     dtype, ascending; for a dtype without one, and within a class, bytes have to be equal.
@@ -174,7 +174,7 @@ class Task(_Program):
     """
 
     inputs: Annotated[tuple[TaskInput, ...], Field(max_length=limits.MAX_PORTS)]
-    price_micro_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
+    price_nano_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
     tolerances: Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))] = ()
     reference_digest: Digest | Literal[""] = ""  # "" without reference vectors
     reference_bytes: Annotated[int, Field(ge=0, le=limits.MAX_VECTORS_BYTES)] = 0
@@ -185,6 +185,10 @@ class Task(_Program):
         """Return whether every output has a tolerance, so that another class can verify it."""
         found = [find_tolerance(self.tolerances, port.dtype) for port in self.outputs]
         return bool(found) and None not in found
+
+    def pay_micro_usdc(self, steps: int) -> int:
+        """Return what this many steps of one execution earn, rounded down."""
+        return self.price_nano_usdc * steps // limits.NANO_PER_MICRO
 
 
 class ChatInfo(Record):
@@ -311,9 +315,17 @@ class Manifest(Record):
             if (source.task, source.port) == (task, port)
         ]
 
-    def price_micro_usdc(self, steps: int) -> int:
-        """Return the price of an execution of this many steps."""
-        return steps * sum(task.price_micro_usdc for task in self.tasks)
+    @property
+    def price_nano_usdc(self) -> int:
+        """Return the price of one step."""
+        return sum(task.price_nano_usdc for task in self.tasks)
+
+    def cost_micro_usdc(self, steps: int) -> int:
+        """Return what an execution of this many steps costs at most: all tasks' pay, rounded up.
+
+        ``Market.quoteParts`` rounds likewise, so that what is locked covers every task's pay.
+        """
+        return -(-self.price_nano_usdc * steps // limits.NANO_PER_MICRO)
 
     def _reads(self) -> Iterator[tuple[TaskSource, int, int]]:
         for index, task in enumerate(self.tasks):

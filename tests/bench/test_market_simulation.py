@@ -55,6 +55,7 @@ from bench.economics.scenarios import (
     watch,
 )
 from splitup.chain.deployment import MarketParameters
+from splitup.core import limits
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import ZERO_BYTES32
@@ -196,7 +197,8 @@ def test_money_is_that_of_the_protocol(
 ) -> None:
     price = COST_MICRO_USDC * economics.reward_milli // 1000
     manifest = make_chain_manifest(TASKS)
-    priced = tuple(t.model_copy(update={"price_micro_usdc": price}) for t in manifest.tasks)
+    nano = price * limits.NANO_PER_MICRO
+    priced = tuple(t.model_copy(update={"price_nano_usdc": nano}) for t in manifest.tasks)
     manifest = manifest.model_copy(update={"tasks": priced})
     behaviour = scenario.behave(few)
     verdicts = judge_all(few, behaviour)

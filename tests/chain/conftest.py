@@ -179,7 +179,7 @@ async def network(rpc_url: str) -> AsyncIterator[Network]:
             await owner.send("usdc", "mint", node.address, 2_200_000_000)
             await node.send("usdc", "approve", deployment.nodes, 2_200_000_000)
             await node.send("nodes", "register", f"0x{index + 1:064x}", 12, f"http://n{index}")
-        tasks = [(f"0x{index + 1:064x}", 1 << 30, 10**9, 100_000) for index in range(10)]
+        tasks = [(f"0x{index + 1:064x}", 1 << 30, 10**9, 100_000_000) for index in range(10)]
         edges = [index << 16 | index + 1 for index in range(9)]
         await owner.send("models", "register", MODEL, "tiny", tasks, edges)
         await owner.send("usdc", "mint", client.address, 50_000_000)

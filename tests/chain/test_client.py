@@ -62,7 +62,7 @@ async def test_results_are_plain_values(network: Network) -> None:
     }
     assert await owner.call("committee", "groupKey") == b""
     model = await owner.call("models", "modelOf", MODEL)
-    assert (model["name"], model["pricePerStep"]) == ("tiny", 1_000_000)
+    assert (model["name"], model["pricePerStep"]) == ("tiny", 1_000_000_000)
     assert await owner.call("market", "quote", MODEL, 3) == 6_060_000  # twice, and 1 %
 
 

@@ -13,6 +13,7 @@ from tests.builders import make_diamond_manifest
 from tests.chain.conftest import Network
 
 MANIFEST = make_diamond_manifest()
+PRICES = (1, 40, 333, 999)  # nano-USDC
 
 
 async def register(
@@ -28,7 +29,18 @@ async def test_the_root_is_the_contracts(network: Network) -> None:
     await RecordedModels(network.owner).check(MANIFEST)
 
 
-@pytest.mark.parametrize("field", ["priceMicroUsdc", "vramBytes", "flops"])
+async def test_a24_the_chain_locks_what_members_ask_for(network: Network) -> None:
+    """Both round a price up to micro-USDC, once for execution and once for verification."""
+    pairs = zip(MANIFEST.tasks, PRICES, strict=True)
+    tasks = tuple(task.model_copy(update={"price_nano_usdc": price}) for task, price in pairs)
+    small = load_manifest(MANIFEST.model_copy(update={"tasks": tasks}).to_bytes())
+    await register(network, small, encode_tasks(small), encode_edges(small))
+    for steps in (1, 2, 3, 727, 1_000, 65_536):
+        parts = await network.owner.call("market", "quoteParts", small.model_id, steps)
+        assert parts["executors"] == parts["verification"] == small.cost_micro_usdc(steps)
+
+
+@pytest.mark.parametrize("field", ["priceNanoUsdc", "vramBytes", "flops"])
 async def test_s01_a_model_registered_with_other_figures_is_refused(
     network: Network, field: str
 ) -> None:
@@ -56,7 +68,7 @@ async def test_s01_a_copy_with_another_label_has_a_record_of_its_own(network: Ne
     await register(network, MANIFEST, encode_tasks(MANIFEST), encode_edges(MANIFEST))
     with pytest.raises(InvalidModel, match="is not registered"):
         await RecordedModels(network.owner).check(copy)
-    tasks = [task | {"priceMicroUsdc": 0} for task in encode_tasks(copy)]
+    tasks = [task | {"priceNanoUsdc": 0} for task in encode_tasks(copy)]
     await register(network, copy, tasks, encode_edges(copy))
     with pytest.raises(InvalidModel, match="other tasks, edges or prices"):
         await RecordedModels(network.owner).check(copy)

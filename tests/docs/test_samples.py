@@ -174,11 +174,11 @@ def test_a_check_is_shown_as_it_is_printed() -> None:
 
 def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
     model = RegisteredModel(
-        model_id="0xfb8ec13ad403945c8370aad9580d6f0ea0722f8c8951970cec40819751b99a12",
+        model_id="0xfd7463c87364d2f6ced0509e296756bd7814c3afe1b07a3b597cddcd5bb1e25c",
         name="packages-4m",
         developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
         task_count=12,
-        price_per_step_micro_usdc=12,
+        price_per_step_nano_usdc=12,
         is_current=True,
         is_retired=False,
     )
@@ -197,7 +197,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         {
             "index": index,
             "label": label,
-            "model_id": "0xfb8ec13a" + "0" * 56,
+            "model_id": "0xfd7463c8" + "0" * 56,
             "verdict": "equal",
             "detail": "all bytes as they must be",
             "may_serve": True,

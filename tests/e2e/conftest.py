@@ -93,15 +93,18 @@ class Network:
     def register_model(self, model: Path, name: str, *options: str) -> None:
         """Register a model; one with ``--vision`` has no chunk.
 
+        At their own prices, the few steps of a test would earn less than a micro-USDC per task.
+
         Only the first has self-test vectors, which take most of a registration's time: the others'
         numbers are compared with the uncut model here.
         """
+        price = () if "--price" in options else ("--price", "12")
         chunk = () if "--vision" in options else ("--chunk", str(CHUNK))
         vectors = () if name == MODEL else ("--no-reference",)
         done = subprocess.run(
             [
                 *(find_program("splitup-deploy"), "register", "--json", "--model", model),
-                *("--name", name, "--config", self.directory, *chunk, *vectors, *options),
+                *("--name", name, "--config", self.directory, *chunk, *price, *vectors, *options),
             ],
             capture_output=True,
             text=True,

@@ -100,7 +100,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert not receipt.slashes
     assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
-    assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
+    assert receipt.paid_micro_usdc == 2 * sum(t.pay_micro_usdc(12) for t in result.manifest.tasks)
     assert receipt.fee_micro_usdc == receipt.paid_micro_usdc // 100
     # what was missing of the price was deposited, and not more
     assert after == max(before, locked) - locked + receipt.refunded_micro_usdc
@@ -226,7 +226,9 @@ async def test_drafts_on_this_machine_give_the_same_text_in_fewer_steps(
         manifest, evidence = sessions[0].manifest, await net.evidence(receipt)
         assert [entry.task for entry in evidence.verdicts] == list(range(len(manifest.tasks)))
         assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
-        assert receipt.paid_micro_usdc == 2 * manifest.price_micro_usdc(receipt.steps)
+        assert receipt.paid_micro_usdc == 2 * sum(
+            task.pay_micro_usdc(receipt.steps) for task in manifest.tasks
+        )
 
 
 async def test_drafts_cost_no_more_and_what_cannot_draft_is_refused(network: Network) -> None:
@@ -308,7 +310,7 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         )
         answer = await net._gateway.upload_grants([item])
         await net._gateway.upload_object(answer.grants[0], lambda: iter([data]), lambda done: None)
-        rows = [task | {"priceMicroUsdc": 0} for task in encode_tasks(copy)]
+        rows = [task | {"priceNanoUsdc": 0} for task in encode_tasks(copy)]
         chain = net._chain
         assert chain is not None
         await chain.send("models", "register", copy.model_id, "copy", rows, encode_edges(copy))

@@ -42,7 +42,9 @@ async def test_the_text_is_the_same_and_stays_here(private: Network, tmp_path: P
                 pass
         receipt = await net.receipt(session.execution_id)
     assert receipt.status == "settled" and not receipt.slashes
-    assert receipt.paid_micro_usdc >= session.manifest.price_micro_usdc(receipt.steps)
+    assert receipt.paid_micro_usdc >= sum(
+        task.pay_micro_usdc(receipt.steps) for task in session.manifest.tasks
+    )
     stored = b"".join(path.read_bytes() for path in private.directory.rglob("objects/**/*.dat"))
     assert all(layout in stored for layout in layouts)  # the logs of what crossed the network
     assert not any(logits in stored for logits in raw)

@@ -71,7 +71,9 @@ async def _execute_until_slashed(network: Network, liar: str) -> None:
     assert liar not in {p.account for p in receipt.payments if p.from_slash}
     # the client has the price of the whole execution back, out of the liar's stake
     back = [p for p in receipt.payments if p.from_slash and p.account == net.address]
-    assert [p.amount_micro_usdc for p in back] == [result.manifest.price_micro_usdc(2)]
+    assert [p.amount_micro_usdc for p in back] == [
+        sum(task.pay_micro_usdc(2) for task in result.manifest.tasks)
+    ]
 
 
 async def test_same_chain_objects_and_keys_after_a_restart(network: Network) -> None:

@@ -123,7 +123,7 @@ def test_models_are_listed_with_their_price(network: Network) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     [model] = [each for each in json.loads(done.stdout)["models"] if each["name"] == MODEL]
     assert (model["state"], model["is_ready"], model["kind"]) == ("ready", True, "text-generation")
-    assert model["price_micro_usdc"] > 0 and model["context"] > 0
+    assert model["price_nano_usdc"] == 12_000 and model["context"] > 0
 
 
 def test_a_stream_is_the_answer_in_pieces(client: openai.OpenAI) -> None:

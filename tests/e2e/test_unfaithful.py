@@ -179,7 +179,8 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
         back = [p for p in receipt.payments if p.from_slash and p.account == lies.client]
         if "lied" in outcomes:  # the whole price is back; else every byte is right
             wrong += 1
-            assert [p.amount_micro_usdc for p in back] == [result.manifest.price_micro_usdc(STEPS)]
+            earned = [task.pay_micro_usdc(STEPS) for task in result.manifest.tasks]
+            assert [p.amount_micro_usdc for p in back] == [sum(earned)]
         else:
             assert result.outputs["logits"].tobytes() == expected and not back
     assert wrong < len(lies.done)
@@ -276,8 +277,8 @@ def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
     rewards = sum(p.amount_micro_usdc for p in receipt.payments if p.from_slash)
     assert rewards <= sum(amount for _, amount in receipt.slashes) * 80 // 100
     assert rewards > 0 or not own
-    price = result.manifest.price_micro_usdc(STEPS)
-    unpaid = sum(result.manifest.tasks[task].price_micro_usdc * STEPS for task in own)
+    price = sum(task.pay_micro_usdc(STEPS) for task in result.manifest.tasks)
+    unpaid = sum(result.manifest.tasks[task].pay_micro_usdc(STEPS) for task in own)
     paid = sum(p.amount_micro_usdc for p in receipt.payments if not p.from_slash)
     assert paid <= 2 * (price - unpaid), "what was withheld costs the client nothing"
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 
 from splitup.graph.cost import (
-    BYTES_PER_MICRO_USDC,
-    FLOPS_PER_MICRO_USDC,
+    BYTES_PER_NANO_USDC,
+    FLOPS_PER_NANO_USDC,
     compute_flops,
-    compute_price_micro_usdc,
+    compute_price_nano_usdc,
     compute_vram_bytes,
 )
 from splitup.graph.ir import encode_float
@@ -42,5 +42,5 @@ def test_a_lookup_costs_what_it_gives() -> None:
 
 
 def test_prices_are_whole_and_never_nothing() -> None:
-    assert compute_price_micro_usdc(0, 0) == 1
-    assert compute_price_micro_usdc(3 * FLOPS_PER_MICRO_USDC, 2 * BYTES_PER_MICRO_USDC) == 6
+    assert compute_price_nano_usdc(0, 0) == 1
+    assert compute_price_nano_usdc(3 * FLOPS_PER_NANO_USDC, 2 * BYTES_PER_NANO_USDC) == 5

@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from splitup.core import limits
 from splitup.core.codec import encode_canonical
@@ -35,7 +37,7 @@ def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, An
         "state_bytes": 0,
         "vram_bytes": 4096,
         "flops": 10,
-        "price_micro_usdc": 3 + index,
+        "price_nano_usdc": 300 + index,
         "tolerances": [],
         "reference_digest": "",
         "reference_bytes": 0,
@@ -84,14 +86,40 @@ def test_a_diamond() -> None:
     assert manifest.edges() == [(0, 1), (0, 2), (1, 3), (2, 3)]
     assert manifest.consumers(0, 0) == [(1, 0), (2, 0)]
     assert manifest.consumers(3, 0) == []
-    assert manifest.price_micro_usdc(10) == 10 * (3 + 4 + 5 + 6)
     assert load_manifest(manifest.to_bytes()) == manifest
     assert manifest.tasks[3].inputs[2].nbytes == 16
 
 
+def test_a_client_pays_nanos_rounded_up_and_a_task_earns_them_rounded_down() -> None:
+    manifest = load(make())  # 300 to 303 nano-USDC per step
+    assert manifest.price_nano_usdc == 1_206
+    assert [manifest.cost_micro_usdc(steps) for steps in (0, 1, 5, 1_000)] == [0, 2, 7, 1_206]
+    assert [manifest.tasks[0].pay_micro_usdc(steps) for steps in (0, 3, 4, 1_000)] == [0, 0, 1, 300]
+
+
+@given(
+    st.lists(st.integers(1, 5_000) | st.integers(1, 2**53 - 1), min_size=4, max_size=4),
+    st.integers(1, limits.MAX_STEPS),
+    st.integers(0, limits.MAX_STEPS),
+)
+def test_a24_what_is_locked_covers_what_all_tasks_earn(
+    prices: list[int], steps: int, fewer: int
+) -> None:
+    value = make()
+    for task, price in zip(value["tasks"], prices, strict=True):
+        task["price_nano_usdc"] = price
+    manifest = load(value)
+    earned = [task.pay_micro_usdc(max(0, steps - fewer)) for task in manifest.tasks]
+    assert sum(earned) <= manifest.cost_micro_usdc(steps)
+    assert 1_000 * (manifest.cost_micro_usdc(steps) - 1) < sum(prices) * steps
+    # by rounding, a task loses less than a micro-USDC, whatever the steps
+    whole = sum(task.pay_micro_usdc(steps) for task in manifest.tasks)
+    assert manifest.cost_micro_usdc(steps) - whole <= len(prices)
+
+
 def test_the_identity_covers_everything() -> None:
     other = make()
-    other["tasks"][0]["price_micro_usdc"] = 4
+    other["tasks"][0]["price_nano_usdc"] = 4
     assert load(make()).model_id != load(other).model_id
     assert load(make()).model_id.startswith("0x") and len(load(make()).model_id) == 66
 
@@ -125,7 +153,7 @@ def change(path: str, value: Any) -> dict[str, Any]:
         ("tasks.0.task_id", "A" * 64),
         ("tasks.0.flops", -1),
         ("tasks.0.flops", 1.0),
-        ("tasks.0.price_micro_usdc", 0),
+        ("tasks.0.price_nano_usdc", 0),
         ("tasks.0.weights_bytes", 5),
         ("tasks.0.state_bytes", 5000),
         ("tasks.0.outputs", []),
@@ -251,7 +279,7 @@ def test_tasks_of_the_client_stand_around_those_of_nodes() -> None:
     assert manifest.client is not None and manifest.client.find_early() == (0,)
     assert [port.name for port in manifest.user_outputs] == ["shown"]
     assert [port.name for port in manifest.outputs] == ["result"]
-    assert manifest.price_micro_usdc(1) == load(make()).price_micro_usdc(1)
+    assert manifest.price_nano_usdc == load(make()).price_nano_usdc
     assert load_manifest(manifest.to_bytes()) == manifest
 
 
@@ -267,7 +295,7 @@ def test_tasks_of_the_client_stand_around_those_of_nodes() -> None:
         ("tasks.0.inputs.0.source", {"output": "result"}, "'x'"),
         ("tasks.0.inputs.0.source", {"task": 1, "port": 0}, "no earlier source"),
         ("tasks.0.weights_bytes", 5, "weights without a digest"),
-        ("tasks.0.price_micro_usdc", 5, "price_micro_usdc"),
+        ("tasks.0.price_nano_usdc", 5, "price_nano_usdc"),
         ("outputs.0.task", 2, "no earlier source"),
         ("tasks", [], "client.tasks"),
     ],

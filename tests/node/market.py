@@ -394,7 +394,7 @@ async def open_market(
         network = replace(network, committee=replace(network.committee, configuration=2))
         await _store_model(network, manifest, graphs)
         rows = [
-            ("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in manifest.tasks
+            ("0x" + t.task_id, t.vram_bytes, t.flops, t.price_nano_usdc) for t in manifest.tasks
         ]
         edges = [source << 16 | target for source, target in manifest.edges()]
         await network.owner.send("models", "register", manifest.model_id, "tiny", rows, edges)
@@ -408,7 +408,7 @@ async def open_market(
                 "task_id": task.task_id,
                 "vram_bytes": task.vram_bytes,
                 "weights_bytes": task.weights_bytes,
-                "price_micro_usdc": task.price_micro_usdc,
+                "price_nano_usdc": task.price_nano_usdc,
                 "holders": 0,
             }
             for index, task in enumerate(manifest.tasks)

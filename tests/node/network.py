@@ -91,7 +91,7 @@ def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str,
                 state_bytes=compute_state_bytes(graph),
                 vram_bytes=compute_vram_bytes(check_graph(graph)),
                 flops=size,
-                price_micro_usdc=10,
+                price_nano_usdc=10_000,
                 reference_digest=hashlib.sha256(reference).hexdigest(),
                 reference_bytes=len(reference),
             )

@@ -443,7 +443,7 @@ async def run_network(
 
 
 async def _register_model(owner: Chain) -> None:
-    tasks = [("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in MANIFEST.tasks]
+    tasks = [("0x" + t.task_id, t.vram_bytes, t.flops, t.price_nano_usdc) for t in MANIFEST.tasks]
     edges = [start << 16 | end for start, end in MANIFEST.edges()]
     await owner.send("models", "register", MANIFEST.model_id, "test-model", tasks, edges)
 

@@ -470,7 +470,8 @@ interface IMarket {
     function quote(bytes32 modelId, uint32 steps) external view returns (uint256);
 
     /// @notice Returns the parts of the quote: every task paid, and every task verified once. (The expected share
-    /// of verified tasks is p.)
+    /// of verified tasks is p.) Both are rounded up to micro-USDC, so that they cover the rewards of all tasks, each
+    /// rounded down.
     /// @param modelId Id of a registered model.
     /// @param steps Number of steps.
     /// @return executors Rewards of the executors, in micro-USDC.

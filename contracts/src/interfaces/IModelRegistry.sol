@@ -5,18 +5,18 @@ pragma solidity ^0.8.28;
 /// @param taskId Digest of the task's canonical encoding.
 /// @param vramBytes Video memory that the task needs, in bytes.
 /// @param flops Floating-point operations of one step.
-/// @param priceMicroUsdc Reward for one step, in micro-USDC.
+/// @param priceNanoUsdc Reward for one step, in nano-USDC.
 struct Task {
     bytes32 taskId;
     uint64 vramBytes;
     uint64 flops;
-    uint64 priceMicroUsdc;
+    uint64 priceNanoUsdc;
 }
 
 /// @notice A registered model.
 /// @param developer Account that registered the model.
 /// @param taskCount Number of tasks, 1 to 1024.
-/// @param pricePerStep Sum of the tasks' rewards for one step, in micro-USDC.
+/// @param pricePerStep Sum of the tasks' rewards for one step, in nano-USDC.
 /// @param dagRoot keccak256(abi.encode(tasks, edges)); the tasks and edges are in the `ModelRegistered` event.
 /// @param name Name under which the model was registered.
 struct Model {
@@ -94,7 +94,7 @@ interface IModelRegistry {
     /// @param modelId Id of the model.
     function modelOf(bytes32 modelId) external view returns (Model memory);
 
-    /// @notice Returns the price of one step, in micro-USDC. Reverts if the model is unknown.
+    /// @notice Returns the price of one step, in nano-USDC. Reverts if the model is unknown.
     /// @param modelId Id of the model.
     function pricePerStep(bytes32 modelId) external view returns (uint256);
 

@@ -170,13 +170,13 @@ class CutOptions:
 class ManifestOptions:
     """What the manifest says beside the cut; each changes the model's id."""
 
-    price_per_step: Annotated[
+    price: Annotated[
         str | None,
         typer.Option(
-            "--price-per-step",
+            "--price",
             metavar="USDC",
-            help="What one step pays the nodes, divided among the tasks in proportion to the "
-            "default prices (default: from operations and memory).",
+            help="What a million steps pay the nodes, such as 0.04, divided among the tasks in "
+            "proportion to the default prices (default: from operations and memory).",
         ),
     ] = None
     tolerance: Annotated[
@@ -207,16 +207,17 @@ class ManifestOptions:
 
     def apply(self, compiled: CompiledModel, say: Callable[[str], None]) -> CompiledModel:
         """Put what the flags say into the manifest, and self-test vectors; ``say`` says which."""
+        from splitup.client.inputs import parse_price
         from splitup_deploy.calibration.tolerances import (
             attach_tolerances,
             attach_vectors,
             load_tolerances,
             makes_vectors,
         )
-        from splitup_deploy.publishing.prices import parse_price, set_price_per_step
+        from splitup_deploy.publishing.prices import set_price
 
-        if self.price_per_step is not None:
-            compiled = set_price_per_step(compiled, parse_price(self.price_per_step))
+        if self.price is not None:
+            compiled = set_price(compiled, parse_price(self.price, name="--price"))
         if self.tolerance is not None:
             compiled = attach_tolerances(compiled, load_tolerances(self.tolerance).tasks)
         if self.privacy is not None:

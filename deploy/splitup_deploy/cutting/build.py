@@ -21,7 +21,7 @@ from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.cost import (
     compute_flops,
-    compute_price_micro_usdc,
+    compute_price_nano_usdc,
     compute_state_bytes,
     compute_vram_bytes,
 )
@@ -362,7 +362,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
     return Task(
         **program,
         inputs=inputs,
-        price_micro_usdc=compute_price_micro_usdc(program["flops"], program["vram_bytes"]),
+        price_nano_usdc=compute_price_nano_usdc(program["flops"], program["vram_bytes"]),
         gate=find_gate(task.graph),
     )
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from splitup.client.inputs import format_usdc, parse_usdc
+from splitup.client.inputs import format_price
 from splitup.core.errors import InvalidInput
 from splitup_deploy.cutting.build import CompiledModel, change_tasks
 
 
-def parse_price(text: str) -> int:
-    """Return an amount of USDC in micro-USDC. Raises InvalidInput."""
-    return parse_usdc(text, name="--price-per-step")
-
-
-def set_price_per_step(compiled: CompiledModel, price_micro_usdc: int) -> CompiledModel:
+def set_price(compiled: CompiledModel, price_nano_usdc: int) -> CompiledModel:
     """Divide a price of one step among the tasks. Raises InvalidInput for less than 1 per task."""
     tasks = compiled.manifest.tasks
-    if price_micro_usdc < len(tasks):
+    if price_nano_usdc < len(tasks):
         raise InvalidInput(
-            f"each of {len(tasks)} tasks costs at least {format_usdc(1)} per step; raise "
-            f"--price-per-step to {format_usdc(len(tasks))} or more"
+            f"each of {len(tasks)} tasks costs at least {format_price(1)}; raise "
+            f"--price to {format_price(len(tasks))} or more"
         )
-    prices = divide_price(price_micro_usdc, [task.price_micro_usdc for task in tasks])
-    return change_tasks(compiled, lambda index, _: {"price_micro_usdc": prices[index]})
+    prices = divide_price(price_nano_usdc, [task.price_nano_usdc for task in tasks])
+    return change_tasks(compiled, lambda index, _: {"price_nano_usdc": prices[index]})
 
 
 def divide_price(total: int, weights: Sequence[int]) -> list[int]:

@@ -101,7 +101,7 @@ def _already(model: RegisteredModel) -> Registration:
     if model.is_retired:
         raise InvalidInput(
             f"the model {model.model_id} was registered as {model.name!r} and retired for good; "
-            "change something to register it anew, for example --price-per-step"
+            "change something to register it anew, for example --price"
         )
     return Registration(
         model_id=model.model_id,

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from splitup.cli.console import Output
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import format_price
 from splitup.core.errors import InvalidInput
 from splitup_deploy.showing.profile import Profile
 from splitup_deploy.showing.report import describe_model, render_model
@@ -49,7 +49,7 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         return
     output.out.print(
         f"registered as {done.name!r} in block {done.block_number} for "
-        f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
+        f"{format_price(profile.manifest.price_nano_usdc)}; "
         f"{done.uploaded_objects} objects were stored",
         soft_wrap=True,
     )

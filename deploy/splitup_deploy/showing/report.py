@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.cli.console import printable
-from splitup.client.inputs import format_bytes, format_scaled, format_usdc
+from splitup.client.inputs import format_bytes, format_price, format_scaled
 from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.cutting.advice import count_crossing_bytes
@@ -52,7 +52,7 @@ def render_models(models: Sequence[RegisteredModel]) -> Text:
         text.append(printable(model.name), "bold")
         text.append(
             f"  {_count_tasks(model.task_count)}, "
-            f"{format_usdc(model.price_per_step_micro_usdc)} per step\n"
+            f"{format_price(model.price_per_step_nano_usdc)}\n"
             f"  {model.model_id}\n  by {model.developer}\n  {_describe_use(model)}\n"
         )
     text.rstrip()
@@ -78,8 +78,8 @@ def render_usage(usage: Sequence[ModelUsage]) -> Text:
             f"{'client' if use.clients == 1 else 'clients'}: {use.settled} settled, "
             f"{use.refunded} refunded, {use.open} open\n"
             f"  steps       {use.steps}\n"
-            f"  paid        {format_usdc(use.paid_micro_usdc)} to nodes, "
-            f"{format_usdc(use.fee_micro_usdc)} to the committee\n"
+            f"  paid        {format_price(use.paid_micro_usdc)} to nodes, "
+            f"{format_price(use.fee_micro_usdc)} to the committee\n"
         )
     text.rstrip()
     return text
@@ -97,7 +97,7 @@ def describe_model(
         "model_id": manifest.model_id if is_complete else None,
         "name": name,
         "kind": manifest.kind,
-        "price_per_step_micro_usdc": manifest.price_micro_usdc(1),
+        "price_per_step_nano_usdc": manifest.price_nano_usdc,
         "latency_ps": profile.latency_ps,
         "imbalance": round(profile.imbalance, 4),
         "critical_path": list(profile.critical),
@@ -117,7 +117,7 @@ def describe_model(
                 **_describe_task(task),
                 "class_bytes": profile.classes_bytes[index],
                 "time_ps": profile.times_ps[index],
-                "price_micro_usdc": task.price_micro_usdc,
+                "price_nano_usdc": task.price_nano_usdc,
             }
             for index, task in enumerate(manifest.tasks)
         ],
@@ -190,7 +190,7 @@ def _list_costs(task: Task) -> str:
     kinds = (("weights", task.weights_bytes), ("state", task.state_bytes))
     parts = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds if nbytes]
     parts.append(f"{format_scaled(task.flops, _FLOP_UNITS)}FLOP")
-    parts.append(f"{format_usdc(task.price_micro_usdc)}")
+    parts.append(format_price(task.price_nano_usdc))
     return ", ".join(parts)
 
 
@@ -237,7 +237,7 @@ def _render_totals(profile: Profile) -> Text:
         f"{_count_tasks(len(profile.critical))}\n"
         f"longest  {100 * profile.imbalance:.1f} % above the mean task\n"
         f"{_list_classes(profile)}"
-        f"price    {format_usdc(manifest.price_micro_usdc(1))} per step"
+        f"price    {format_price(manifest.price_nano_usdc)}"
     )
 
 

@@ -95,7 +95,7 @@ class Report:
     def add_steps(self, steps: int, manifest: Manifest) -> None:
         """Add the steps of an attempt, also of one that failed: nodes computed them."""
         self.steps += steps
-        self.cost_micro_usdc += manifest.price_micro_usdc(steps)
+        self.cost_micro_usdc += manifest.cost_micro_usdc(steps)
 
 
 @dataclass(frozen=True, slots=True)

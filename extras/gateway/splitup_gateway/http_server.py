@@ -106,9 +106,9 @@ class ServedModel:
     def compute_price(self, prepared: Prepared) -> int:
         """Return the most that texts may cost, in micro-USDC."""
         model = self.get_text_model()
-        price = model.manifest.price_micro_usdc(prepared.count_steps(model))
+        price = model.manifest.cost_micro_usdc(prepared.count_steps(model))
         if prepared.images and self.tower is not None:
-            price += self.tower.manifest.price_micro_usdc(prepared.images)
+            price += self.tower.manifest.cost_micro_usdc(prepared.images)
         return price
 
     def get_text_model(self) -> TextModel:
@@ -280,7 +280,7 @@ class ApiServer:
             **{"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"},
             "kind": model.manifest.kind,
             "context_length": model.info.context,
-            "price_micro_usdc_per_step": model.manifest.price_micro_usdc(1),
+            "price_nano_usdc_per_step": model.manifest.price_nano_usdc,
             "takes_images": served.tower is not None,
             "takes_turns": isinstance(model, TextModel) and model.info.takes_turns,
         }
@@ -343,7 +343,7 @@ class ApiServer:
         model = served.get_encoder()
         prepared = await prepare_texts(model, asked, asking.principal)
         report = prepared.make_report()
-        most = model.manifest.price_micro_usdc(prepared.steps)
+        most = model.manifest.cost_micro_usdc(prepared.steps)
         limit = self._quotes.check(asking.headers, model.name, most)
         caller = asking.stream.caller
         async with self._access.charge(asking.key, most, limit, caller) as charge:
@@ -400,7 +400,7 @@ class ApiServer:
             encoder = (await self._find(wanted.model, key)).get_encoder()
             inputs = await prepare_texts(encoder, wanted, get_principal(key))
             tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
-            most = encoder.manifest.price_micro_usdc(steps)
+            most = encoder.manifest.cost_micro_usdc(steps)
         else:
             kind: type[Sampling] = ChatRequest if "messages" in fields else CompletionRequest
             asked = parse_request(ResponseRequest if "input" in fields else kind, body)

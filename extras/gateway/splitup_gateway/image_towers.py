@@ -57,7 +57,7 @@ class ImageTower:
                     made = await asyncio.gather(*steps)
                 except ExecutionFailed:
                     await asyncio.gather(*steps, return_exceptions=True)
-                    cost = self.manifest.price_micro_usdc(len(steps))
+                    cost = self.manifest.cost_micro_usdc(len(steps))
                     if attempt == ATTEMPTS or not await charge.cover(cost):
                         raise
                 else:
@@ -65,7 +65,7 @@ class ImageTower:
                     return dict(zip(files, (each[output.name] for each in made), strict=True))
                 finally:
                     report.image_steps += len(steps)
-                    report.image_cost_micro_usdc += self.manifest.price_micro_usdc(len(steps))
+                    report.image_cost_micro_usdc += self.manifest.cost_micro_usdc(len(steps))
         raise AssertionError("the last attempt returns or raises")
 
 

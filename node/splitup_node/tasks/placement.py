@@ -24,7 +24,7 @@ class DemandEntry(Message):
     task_id: DigestField
     vram_bytes: Count
     weights_bytes: Count
-    price_micro_usdc: Count
+    price_nano_usdc: Count
     holders: Count  # live nodes that serve it
     operators: Count = 0  # in the determinism class with most of them
     verifiable: bool = False  # sold with verification: enough operators hold it in one class
@@ -71,7 +71,7 @@ def choose_task(
     ]
     return min(
         fitting,
-        key=lambda entry: (entry.holders, -entry.price_micro_usdc, _tie(node, entry)),
+        key=lambda entry: (entry.holders, -entry.price_nano_usdc, _tie(node, entry)),
         default=None,
     )
 

@@ -16,7 +16,7 @@ export type ModelInfo = {
   context: number;
   chunk: number;
   max_rows: number;
-  price_micro_usdc_per_step: number;
+  price_nano_usdc_per_step: number;
   vocab: number;
   eos_ids: number[];
   is_recurrent: boolean;

@@ -2,7 +2,7 @@
 import { html, type TemplateResult } from "lit";
 import { getKey, setKey } from "../api";
 import { Part } from "../element";
-import { bytes, count, ms, usdc } from "../format";
+import { bytes, count, ms, price, usdc } from "../format";
 import type { Offer } from "./adapter";
 import type { ModelInfo } from "./connection";
 import type { Costs } from "./generation";
@@ -241,7 +241,7 @@ class PrivateChat extends Part {
             const input = target as HTMLInputElement;
             if (input.reportValidity()) this.set({ numbers: { ...settings.numbers, [name]: Number(input.value) } });
           }}></label>`)}
-      <p class="quiet wide">${model ? html`${usdc(model.price_micro_usdc_per_step)} per step of up to ${model.chunk} tokens;
+      <p class="quiet wide">${model ? html`${price(model.price_nano_usdc_per_step)} per million steps of up to ${model.chunk} tokens;
         embedding${model.private_blocks ? `, ${model.private_blocks} of the blocks at each end` : ""} and head run here.` : null}
         <button class="plain" ?disabled=${this.phase === "loading" || this.phase === "running"}
           @click=${() => this.tell({ order: "clear" })}>Delete all models from this device</button></p>`;

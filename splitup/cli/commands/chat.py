@@ -73,7 +73,7 @@ async def command(
         finally:
             output.end_text()
             await pool.close()
-            price = format_usdc(text.manifest.price_micro_usdc(steps))
+            price = format_usdc(text.manifest.cost_micro_usdc(steps))
             output.say(f"{steps} steps, {price} and the committee's fee")
 
 

@@ -29,12 +29,12 @@ def _show(output: Output, offers: list[Offer]) -> None:
         return
     from rich.table import Table
 
-    from splitup.client.inputs import format_usdc
+    from splitup.client.inputs import format_price
 
-    table = Table("model", "kind", "context", "a step costs", "state", box=None, pad_edge=False)
+    table = Table("model", "kind", "context", "price", "state", box=None, pad_edge=False)
     for offer in offers:
         kind = "chat" if offer.has_chat else offer.kind
         context = str(offer.context or "")
-        price = format_usdc(offer.price_micro_usdc)
+        price = format_price(offer.price_nano_usdc)
         table.add_row(printable(offer.name), kind, context, price, printable(offer.state))
     output.out.print(table)

@@ -27,7 +27,7 @@ class Offer:
     context: int
     has_chat: bool
     is_private: bool  # leaves tasks to the client
-    price_micro_usdc: int  # of a step
+    price_nano_usdc: int  # of a step
     is_ready: bool  # live nodes hold all its tasks
     state: str
 
@@ -42,7 +42,7 @@ async def fetch_offers(
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def describe(listed: RegisteredModel) -> Offer:
-        price = listed.price_per_step_micro_usdc
+        price = listed.price_per_step_nano_usdc
         try:
             async with turns:
                 manifest = (await fetch_model(listed.model_id)).manifest

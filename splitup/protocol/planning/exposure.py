@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput
-from splitup.graph.manifest import Manifest
+from splitup.graph.manifest import Manifest, Task
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot
 
@@ -56,17 +56,28 @@ class Economics:
         return min(10_000, -(-2 * 1000 * 10_000 * 10_000 // stake_milli))
 
 
-def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
-    """Return S for a task that pays this price: what one proven lie costs, in micro-USDC."""
-    return price_micro_usdc * economics.slash_milli // economics.reward_milli
+def compute_penalty(task: Task, steps: int, economics: Economics) -> int:
+    """Return S for a task over these steps: what one proven lie costs, in micro-USDC."""
+    return _multiply(task, steps, economics.slash_milli, economics)
+
+
+def compute_silence(task: Task, steps: int, economics: Economics) -> int:
+    """Return what withholding a drawn task costs, in micro-USDC."""
+    return _multiply(task, steps, economics.silence_milli, economics)
+
+
+def _multiply(task: Task, steps: int, milli: int, economics: Economics) -> int:
+    """Return so many thousandths of a task's cost C; a task too small to be paid can cost stake."""
+    price = task.price_nano_usdc * steps
+    return price * milli // (economics.reward_milli * limits.NANO_PER_MICRO)
 
 
 def compute_exposure(
     tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
 ) -> int:
     """Return what an executor of these tasks is exposed with: F, and S for each, in micro-USDC."""
-    prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
-    return economics.floor_micro_usdc + sum(compute_penalty(price, economics) for price in prices)
+    penalties = (compute_penalty(manifest.tasks[task], steps, economics) for task in tasks)
+    return economics.floor_micro_usdc + sum(penalties)
 
 
 def compute_exposures(
@@ -107,7 +118,7 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
     places: list[int] = []
     floor = economics.floor_micro_usdc
     for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
-        penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        penalty = compute_penalty(task, plan.request.steps, economics)
         able = [p for p, n in enumerate(listed) if exposures.get(n, floor) + penalty <= free[n]]
         if not able:
             raise InvalidInput(

@@ -451,7 +451,7 @@ def _check_price(request: Request, manifest: Manifest) -> None:
 
     Verification is budgeted like the execution itself (``Market.quoteParts``).
     """
-    price = 2 * manifest.price_micro_usdc(request.steps)
+    price = 2 * manifest.cost_micro_usdc(request.steps)
     if request.max_price_micro_usdc < price:
         raise InvalidInput(
             f"{request.steps} steps of model {request.model_id} cost at least {price} micro-USDC, "

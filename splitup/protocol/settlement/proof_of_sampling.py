@@ -20,13 +20,18 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import Payment, Settlement, Slash
-from splitup.graph.manifest import Manifest
+from splitup.graph.manifest import Manifest, Task
 from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Draw, Ruling, VerificationResult
 from splitup.protocol.execution.ends import check_count, check_end
 from splitup.protocol.execution.takeovers import get_candidate, is_replaced
-from splitup.protocol.planning.exposure import Economics, compute_exposures, compute_penalty
+from splitup.protocol.planning.exposure import (
+    Economics,
+    compute_exposures,
+    compute_penalty,
+    compute_silence,
+)
 
 MAX_JUDGES: Final = 4  # most validators per task; with the executor five nodes
 BIT_FLIP_SHARE: Final = 10  # a difference that a bit flip explains costs 1/10 of F
@@ -234,9 +239,9 @@ def compute_settlement(
     chain locked of each one's stake, which after recent offences is more than F and S for its
     tasks; by default no more.
 
-    Executors earn the price of their tasks for every step. They earn nothing for tasks they lied
-    about, and nothing at all if they never revealed their completion (``withheld``). Validators
-    earn the price of the task they recomputed.
+    Executors earn the price of their tasks for every step, per task rounded down to micro-USDC.
+    They earn nothing for tasks they lied about, and nothing at all if they never revealed their
+    completion (``withheld``). Validators earn as much for the task they recomputed.
 
     An executor pays S for each lie, and less for each drawn task of a completion that it withholds
     (``Economics.silence_milli``). In both cases it also pays what is locked besides S for its
@@ -258,7 +263,7 @@ def compute_settlement(
     by_task = {verdict.task: verdict for verdict in verdicts}
     executors = executors or plan.executors()
     floors = _compute_floors(plan, manifest, executors, verdicts, economics, locked or {})
-    price = [task.price_micro_usdc * steps for task in manifest.tasks]
+    price = [task.pay_micro_usdc(steps) for task in manifest.tasks]
     earned: Counter[str] = Counter()
     from_slash: Counter[str] = Counter()
     slashed: Counter[str] = Counter()
@@ -268,7 +273,7 @@ def compute_settlement(
             earned[executor] += price[index]
         if verdict is None:
             continue
-        penalties = _compute_penalties(verdict, executor, price[index], economics)
+        penalties = _compute_penalties(verdict, executor, manifest.tasks[index], steps, economics)
         if verdict.outcome in OFFENCES:
             penalties[executor] += floors.pop(executor, 0)
         slashed.update(penalties)
@@ -319,14 +324,14 @@ def _compute_floors(
 
 
 def _compute_penalties(
-    verdict: Verdict, executor: str, price: int, economics: Economics
+    verdict: Verdict, executor: str, task: Task, steps: int, economics: Economics
 ) -> Counter[str]:
     """Return the stake that each node loses for one task, without what an executor pays once."""
     penalties: Counter[str] = Counter()
     for liar in verdict.liars:
-        penalties[liar] += compute_penalty(price, economics)
+        penalties[liar] += compute_penalty(task, steps, economics)
         if liar != executor:
             penalties[liar] += economics.floor_micro_usdc // BIT_FLIP_SHARE
     if verdict.outcome is Outcome.WITHHELD:
-        penalties[executor] += price * economics.silence_milli // economics.reward_milli
+        penalties[executor] += compute_silence(task, steps, economics)
     return penalties

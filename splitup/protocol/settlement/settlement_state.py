@@ -263,7 +263,7 @@ class SettlementState:
         context, found, best = self.context, None, (False, 0, 0)
         if context is None:
             return None
-        prices = [task.price_micro_usdc for task in context.manifest.tasks]
+        prices = [task.price_nano_usdc for task in context.manifest.tasks]
         signed = {steps for roots in self.collected.by_node.values() for steps in roots}
         results = {port.task for port in context.manifest.outputs}
         for steps in self.collected.list_numbers():

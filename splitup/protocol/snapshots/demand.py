@@ -52,7 +52,7 @@ def compute_demand(
                 "task_id": task.task_id,
                 "vram_bytes": task.vram_bytes,
                 "weights_bytes": task.weights_bytes,
-                "price_micro_usdc": task.price_micro_usdc,
+                "price_nano_usdc": task.price_nano_usdc,
                 "holders": holders[task.task_id],
                 "operators": most,
                 "verifiable": most >= limits.MIN_OPERATORS,

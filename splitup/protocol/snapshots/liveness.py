@@ -55,7 +55,7 @@ class NodeLiveness:
         self.heads = RecentBlocks()
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
-        self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
+        self._assigned: Counter[str] = Counter()  # nano-USDC since the latest snapshot
         self._counted: OrderedDict[str, None] = OrderedDict()  # executions
         self._reserved: dict[str, Mapping[str, int]] = {}  # execution -> node -> micro-USDC
         self._committed: set[str] = set()  # reserved ones that the registry's next reading includes
@@ -141,7 +141,7 @@ class NodeLiveness:
                 speed_mflops=quantise(heartbeat.speed_mflops),
                 bandwidth_kbps=quantise(heartbeat.bandwidth_kbps),
                 vram_free_bytes=quantise(heartbeat.vram_free_bytes),
-                assigned_micro_usdc=quantise(assigned),
+                assigned_micro_usdc=quantise(assigned // limits.NANO_PER_MICRO),
                 locked_micro_usdc=quantise_up(locked),
             )
         return node.view
@@ -160,7 +160,7 @@ class NodeLiveness:
             self._reserved.pop(self._counted.popitem(last=False)[0], None)
         self._reserved[execution_id] = dict(plan.exposures())
         for executor, task in zip(plan.executors(), manifest.tasks, strict=True):
-            self._assigned[executor] += task.price_micro_usdc * plan.request.steps
+            self._assigned[executor] += task.price_nano_usdc * plan.request.steps
 
     def process_committed(self, execution_id: str) -> None:
         """Record that the chain has locked an execution's exposures."""

@@ -98,9 +98,9 @@ async def invoke(*arguments: str) -> tuple[int, str]:
 
 
 async def register_cli(
-    home: Path, model: str, name: str, target: str = "20kB"
+    home: Path, model: str, name: str, target: str = "20kB", *flags: str
 ) -> tuple[int, dict[str, Any]]:
-    arguments = ("--model", model, "--name", name, "--target-vram", target, "--json")
+    arguments = ("--model", model, "--name", name, "--target-vram", target, *flags, "--json")
     code, output = await invoke("register", *arguments, "--config", str(home))
     return code, json.loads(output.splitlines()[-1])
 
@@ -118,7 +118,7 @@ async def test_register_stores_everything_then_says_so(
     found = await fetch_model(network.owner, compiled.model_id)
     assert found is not None
     assert (found.name, found.task_count) == ("first", len(first["tasks"]))
-    assert found.price_per_step_micro_usdc == compiled.manifest.price_micro_usdc(1)
+    assert found.price_per_step_nano_usdc == compiled.manifest.price_nano_usdc
     async with GatewayClient((network.url,), network.client) as gateway:
         grants = await gateway.model_grants(compiled.model_id)
     stored = {grant.key for grant in grants.grants}
@@ -185,7 +185,7 @@ async def test_s01_an_id_that_somebody_registered_at_another_price_is_not_ours(
     network: Network, models: str
 ) -> None:
     compiled = build(f"{models}:tenth", 20_000)
-    tasks = [task | {"priceMicroUsdc": 0} for task in encode_tasks(compiled.manifest)]
+    tasks = [task | {"priceNanoUsdc": 0} for task in encode_tasks(compiled.manifest)]
     edges = encode_edges(compiled.manifest)
     thief = network.owner
     await thief.send("models", "register", compiled.model_id, "thief's", tasks, edges)
@@ -251,7 +251,7 @@ async def test_a_dry_run_and_inspect_show_the_id_of_the_registration(
     network: Network, models: str, tmp_path: Path
 ) -> None:
     home = write_home(network, tmp_path / "home")
-    flags = ("--target-vram", "20kB", "--price-per-step", "0.001", "--json")
+    flags = ("--target-vram", "20kB", "--price", "0.04", "--json")
     model = f"{models}:sixth"
     arguments = ("register", "--model", model, "--name", "sixth", *flags)
     code, output = await invoke(*arguments, "--dry-run")
@@ -265,10 +265,11 @@ async def test_a_dry_run_and_inspect_show_the_id_of_the_registration(
     assert [task["task_id"] for task in done["tasks"]] == [t["task_id"] for t in dry["tasks"]]
 
     found = await fetch_model(network.owner, done["model_id"])
-    assert found is not None and found.price_per_step_micro_usdc == 1_000
-    assert done["price_per_step_micro_usdc"] == 1_000
-    code, output = await invoke(*arguments[:-3], "--price-per-step", "0.000001", "--dry-run")
-    assert code == 2 and "raise --price-per-step to" in output
+    assert found is not None and found.price_per_step_nano_usdc == 40
+    assert done["price_per_step_nano_usdc"] == 40
+    for price, problem in (("0.001", "raise --price to"), ("0.0405", "a price has 3 decimals")):
+        code, output = await invoke(*arguments[:-3], "--price", price, "--dry-run")
+        assert code == 2 and problem in output
 
 
 async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
@@ -276,7 +277,7 @@ async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
 ) -> None:
     home = write_home(network, tmp_path / "home")
     _, old = await register_cli(home, f"{models}:seventh", "versions")
-    _, new = await register_cli(home, f"{models}:eighth", "versions")
+    _, new = await register_cli(home, f"{models}:eighth", "versions", "20kB", "--price", "12")
     assert await list_versions(home) == {
         old["model_id"]: (False, False),
         new["model_id"]: (True, False),
@@ -308,7 +309,7 @@ async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
     assert (await fetch_quote(network.owner, old["model_id"], 3)).locked_micro_usdc > 0
     code, output = await invoke("retire", new["model_id"], "--config", str(home))
     assert code == 2 and "is retired already" in output
-    code, answer = await register_cli(home, f"{models}:eighth", "versions")
+    code, answer = await register_cli(home, f"{models}:eighth", "versions", "20kB", "--price", "12")
     assert code == 2 and "retired for good" in answer["error"]
 
 

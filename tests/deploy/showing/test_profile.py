@@ -48,7 +48,7 @@ def make_manifest(edges: list[tuple[int, int]], label: str = "task") -> Manifest
                 state_bytes=0,
                 vram_bytes=1000 * (index + 1),
                 flops=10_000,
-                price_micro_usdc=1,
+                price_nano_usdc=1,
             )
         )
     manifest = Manifest(

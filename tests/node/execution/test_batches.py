@@ -44,7 +44,7 @@ def make_one_task() -> Manifest:
         state_bytes=compute_state_bytes(GRAPH),
         vram_bytes=10**5,
         flops=SIZE,
-        price_micro_usdc=10,
+        price_nano_usdc=10_000,
         reference_digest=hashlib.sha256(reference).hexdigest(),
         reference_bytes=len(reference),
     )

@@ -336,7 +336,7 @@ def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
         task_id=task_id,
         vram_bytes=TASK_BYTES,
         weights_bytes=0,
-        price_micro_usdc=1,
+        price_nano_usdc=1,
         holders=holders,
         operators=holders,
         verifiable=holders >= limits.MIN_OPERATORS,

@@ -40,7 +40,7 @@ def make_entry(
         task_id=hashlib.sha256(bytes([task])).hexdigest(),
         vram_bytes=vram,
         weights_bytes=1,
-        price_micro_usdc=price,
+        price_nano_usdc=price,
         holders=holders,
         operators=holders if operators < 0 else operators,
         verifiable=(holders if operators < 0 else operators) >= limits.MIN_OPERATORS,

@@ -137,7 +137,7 @@ async def test_s19_an_executor_without_free_stake_keeps_nobody_elses_pay(network
     locked = dict(map(unpack_word, found["ExecutionCommitted"]["exposures"]))
     assert locked[filler] == 0 and all(locked[n] for n in set(plan.executors()) - {filler})
     own = [task for task, node in enumerate(plan.executors()) if node == filler]
-    owed = sum(t.price_micro_usdc for n, t in enumerate(MANIFEST.tasks) if n not in own) * STEPS
+    owed = sum(t.pay_micro_usdc(STEPS) for n, t in enumerate(MANIFEST.tasks) if n not in own)
     assert found["Settled"]["paid"] == 2 * owed, "the others, and a validator of each"
     assert "Slashed" not in found
     await act_as_market(network, "release", words)
@@ -170,7 +170,7 @@ async def check_payments(network: Network, execution_id: str) -> None:
     assert names.count("PlanAccepted") == names.count("Settled") == 1
     assert names.count("ExecutionCommitted") == 1
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
-    assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
+    assert paid == 2 * MANIFEST.cost_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
 
 

@@ -51,7 +51,7 @@ class Market:
     ) -> None:
         self._view, self._scheme, self._emit = view, scheme, emit
         self.sampling_bps = sampling_bps
-        self.price_per_step = manifest.price_micro_usdc(1)  # as it was registered
+        self.price_per_step = manifest.price_nano_usdc  # as it was registered
         self.now_s = START_S
         self.block_hash = "0x" + "00" * 32
         self.snapshots: set[tuple[int, str]] = set()
@@ -100,7 +100,7 @@ class Market:
                 self._emit(ev.ExecutionEnded(execution_id))
 
     def quote(self, steps: int) -> int:
-        return 2 * self.price_per_step * steps
+        return 2 * -(-self.price_per_step * steps // 1_000)  # both parts rounded up
 
     # ---- rules ------------------------------------------------------------------------------
 

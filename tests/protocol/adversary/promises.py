@@ -144,7 +144,7 @@ def _list_client_inputs(world: World, run: Run) -> Iterator[tuple[tuple[int, str
 
 def _list_prices(world: World, run: Run) -> list[tuple[str, int]]:
     """Return executor and price of every task."""
-    prices = [task.price_micro_usdc for task in world.manifest.tasks]
+    prices = [task.price_nano_usdc for task in world.manifest.tasks]
     return list(zip(run.executors.executors, prices, strict=True))
 
 
@@ -172,7 +172,7 @@ def _check_stakes(world: World) -> Iterator[str]:
 
 def _check_price(world: World, run: Run) -> Iterator[str]:
     request = run.plan.request
-    if run.computed and request.max_price_micro_usdc < 2 * world.manifest.price_micro_usdc(
+    if run.computed and request.max_price_micro_usdc < 2 * world.manifest.cost_micro_usdc(
         request.steps
     ):
         yield "nodes computed below the price"
@@ -231,7 +231,7 @@ class _Settled:
         for slash in record.settlement.slashes:
             self.lost[slash.node] += slash.amount_micro_usdc
         self.used = evidence.draw.steps
-        self.prices = [task.price_micro_usdc * self.used for task in world.manifest.tasks]
+        self.prices = [task.pay_micro_usdc(self.used) for task in world.manifest.tasks]
 
     def check(self) -> list[str]:
         found = [*self._check_gain(), *self._check_lies(), *self._check_sent()]

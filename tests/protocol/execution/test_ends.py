@@ -44,7 +44,7 @@ def play(
     shape: str, *, client: str = "honest", fault: str = "", economics: Economics = VERIFY_ALL
 ) -> tuple[Simulation, str, str]:
     """Return a settled execution whose first task's executor is at fault, its id, and that one."""
-    simulation = Simulation(9, economics=economics, nodes=8, manifest=SHAPES[shape])
+    simulation = Simulation(10, economics=economics, nodes=8, manifest=SHAPES[shape])
     assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
     simulation.client = client
     execution_id = simulation.request()

@@ -261,7 +261,7 @@ def make_root() -> str:
 def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
     """The price that the chain took is not believed: executors and verification must be covered."""
     manifest = make_plan_context().manifest
-    price = 2 * manifest.price_micro_usdc(REQUEST.steps)
+    price = 2 * manifest.cost_micro_usdc(REQUEST.steps)
     for offered, is_planned in ((price - 1, False), (price, True)):
         request = REQUEST.model_copy(update={"max_price_micro_usdc": offered})
         agreement = make_agreement()

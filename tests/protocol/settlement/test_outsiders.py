@@ -42,7 +42,7 @@ class Ring(Simulation):
     is_copying = False
 
     def __init__(
-        self, seed: int = 1, *, honest: int = 8, determinism: str = OWN_CLASS, **options: object
+        self, seed: int = 4, *, honest: int = 8, determinism: str = OWN_CLASS, **options: object
     ) -> None:
         super().__init__(seed, nodes=honest + 3, economics=EVERY, **options)  # type: ignore[arg-type]
         self.first_asked = ""  # "silent" or "unable"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.graph.manifest import Manifest
 from splitup.messages.completions import Completion, End, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling, VerificationResult
@@ -215,9 +216,23 @@ def test_liar_pays_validators_and_client_and_others_keep_their_pay() -> None:
     assert sum(from_slash.values()) <= terms.slashes[0].amount_micro_usdc
 
 
-@given(st.lists(st.sampled_from(list(Outcome)), min_size=TASKS, max_size=TASKS))
-def test_settlement_never_exceeds_quote_or_slash(outcomes: list[Outcome]) -> None:
+def make_priced(*prices: int) -> Manifest:
+    """Return a model whose tasks have these prices, in nano-USDC."""
+    pairs = zip(MANIFEST.tasks, prices, strict=True)
+    tasks = tuple(task.model_copy(update={"price_nano_usdc": price}) for task, price in pairs)
+    return MANIFEST.model_copy(update={"tasks": tasks})
+
+
+@given(
+    st.lists(st.sampled_from(list(Outcome)), min_size=TASKS, max_size=TASKS),
+    st.lists(st.integers(1, 2_000) | st.integers(1, 10**12), min_size=TASKS, max_size=TASKS),
+    st.integers(0, STEPS),
+)
+def test_a24_settlement_never_exceeds_quote_or_slash(
+    outcomes: list[Outcome], prices: list[int], steps: int
+) -> None:
     """Escrow is the quote, twice the price; what liars pay covers what is paid out of it."""
+    manifest = make_priced(*prices)
     verdicts = [
         Verdict(
             task,
@@ -229,11 +244,35 @@ def test_settlement_never_exceeds_quote_or_slash(outcomes: list[Outcome]) -> Non
         )
         for task, outcome in enumerate(outcomes)
     ]
-    terms = decide(PLAN, MANIFEST, STEPS, (), verdicts, ECONOMICS)
+    terms = decide(PLAN, manifest, steps, (), verdicts, ECONOMICS)
     escrow = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
     slash = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
-    assert escrow <= 2 * TASKS * STEPS * PRICE_MICRO_USDC
+    assert escrow <= 2 * manifest.cost_micro_usdc(STEPS)
     assert slash <= sum(s.amount_micro_usdc for s in terms.slashes)
+
+
+def test_a24_what_is_below_a_micro_usdc_is_earned_over_many_steps() -> None:
+    manifest = make_priced(40, 40, 999, 1_000)
+    verdict = Verdict(0, Outcome.HONEST, (V1,), ())
+    for steps, *earned in (
+        (1, 0, 0, 0, 1),
+        (25, 1, 1, 24, 25),
+        (65_536, 2_621, 2_621, 65_470, 65_536),
+    ):
+        pay = Counter({V1: earned[0]})  # a validator earns what the task does
+        for executor, amount in zip(PLAN.executors(), earned, strict=True):
+            pay[executor] += amount
+        terms = decide(PLAN, manifest, steps, (), [verdict], ECONOMICS)
+        assert {p.account: p.amount_micro_usdc for p in terms.payments} == dict(+pay)
+
+
+def test_a24_a_lie_in_a_task_too_small_to_be_paid_costs_stake() -> None:
+    manifest = make_priced(40, 40, 40, 40)
+    verdict = Verdict(2, Outcome.LIED, (V1,), (PLAN.executors()[2],))
+    terms = decide(PLAN, manifest, STEPS, (), [verdict], ECONOMICS)
+    [slash] = terms.slashes
+    assert slash.amount_micro_usdc == 40 * STEPS * 100_000 // 1_200 // 1_000 + FLOOR > FLOOR
+    assert terms.payments == ()
 
 
 @pytest.mark.parametrize("sampling_bps, cost_milli", [(800, 25_000), (10_000, 2_000), (1, 100_000)])

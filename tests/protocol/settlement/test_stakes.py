@@ -8,6 +8,7 @@ import pytest
 
 from splitup.core import limits
 from splitup.protocol.planning.exposure import compute_penalty
+from tests.builders import make_chain_manifest
 from tests.protocol.simulator import (
     VERIFY_ALL,
     VERIFY_NONE,
@@ -17,7 +18,8 @@ from tests.protocol.simulator import (
 )
 
 # of one task over four steps: what it exposes, and how much stake covers that n times
-EXPOSURE = compute_penalty(10 * 4, VERIFY_NONE) + limits.EXPOSURE_FLOOR_MICRO_USDC
+TASK = make_chain_manifest(1).tasks[0]
+EXPOSURE = compute_penalty(TASK, 4, VERIFY_NONE) + limits.EXPOSURE_FLOOR_MICRO_USDC
 
 
 def cover(count: int) -> int:

@@ -15,6 +15,7 @@ from splitup.messages.verification import VerificationOrder
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.planning.exposure import Economics
+from tests.builders import make_chain_manifest
 from tests.protocol.simulator import (
     CLIENT,
     VERIFY_ALL,
@@ -22,9 +23,12 @@ from tests.protocol.simulator import (
     Simulation,
     digest,
     make_signed_end,
+    settle,
+    start,
 )
 
 STEPS, PRICE = 4, 10 * 4
+SMALL = 300  # nano-USDC per step: three steps earn less than a micro-USDC
 
 
 class Steps(Simulation):
@@ -165,3 +169,19 @@ def test_an_order_whose_plan_names_no_executor_is_refused() -> None:
         with pytest.raises(PeerFault, match="not in its task's list"):
             other = order.model_copy(update={"certificate": bad, "draw": draw})
             check_order(other, simulation.manifest, node)
+
+
+def test_a24_an_execution_below_a_micro_usdc_pays_nothing_and_settles() -> None:
+    """Nodes and members agree on it like on any other; one step more pays every task."""
+    manifest = make_chain_manifest(3)
+    tasks = tuple(t.model_copy(update={"price_nano_usdc": SMALL}) for t in manifest.tasks)
+    manifest = manifest.model_copy(update={"tasks": tasks})
+    simulation = start(economics=VERIFY_ALL, nodes=8, manifest=manifest)
+    for steps, pay in ((3, 0), (4, 1)):
+        execution_id = simulation.request(steps, steps=steps)
+        settle(simulation, execution_id)
+        outcomes = simulation.find_outcomes(execution_id)
+        assert outcomes == dict.fromkeys(range(3), "honest")
+        settled = simulation.chain.settlements[execution_id]
+        assert settled.steps == steps and not settled.slashes
+        assert sum(p.amount_micro_usdc for p in settled.payments) == 2 * 3 * pay

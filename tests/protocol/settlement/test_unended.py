@@ -385,7 +385,7 @@ def test_half_of_the_members_see_another_final_end_of_the_client() -> None:
 
 
 def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
-    simulation, execution_id, plan = open_execution()
+    simulation, execution_id, plan = open_execution(1)
     done = [commit(simulation, plan, task, 2) for task in range(2)]
     taken = Takeover(execution_id=execution_id, task=2, candidate=1, first_step=1)
     message = Takeovers(

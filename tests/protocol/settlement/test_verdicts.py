@@ -289,7 +289,7 @@ SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}
 def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[int, str], str]:
     """Return an execution in which one executor is at fault, its outcomes, and the executor."""
     simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
-    execution_id = simulation.request(3)  # its seed gives every task a node of its own
+    execution_id = simulation.request(2)  # its seed gives every task a node of its own
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
     plan = next(iter(simulation.certificates[execution_id].values())).plan
     liar = plan.executors()[liar_task]

@@ -34,7 +34,7 @@ def test_the_least_held_task_comes_first() -> None:
         "task_id": task_id(1),
         "vram_bytes": 1000,
         "weights_bytes": 0,
-        "price_micro_usdc": 10,
+        "price_nano_usdc": 10_000,
         "holders": 0,
         "operators": 0,
         "verifiable": False,

@@ -24,7 +24,7 @@ USAGE = {"prompt_tokens": 2, "completion_tokens": 2, "splitup": {"cost_micro_usd
 
 
 def make_model(name: str, *, takes_turns: bool, kind: str = "text-generation") -> dict[str, Any]:
-    model = {"id": name, "kind": kind, "context_length": 256, "price_micro_usdc_per_step": 12}
+    model = {"id": name, "kind": kind, "context_length": 256, "price_nano_usdc_per_step": 12}
     return {**model, "takes_images": False, "takes_turns": takes_turns}
 
 

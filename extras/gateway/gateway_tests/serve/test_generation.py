@@ -25,7 +25,7 @@ from tests.client.test_leases import make_pool
 PRICE = 12
 LOST = 3  # steps of the attempt that fails
 OPTIONS = GenerationOptions((1, 2), 4, (), Sampler(), Adjustments())
-MODEL: Any = SimpleNamespace(manifest=SimpleNamespace(price_micro_usdc=lambda steps: PRICE * steps))
+MODEL: Any = SimpleNamespace(manifest=SimpleNamespace(cost_micro_usdc=lambda steps: PRICE * steps))
 
 
 @pytest.fixture(autouse=True)

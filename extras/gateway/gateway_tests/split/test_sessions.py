@@ -378,7 +378,7 @@ async def test_a_key_evicts_its_own_sessions_first(nodes: LocalNodes, keys: ApiK
 async def test_steps_are_charged_and_the_rate_counts_texts(
     nodes: LocalNodes, keys: ApiKeys
 ) -> None:
-    price = nodes.cut.manifest.price_micro_usdc(1)
+    price = nodes.cut.manifest.cost_micro_usdc(1)
     secret = keys.create("ann", budget_micro_usdc=6 * price, requests_per_minute=2)
     other = keys.create("bob", models=("another",))
     async with serve_split(nodes, access=Access(keys)) as url:

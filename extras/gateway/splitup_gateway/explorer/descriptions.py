@@ -90,7 +90,7 @@ def describe_model(event: ChainEvent, holders: Mapping[str, int]) -> View:
         "name": event.args["name"],
         "developer": event.args["developer"],
         "task_count": len(tasks),
-        "price_per_step": sum(task["priceMicroUsdc"] for task in tasks),
+        "price_nano_usdc": sum(task["priceNanoUsdc"] for task in tasks),
         "vram_bytes": sum(task["vramBytes"] for task in tasks),
         "least_holders": min((holders.get(task["taskId"][2:], 0) for task in tasks), default=0),
         "block": event.block_number,

@@ -184,7 +184,7 @@ class Explorer:
                 "label": labels[place] if place < len(labels) else f"task {place}",
                 "vram_bytes": task["vramBytes"],
                 "flops": task["flops"],
-                "price": task["priceMicroUsdc"],
+                "price_nano_usdc": task["priceNanoUsdc"],
                 "holders": holders[task["taskId"][2:]],
             }
             for place, task in enumerate(event.args["tasks"])

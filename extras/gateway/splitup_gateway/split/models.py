@@ -131,7 +131,7 @@ class SplitModel:
             context=info.context,
             chunk=self.cut.chunk,
             max_rows=min(self.cut.max_rows, info.context),
-            price_micro_usdc_per_step=self.manifest.price_micro_usdc(1),
+            price_nano_usdc_per_step=self.manifest.price_nano_usdc,
             vocab=info.vocab,
             eos_ids=info.eos_ids,
             is_recurrent=info.is_recurrent,

@@ -161,7 +161,7 @@ class SplitServer:
     def _check_quote(self, request: web.Request, asked: split.Forward, key: ApiKey | None) -> None:
         served = self._find(asked.model, key)
         steps = served.cut.count_steps(asked.seq_len)
-        most = served.manifest.price_micro_usdc(steps)
+        most = served.manifest.cost_micro_usdc(steps)
         self._quotes.check(request.headers, served.name, most)
 
     async def _answer(
@@ -199,13 +199,13 @@ class SplitServer:
         if key is not None and not asked.incremental:
             self._access.check_rate(key)  # the rate counts texts, not tokens
         owner = None if key is None else key.name
-        most = served.manifest.price_micro_usdc(cut.count_steps(asked.seq_len))
+        most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
         async with self._access.charge(key, most) as charge:
             with self._sessions.use(asked, owner, served) as session:
                 try:
                     found = await self._sessions.compute(session, asked, rows, charge.principal)
                 finally:
-                    charge.used = served.manifest.price_micro_usdc(session.submitted)
+                    charge.used = served.manifest.cost_micro_usdc(session.submitted)
         answer = split.Forwarded(
             session_id=session.id,
             execution_id=found.execution_id,

@@ -149,7 +149,7 @@ class PrivateModel(Message):
     context: Count
     chunk: Count  # rows of one step, which is what is paid for
     max_rows: Count  # of one forward
-    price_micro_usdc_per_step: Count
+    price_nano_usdc_per_step: Count
     vocab: Count
     eos_ids: tuple[Count, ...]
     is_recurrent: bool

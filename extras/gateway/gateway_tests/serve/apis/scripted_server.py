@@ -64,7 +64,8 @@ class ScriptedModel:
             is_encoder=False,
             text=info,
             user_inputs=(port,),
-            price_micro_usdc=lambda steps: PRICE * steps,
+            price_nano_usdc=PRICE * 1_000,
+            cost_micro_usdc=lambda steps: PRICE * steps,
         )
         tokenizer = ModelTokenizer(FILE, NAME)
         grammars = Grammars(FILE, NAME, VOCAB, [END])
