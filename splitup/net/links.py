@@ -169,6 +169,10 @@ class Link:
             self._sent_bytes -= len(self._sent.popleft())
 
 
+class _Refused(Unavailable):
+    """No process listens at the only address of a node."""
+
+
 class _Begun:
     """A coroutine that has run until it first waits; awaiting this object runs the rest."""
 
@@ -246,14 +250,19 @@ class LinkPool:
         on_closed: LinkHandler | None = None,
         on_up: LinkHandler | None = None,
         on_down: LinkHandler | None = None,
+        on_refused: LinkHandler | None = None,
         allow_loopback: bool = False,
     ) -> None:
-        """``on_closed`` is called when a link ends, ``on_up`` and ``on_down`` per connection."""
+        """``on_closed`` is called when a link ends, ``on_up`` and ``on_down`` per connection.
+
+        ``on_refused``: a connection broke, and nobody listens there any more.
+        """
         self._identity = identity
         self._on_frame = on_frame
         self._on_closed = on_closed
         self._on_up = on_up
         self._on_down = on_down
+        self._on_refused = on_refused
         self._allow_loopback = allow_loopback
         self._session: aiohttp.ClientSession | None = None
         self._links: dict[tuple[str, str], tuple[Link, asyncio.Task[None]]] = {}
@@ -308,6 +317,8 @@ class LinkPool:
                     socket = await self._connect(link)
                 except Unavailable as failure:
                     link.error = error = failure
+                    if isinstance(failure, _Refused) and link.has_connected and self._on_refused:
+                        self._on_refused(link)
                     link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, tuning.LINK_RETRY_MAX_S)
@@ -374,7 +385,10 @@ class LinkPool:
                 ) from None
             raise Unavailable(f"node {link.peer} at {endpoint} answered {error.status}") from None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(
+            is_refused = isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+                error.os_error, ConnectionRefusedError
+            )
+            raise (_Refused if is_refused and len(link.endpoints) == 1 else Unavailable)(
                 f"node {link.peer} at {endpoint} cannot be reached: {describe(error)}"
             ) from None
 
