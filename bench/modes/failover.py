@@ -29,6 +29,7 @@ NODES: Final = 8  # two are killed
 PROXIED: Final = 4  # of them, whose connections can fall silent; the others are killed or stopped
 NODE_VRAM_BYTES: Final = 100_000_000  # every node holds every task
 UNDISTURBED: Final = 20  # texts that need no other node
+AT_ONCE: Final = 4  # of them
 UNDISTURBED_TOKENS: Final = 100
 
 WORKER: Final = b"splitup_node.worker.process"
@@ -52,9 +53,12 @@ async def run(quick: bool) -> Report:
             bars.append(await measure(net, name, at_most, disturb, expected))
             say(describe_bars([bars[-1].to_dict()]))
         replaced = 0
-        for _ in range(2 if quick else UNDISTURBED):
-            done = await generate(net, lambda session, count: None, UNDISTURBED_TOKENS)
-            replaced += done.session.takeovers
+        for _ in range(1 if quick else UNDISTURBED // AT_ONCE):
+            texts = (
+                generate(net, lambda session, count: None, UNDISTURBED_TOKENS)
+                for _ in range(AT_ONCE)
+            )
+            replaced += sum(done.session.takeovers for done in await asyncio.gather(*texts))
     bars.append(Bar("takeovers in undisturbed texts", replaced, "", at_most=0))
     return Report(bars, {"tokens": tokens, "undisturbed_gap_s": round(expected.gap_s, 2)})
 

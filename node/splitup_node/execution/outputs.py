@@ -153,6 +153,11 @@ class Outputs:
         reason += f": {link.error}" if link.error else ""
         self._table.fail(execution.id, min(tasks), step, reason)
 
+    def check_links(self, execution: Execution) -> None:
+        """Connect anew to readers whose connections have fallen silent, and send again."""
+        for reader in execution.routing.routes.successors.values():
+            self._spawn(self._pool.open(reader.node, reader.endpoint).check())
+
     def send(self, readers: Readers, sealed: bytes) -> bool:
         """Send a sealed frame to nodes; return whether all take it.
 
