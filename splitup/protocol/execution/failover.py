@@ -166,10 +166,14 @@ class Failover:
         """Return when to call ``tick``, None while nothing can time out."""
         if self._over:
             return None
-        executors = self.executors
-        times = [at for node, at in self._down.items() if node in executors]
-        if self._is_waiting:
-            times += [self._get_next_question(), *map(self._get_end_of_patience, set(executors))]
+        times = []
+        if self._down:
+            executors = self.executors
+            times = [at for node, at in self._down.items() if node in executors]
+        if self._submitted > self.first_missing:
+            times += [self._get_next_question()]
+            if self._asked:
+                times += map(self._get_end_of_patience, set(self.executors))
         return min(times, default=None)
 
     def tick(self, now: float, late_s: float = 0.0) -> list[Command]:
