@@ -285,6 +285,8 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
 def _shut(socket: _Socket) -> None:
     """End a connection without a word to the peer, which would not answer; its reader sees that."""
     handle = socket.get_extra_info("socket")
+    if handle is None:  # it has ended already
+        return
     with contextlib.suppress(OSError), system_socket.socket(fileno=os.dup(handle.fileno())) as own:
         own.shutdown(system_socket.SHUT_RDWR)
 

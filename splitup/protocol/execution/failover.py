@@ -118,7 +118,7 @@ class Failover:
         """Record a step whose outputs are all here."""
         took_s = now - self._moved_at
         if not self._usual_s:
-            self._asked_at = now - tuning.MEASURE_S
+            self._asked_at = now - tuning.MEASURE_S  # they are first asked, and measured, now
         self._usual_s = took_s if not self._usual_s else 0.8 * self._usual_s + 0.2 * took_s
         self._done.add(step)
         while self.first_missing in self._done:
@@ -226,7 +226,8 @@ class Failover:
             return inf
         executors = set(self.executors)
         slowest_s = self._slowest_s.get(node)
-        patience_s = max(self._least_s, tuning.ANSWER_FACTOR * (slowest_s or 0.0))
+        own_s = min(tuning.ANSWER_FACTOR * (slowest_s or 0.0), tuning.HANG_RUN_S)
+        patience_s = max(self._least_s, own_s)
         # whose speed is unknown; or nobody answers, and the fault may be on this side
         if slowest_s is None or (len(executors) > 1 and executors <= self._asked.keys()):
             patience_s = max(patience_s, tuning.STALL_FIRST_S)

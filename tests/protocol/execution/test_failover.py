@@ -131,7 +131,7 @@ class Network:
                 commands += self.failover.process_progress(told, self.now)
             if due is not None and due <= self.now:
                 commands += self.failover.tick(self.now)
-                assert (self.failover.next_time() or inf) > self.now  # it does not spin
+                assert commands or (self.failover.next_time() or inf) > self.now  # it does not spin
             self.take(commands)
 
     def take(self, commands: list[Command]) -> None:
@@ -185,6 +185,14 @@ def test_f04_a_stopped_node_among_slow_ones_is_found_in_proportion() -> None:
     network.run(at + tuning.ANSWER_FACTOR * 0.3, steps=(101, 100))
     assert not network.replaced
     network.run(at + tuning.ANSWER_FACTOR * 0.3 + 2 * tuning.ASK_S, steps=(101, 100))
+    assert [c.task for c in network.replaced] == [1]
+
+
+def test_f04_a_node_cannot_buy_time_without_bound_by_slow_answers() -> None:
+    network = start_network(0.01, 4.9, every_s=0.5)  # and 4.9 s are less than strangers get
+    network.answer_s[1] = NEVER
+    network.run(network.now + 5.0, steps=(101, 100))  # its answers that were under way
+    network.run(network.now + tuning.HANG_RUN_S + 1.0, steps=(101, 100))
     assert [c.task for c in network.replaced] == [1]
 
 
