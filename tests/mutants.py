@@ -974,13 +974,6 @@ MUTANTS: Final = (
         "test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once",
     ),
     Mutant(
-        "a silence of all nodes",
-        f"{_EXECUTION}/failover.py",
-        "(len(executors) > 1 and executors <= self._asked.keys())",
-        "False",
-        f"{_TESTS}/execution/test_failover.py::test_f04_nobody_is_blamed_for_a_silence_of_all",
-    ),
-    Mutant(
         "times that a node reports",
         "splitup/client/execution/session.py",
         "kept <= self.plan.request.steps * len(self.plan.tasks)",
