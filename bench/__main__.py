@@ -9,7 +9,7 @@
     network     whole executions on a whole network, compared with the uncut model
     serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
     explorer    10,000 executions and 2,000 nodes indexed, pages, the size of the page
-    failover    SIGKILL in the middle of 1,000 tokens
+    failover    nodes killed, stopped or cut off in the middle of 1,000 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,16 +34,23 @@ LONG_VRAM: Final = "2.5MB"  # a task holds its KV cache, which grows with the co
 
 @asynccontextmanager
 async def run_network(
-    nodes: int, vram_bytes: int, *, context: int | None = None
+    nodes: int,
+    vram_bytes: int,
+    *,
+    context: int | None = None,
+    prepare: Callable[[Devnet], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Devnet, SplitUp]]:
     """Start a network with the example model and a user with a deposit; remove it at the end.
 
-    With a longer ``context`` the example writes nonsense, at the same speed.
+    With a longer ``context`` the example writes nonsense, at the same speed. ``prepare`` may change
+    the network before it has a model.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
     devnet = Devnet(DevnetOptions(directory, nodes, vram_bytes), say)
     try:
         await devnet.start()
+        if prepare is not None:
+            await prepare(devnet)
         example = find_example()
         if context is not None:
             shutil.copytree(example, directory / "model")

@@ -36,17 +36,23 @@ CONNECT_S: Final = 3.0  # for opening a connection
 RECONNECT_S: Final = 0.5  # a broken connection that is not back by then counts as lost
 TAKEOVER_LATE_S: Final = 2.0  # from a gateway's refusal to the client's takeover that explains it
 TAKEOVER_POLL_S: Final = 0.05
-STALL_FIRST_S: Final = 5.0  # until the first step comes back
-STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy network
-STALL_STEPS: Final = 8  # a slow model gets this many times its usual pause instead
+STALL_FIRST_S: Final = 5.0  # until the first step comes back, and for a node's first answer
+ASK_S: Final = 0.2  # a later step that takes longer, and ASK_STEPS usual ones: the nodes are asked
+ASK_STEPS: Final = 2  # asking costs them a frame each way
+MEASURE_S: Final = 1.0  # and so often while steps flow, to know how long their answers take
+# The least time for an answer, or a connection's sign of life: TCP has sent a lost packet again.
+ANSWER_S: Final = 0.4
+ANSWER_FACTOR: Final = 4.0  # a node has so many times its slowest answer so far, when that is more
 LOADING_SHARE: Final = 0.5  # of the time until the deadline is for nodes that say that they load
 HOLDERS_QUIET_S: Final = 60.0  # no node loads a task of a model that a client wants for so long
 HOLDERS_POLL_S: Final = 1.0  # nodes tell members once a second
 HOLDERS_AGE_S: Final = 60.0  # a model that was held so lately is not asked about again
 PLAN_ANSWER_S: Final = 1.0  # a node that has to load for a plan answers after so long, and goes on
-PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
-HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and STALL_STEPS times the usual step
-HANG_LOST_S: Final = 3.0  # a task without inputs while its producers are ahead has lost them
+HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and HANG_STEPS times the usual step
+HANG_STEPS: Final = 8  # steps differ by their rows
+# A task without inputs while its producers are ahead has lost them. Silent connections have been
+# opened anew by then, and a large tensor may be on its way.
+HANG_LOST_S: Final = 5.0
 # A node that cannot connect to its reader for this long fails its own part. Later than CONNECT_S:
 # a reader that is down has been replaced by then. Sooner than the reader is blamed for missing
 # inputs (HANG_LOST_S after a stall).
@@ -208,7 +214,7 @@ LINK_ENDPOINTS: Final = 4  # of one node, tried in turn; they change when it los
 LINK_RETRY_MIN_S: Final = 0.05
 LINK_RETRY_MAX_S: Final = 2.0
 LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer counts as gone
-LINK_PING_S: Final = 10.0  # detects half-open connections
+LINK_PING_S: Final = 10.0  # detects half-open connections while nobody asks for progress
 
 # ---- relays ------------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import socket as system_socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -64,6 +66,9 @@ class Link:
         self._drained = asyncio.Event()
         self._socket: _Socket | None = None  # set while it can take a frame at once
         self._begun: _Begun | None = None  # a write that the socket has not finished
+        self._serving: _Socket | None = None  # while it is connected
+        self._asked_at: float | None = None  # for a sign of life, which is not there yet
+        self._patience_s = tuning.ANSWER_S  # that it has to come
 
     def send(self, frame: bytes) -> None:
         """Queue one sealed frame; never blocks.
@@ -89,6 +94,40 @@ class Link:
             self._bulk.append(message)
             self.bulk_bytes += len(message)
             self._wake.set()
+
+    async def check(self) -> None:
+        """Ask the peer of an opened link for a sign of life; connect anew when one is overdue.
+
+        That is several times as late as ever before. Every connection that is given up gives the
+        next one twice the time: on a slow path signs wait behind frames.
+        """
+        now, socket = time.monotonic(), self._serving
+        if socket is None:
+            return
+        if self._asked_at is None:
+            self._asked_at = now
+            with contextlib.suppress(ConnectionError):  # the reading task meets the same error
+                await socket.ping()
+        elif now >= self._asked_at + self._patience_s:
+            self._patience_s *= 2
+            _log.warning("the connection to %s is silent; connecting anew", self.peer)
+            _shut(socket)
+
+    def note_sign(self) -> None:
+        """Note that the peer has answered."""
+        if self._asked_at is not None:
+            took_s = time.monotonic() - self._asked_at
+            self._patience_s = max(self._patience_s, tuning.ANSWER_FACTOR * took_s)
+            self._asked_at = None
+
+    def begin(self, socket: _Socket) -> None:
+        """Note a new connection."""
+        self._serving, self._asked_at = socket, None
+        self.connected.set()
+
+    def end(self) -> None:
+        """Note that the connection has ended."""
+        self._serving = None
 
     async def drain(self, below_bytes: int = 0) -> None:
         """Wait until at most ``below_bytes`` are queued; raise Unavailable when the link closes."""
@@ -169,6 +208,10 @@ class Link:
             self._sent_bytes -= len(self._sent.popleft())
 
 
+class _Refused(Unavailable):
+    """No process listens at the only address of a node."""
+
+
 class _Begun:
     """A coroutine that has run until it first waits; awaiting this object runs the rest."""
 
@@ -204,18 +247,24 @@ MayOpen = Callable[[str, str], bool]
 async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
     """Read and write one connected socket until either direction ends; re-raise a PeerFault."""
     writer = asyncio.create_task(link.write(socket))
-    link.connected.set()
+    link.begin(socket)
     try:
         async for message in socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                on_frame(link, message.data)
+                continue
             if message.type is aiohttp.WSMsgType.ERROR and not isinstance(
                 message.data, aiohttp.WebSocketError
             ):
                 raise ConnectionError(str(message.data))  # no answer to a ping
-            if message.type is not aiohttp.WSMsgType.BINARY:
+            if message.type is aiohttp.WSMsgType.PING:
+                await socket.pong(message.data)
+            elif message.type is aiohttp.WSMsgType.PONG:
+                link.note_sign()
+            else:
                 raise PeerFault(
                     f"{link.peer} sent a text message on the data plane", peer=link.peer
                 )
-            on_frame(link, message.data)
     except PeerFault as fault:
         await socket.close(
             code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=str(fault).encode()[:120]
@@ -227,9 +276,19 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
         )
         raise
     finally:
+        link.end()
         writer.cancel()
         with contextlib.suppress(asyncio.CancelledError, ConnectionError):
             await writer
+
+
+def _shut(socket: _Socket) -> None:
+    """End a connection without a word to the peer, which would not answer; its reader sees that."""
+    handle = socket.get_extra_info("socket")
+    if handle is None:  # it has ended already
+        return
+    with contextlib.suppress(OSError), system_socket.socket(fileno=os.dup(handle.fileno())) as own:
+        own.shutdown(system_socket.SHUT_RDWR)
 
 
 # ---- opening -----------------------------------------------------------------------------------
@@ -246,14 +305,19 @@ class LinkPool:
         on_closed: LinkHandler | None = None,
         on_up: LinkHandler | None = None,
         on_down: LinkHandler | None = None,
+        on_refused: LinkHandler | None = None,
         allow_loopback: bool = False,
     ) -> None:
-        """``on_closed`` is called when a link ends, ``on_up`` and ``on_down`` per connection."""
+        """``on_closed`` is called when a link ends, ``on_up`` and ``on_down`` per connection.
+
+        ``on_refused``: a connection broke, and nobody listens there any more.
+        """
         self._identity = identity
         self._on_frame = on_frame
         self._on_closed = on_closed
         self._on_up = on_up
         self._on_down = on_down
+        self._on_refused = on_refused
         self._allow_loopback = allow_loopback
         self._session: aiohttp.ClientSession | None = None
         self._links: dict[tuple[str, str], tuple[Link, asyncio.Task[None]]] = {}
@@ -308,6 +372,8 @@ class LinkPool:
                     socket = await self._connect(link)
                 except Unavailable as failure:
                     link.error = error = failure
+                    if isinstance(failure, _Refused) and link.has_connected and self._on_refused:
+                        self._on_refused(link)
                     link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, tuning.LINK_RETRY_MAX_S)
@@ -364,6 +430,7 @@ class LinkPool:
                     api.DATA.url(endpoint),
                     headers={"Authorization": f"Bearer {token}"},
                     heartbeat=tuning.LINK_PING_S,
+                    autoping=False,  # answers to ``check`` are to be seen
                     max_msg_size=limits.MAX_FRAME_BYTES + 1,
                 )
         except aiohttp.WSServerHandshakeError as error:
@@ -374,7 +441,10 @@ class LinkPool:
                 ) from None
             raise Unavailable(f"node {link.peer} at {endpoint} answered {error.status}") from None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(
+            is_refused = isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+                error.os_error, ConnectionRefusedError
+            )
+            raise (_Refused if is_refused and len(link.endpoints) == 1 else Unavailable)(
                 f"node {link.peer} at {endpoint} cannot be reached: {describe(error)}"
             ) from None
 

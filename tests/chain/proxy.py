@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 
 
 class Proxy:
@@ -14,8 +15,8 @@ class Proxy:
         self.target = target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._passing = asyncio.Event()
-        self._passing.set()
+        self._passing: dict[int, asyncio.Event] = {}  # of each connection, by the opener's port
+        self._is_cut = False
         self.port = 0
         self.connections = 0
         self.open_connections = 0
@@ -28,11 +29,22 @@ class Proxy:
         proxy.port = proxy._server.sockets[0].getsockname()[1]
         return proxy
 
-    def freeze(self) -> None:
-        """Let nothing pass the connections that there are; those to come are new."""
-        self._passing.clear()
-        self._passing = asyncio.Event()
-        self._passing.set()
+    def freeze(self, but: Collection[int] = ()) -> None:
+        """Let nothing pass the connections that there are, ``but`` those from these ports."""
+        for port, passing in self._passing.items():
+            if port not in but:
+                passing.clear()
+
+    def cut(self) -> None:
+        """Let nothing pass any more, and not the connections to come either, until ``mend``."""
+        self._is_cut = True
+        self.freeze()
+
+    def mend(self) -> None:
+        """Let everything pass again, also what has waited."""
+        self._is_cut = False
+        for passing in self._passing.values():
+            passing.set()
 
     async def close(self) -> None:
         assert self._server is not None
@@ -48,15 +60,23 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _pipe_both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        passing = self._passing
+        port = writer.get_extra_info("peername")[1]
+        passing = self._passing[port] = asyncio.Event()
+        if not self._is_cut:
+            passing.set()
         self.connections += 1
         self.open_connections += 1
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        ends = [writer]
         try:
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            ends.append(to_writer)
             await asyncio.gather(pipe(reader, to_writer, passing), pipe(to_reader, writer, passing))
+        except ConnectionRefusedError:
+            pass  # nobody is there: the opener learns it by the end of its connection
         finally:
             self.open_connections -= 1
-            for end in (writer, to_writer):
+            del self._passing[port]
+            for end in ends:
                 end.close()
 
 

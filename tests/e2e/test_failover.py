@@ -1,7 +1,7 @@
 """Nodes that die, stop or hang in the middle of a generation, on real processes.
 
 The tokens are those of an undisturbed run. The longest pause is printed; on a machine that does
-nothing else it stays below 3 s.
+nothing else it stays below 1 s.
 """
 
 from __future__ import annotations

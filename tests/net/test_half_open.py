@@ -88,6 +88,38 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
     await pool.close(flush_s=0)
 
 
+async def test_f11_silent_link_is_opened_anew_when_its_peer_owes_a_sign_of_life(
+    node: tuple[Node, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that answers is left alone; after one that does not, the next one has twice the time."""
+    monkeypatch.setattr(tuning, "ANSWER_S", 0.05)
+    peer, proxy = node
+    ups: asyncio.Queue[Link] = asyncio.Queue()
+    pool = LinkPool(
+        generate_identity(), lambda link, data: None, on_up=ups.put_nowait, allow_loopback=True
+    )
+    link = pool.open(peer.identity.address, f"http://127.0.0.1:{proxy.port}")
+    async with asyncio.timeout(HANG_S):
+        await link.check()  # not connected yet
+        assert await ups.get() is link
+        link.send(b"one")
+        assert await peer.frames.get() == b"one"
+        await link.check()
+        while link._asked_at is not None:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+        assert ups.empty() and link._patience_s >= 0.05
+        patience_s, frozen_at = link._patience_s, time.monotonic()
+        proxy.freeze()
+        link.send(b"two")  # is lost
+        while ups.empty():
+            await link.check()
+            await asyncio.sleep(0.005)
+        assert time.monotonic() >= frozen_at + patience_s
+        assert [await peer.frames.get() for _ in range(2)] == [b"one", b"two"]
+        assert link._patience_s == 2 * patience_s
+    await pool.close(flush_s=0)
+
+
 async def test_f11_download_that_stalls_goes_on_over_another_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

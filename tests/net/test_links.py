@@ -122,6 +122,29 @@ async def test_f09_f11_link_reconnects_and_sends_again_what_may_be_lost(
     assert [await peer.take() for _ in range(2)] == [b"one", b"two"]
 
 
+async def test_f26_opener_learns_that_nobody_listens_where_its_peer_was(peer: Peer) -> None:
+    """Not before the first connection: the peer may be starting."""
+    told: asyncio.Queue[str] = asyncio.Queue()
+    pool = LinkPool(
+        generate_identity(),
+        lambda link, data: None,
+        on_up=lambda link: told.put_nowait("up"),
+        on_down=lambda link: told.put_nowait("down"),
+        on_refused=lambda link: told.put_nowait("refused"),
+        allow_loopback=True,
+    )
+    await peer.stop()
+    link = pool.open(peer.identity.address, peer.url)
+    async with asyncio.timeout(HANG_S):
+        while link.error is None:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+        await peer.start()
+        assert await told.get() == "up"
+        await peer.stop()
+        assert [await told.get(), await told.get()] == ["down", "refused"]
+    await pool.close(flush_s=0)
+
+
 async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
     peer: Peer, pool: LinkPool
 ) -> None:

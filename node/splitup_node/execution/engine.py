@@ -58,7 +58,15 @@ class Engine:
         replay = Replay(table, self._schedule, self._spawn)
         self._finisher = Finisher(workers, table, replay, self._spawn)
         handovers = Handovers(workers, table, self._outputs, replay, self._finisher)
-        self._inbox = Inbox(identity, table, handovers, self._finisher, self._spawn, self._schedule)
+        self._inbox = Inbox(
+            identity,
+            table,
+            handovers,
+            self._finisher,
+            self._spawn,
+            self._schedule,
+            self._outputs.check_links,
+        )
         self.step_loop = StepLoop(
             workers,
             table,
@@ -155,9 +163,9 @@ class Engine:
                 execution.writer.flush(age_s=tuning.SEGMENT_AGE_S)
 
     def on_worker_lost(self, reason: str) -> None:
-        """Pause, and fail the executions whose state was in the worker that is gone."""
+        """Pause, and fail the executions that had begun on the worker that is gone."""
         self.step_loop.on_worker_lost(reason)
-        self._table.fail_lost_states(reason)
+        self._table.fail_begun(reason)
 
     def resume(self) -> None:
         """Go on after a new worker has loaded the tasks; fail what needs one it could not load."""

@@ -150,13 +150,17 @@ class ExecutionTable:
         if (execution := self.by_id.get(execution_id)) is not None:
             self.fail_slowest(execution, "its tensors fill the node's buffers, which others need")
 
-    def fail_lost_states(self, reason: str) -> None:
-        """Fail the executions whose state was in the worker that is gone."""
+    def fail_begun(self, reason: str) -> None:
+        """Fail the executions that had begun on the worker that is gone.
+
+        State is lost there; and without it a fallback, which has the task loaded, is sooner ready
+        than a new worker.
+        """
         for execution in list(self.by_id.values()):
             progress = self.queue.get_progress(execution.id)
             for task, step in progress.items():
-                if step and execution.manifest.tasks[task].state_bytes:
-                    self.fail(execution.id, task, step, f"its state was lost: {reason}")
+                if step:
+                    self.fail(execution.id, task, step, f"its worker was lost: {reason}")
 
     def fail_unloaded(self) -> None:
         """Fail the executions that need a task which the new worker could not load."""

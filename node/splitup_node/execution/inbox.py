@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
@@ -47,6 +48,7 @@ class Inbox:
         finisher: Finisher,
         spawn: Spawn,
         schedule: Schedule,
+        check_links: Callable[[Execution], None],
     ) -> None:
         self._identity = identity
         self._table = table
@@ -55,6 +57,7 @@ class Inbox:
         self._finisher = finisher
         self._spawn = spawn
         self._schedule = schedule
+        self._check_links = check_links
         self._early = EarlyFrames()
 
     def take(self, link: Link, data: bytes) -> None:
@@ -119,6 +122,7 @@ class Inbox:
             self._handovers.take_over(execution, signed, frame.encode(seal.signature))
         elif frame.kind is FrameKind.PROBE:
             self._tell_progress(execution)
+            self._check_links(execution)
         else:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
 

@@ -8,6 +8,7 @@ chunks; a frame tells them when the store has it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -152,6 +153,12 @@ class Outputs:
         reason = f"this node cannot connect to node {link.peer}"
         reason += f": {link.error}" if link.error else ""
         self._table.fail(execution.id, min(tasks), step, reason)
+
+    def check_links(self, execution: Execution) -> None:
+        """Connect anew to readers whose connections have fallen silent, and send again."""
+        for reader in execution.routing.routes.successors.values():
+            with contextlib.suppress(SplitUpError):  # too many are open: sending says so
+                self._spawn(self._pool.open(reader.node, reader.endpoint).check())
 
     def send(self, readers: Readers, sealed: bytes) -> bool:
         """Send a sealed frame to nodes; return whether all take it.

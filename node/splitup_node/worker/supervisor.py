@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -356,6 +358,13 @@ class Supervisor:
         _, self._connection = await loop.create_unix_connection(
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
+        connection = self._connection
+
+        def on_stopped() -> None:
+            if self._connection is connection:
+                self.kill("its process was stopped by a signal")
+
+        _watch_stop(self._process.pid, on_stopped)
 
     def _open_log(self) -> BinaryIO:
         """Open the worker's log, from its end; one that has grown long begins again."""
@@ -477,6 +486,25 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _watch_stop(pid: int, on_stopped: Callable[[], None]) -> None:
+    """Have ``on_stopped`` called when a child process is stopped: its silence alone tells it late.
+
+    The kernel tells the parent at once. A thread waits for that, until the child ends.
+    """
+    if not hasattr(os, "waitid"):  # on macOS before Python 3.13
+        return
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        # gone already, or the loop is closed
+        with contextlib.suppress(ChildProcessError, RuntimeError):
+            told = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if told is not None and told.si_code == os.CLD_STOPPED:
+                loop.call_soon_threadsafe(on_stopped)
+
+    threading.Thread(target=wait, name=f"stop of process {pid}", daemon=True).start()
 
 
 class _Connection(asyncio.Protocol):

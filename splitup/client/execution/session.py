@@ -112,6 +112,7 @@ class Session:
             on_closed=self._on_closed,
             on_up=self._on_up,
             on_down=self._on_down,
+            on_refused=self._on_refused,
             allow_loopback=allow_loopback,
         )
         self._links: dict[str, Link] = {}
@@ -365,6 +366,9 @@ class Session:
         self._failover.process_down(link.peer, self._loop.time())
         self._schedule()
 
+    def _on_refused(self, link: Link) -> None:
+        self._do(self._failover.process_refused(link.peer, self._loop.time()))
+
     def _on_closed(self, link: Link) -> None:
         if not self._ended:
             self._blame(link.peer, str(link.error or "it lost the connection"))
@@ -388,7 +392,7 @@ class Session:
             self._failover_timer.cancel()
             self._failover_timer = None
         if at is not None:
-            self._failover_at = at
+            self._failover_at = at = max(at, self._loop.time())
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _watch(self) -> None:
@@ -403,7 +407,8 @@ class Session:
 
     def _on_failover_timer(self) -> None:
         self._failover_timer = None
-        self._do(self._failover.tick(self._loop.time()))
+        now = self._loop.time()
+        self._do(self._failover.tick(now, now - self._failover_at))
 
     def _do(self, commands: Iterable[Command]) -> None:
         for command in commands:

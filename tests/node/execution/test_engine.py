@@ -278,7 +278,7 @@ async def test_failed_step_is_reported_to_the_client_by_task_and_node(pair: Pair
     assert (await pair.nodes[0].failed.get()).failure
 
 
-async def test_f25_a_worker_crash_fails_only_executions_with_state(own_pair: Pair) -> None:
+async def test_f25_a_worker_crash_fails_only_executions_that_had_begun(own_pair: Pair) -> None:
     node = own_pair.nodes[0]
     begun, fresh = own_pair.plan(0, 0, 0, 0), own_pair.plan(0, 0, 0, 0)
     crashing = own_pair.plan(0, 0, 0, 0)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -208,6 +210,21 @@ async def test_f25_a_worker_that_hangs_is_killed_after_the_time_limit(
     program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
     lost = await run(supervisor, 1, program, [HANG, 0], [0, 0])
     assert isinstance(lost, WorkerLost) and "no answer to RUN within" in str(lost)
+
+
+async def test_f25_a_stopped_worker_is_killed_at_once_and_replaced(
+    start: Start, tmp_path: Path
+) -> None:
+    """No time limit is waited for: the kernel tells. The next worker is watched as well."""
+    supervisor = await start()
+    for restarts in (1, 2):
+        program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        lost = await run(supervisor, 1, program, [1, 2], [3, 4])
+        assert isinstance(lost, WorkerLost) and "stopped by a signal" in str(lost)
+        await supervisor.restart()
+        assert supervisor.restarts == restarts and supervisor.is_running
 
 
 async def test_f25_a_worker_is_given_the_time_that_its_longest_step_takes_here(
