@@ -133,7 +133,7 @@ async def test_demand_that_is_told_again_is_read_once() -> None:
             task_id="ab" * 32,
             vram_bytes=1,
             weights_bytes=1,
-            price_micro_usdc=1,
+            price_nano_usdc=1,
             holders=holders,
         )
         return entry.model_dump(mode="json")
