@@ -91,6 +91,15 @@ def test_memory_stays_within_what_was_declared() -> None:
     assert program.state_bytes == 2 * 4096
 
 
+def test_one_row_of_a_large_table_is_loaded_and_no_sum_over_all_rows() -> None:
+    """tinygrad would divide a sum of so many rows before it sees that it is a load."""
+    b, table = Builder(), np.arange(160_000, dtype=np.float32).reshape(40_000, 4)
+    rows = b.add("LOOKUP", "float32", b.weight("table", table), b.input("at", "int32", 1))
+    program = TaskProgram(b.graph({"y": b.store("float32", rows)}).to_bytes(), b.safetensors())
+    (found,) = program.run(program.new_state(), [np.array([39_999], np.int32).tobytes()])
+    np.testing.assert_array_equal(np.frombuffer(found, np.float32), table[-1])
+
+
 def test_weights_come_from_a_file_or_from_memory(tmp_path: Path) -> None:
     b = make_counter()
     y = len(b.nodes) - 1
