@@ -326,7 +326,8 @@ def test_on_a_phone_in_the_dark_by_keyboard(context: BrowserContext, recorder: R
     page = phone.new_page()
     page.set_default_timeout(HANG_S * 1_000)
     page.goto(f"{recorder.url}/private")
-    page.get_by_role("button", name="Load onto this device").press("Enter")
+    expect(button := page.get_by_role("button", name="Load onto this device")).to_be_enabled()
+    button.press("Enter")  # of one that is disabled it would do nothing
     expect(page.get_by_label("Message")).to_be_focused()
     page.keyboard.type("library for")
     page.keyboard.press("Enter")

@@ -141,7 +141,7 @@ def find_first(party: str, seeds: range) -> str:
         (_without_the_draws_signature, "relay", 6_800, "honest validation is unpaid"),
         (_without_the_inputs, "executor", 3_600, "a node is paid for inputs that nobody sent"),
         (_without_the_edges, "executor", 1_200, "a node is paid for inputs that nobody sent"),
-        (_without_a_second_answer, "validator", 10_700, "it was not settled"),
+        (_without_a_second_answer, "validator", 0, "it was not settled"),
         (_without_replacement, "client", 4_900, "an honest node's stake was slashed"),
         (_without_a_majority, "client", 0, "the client ordered it"),
         (_without_orders, "client", 0, "the client ordered it"),
