@@ -91,7 +91,7 @@ constraints: $(READY) $(DOCS)  ## write the installed versions of all dependenci
 
 $(ENVIRONMENT): pyproject.toml constraints.txt | check-machine
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[devnet,dev]'
+	$(INSTALL) --editable '.[devnet,serve,dev]'
 	touch $@
 
 $(EDGE): pyproject.toml constraints.txt | check-machine

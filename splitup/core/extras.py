@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Final
+
+from splitup.core.errors import ConfigurationError
 
 _GROUP: Final = "splitup.extras"
 
@@ -42,6 +45,14 @@ def find_extras() -> Mapping[str, Extra]:
             if error.name != point.module:
                 raise
     return found
+
+
+def require(*modules: str) -> None:
+    """Raise ConfigurationError unless packages are installed that only the extra [serve] brings."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise ConfigurationError(
+            f"not installed: {', '.join(missing)}; run: pip install 'splitup[serve]'"
+        )
 
 
 def find_commands(program: str) -> dict[str, Command]:

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from splitup.core import extras
+from splitup.core.errors import ConfigurationError
+from splitup.core.extras import require
 
 WITHOUT = """
 import sys
@@ -56,6 +58,32 @@ def test_an_extra_that_cannot_be_imported_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(EntryPoint, "load", load)
     with pytest.raises(ModuleNotFoundError, match="grpc"):
         extras.find_extras()
+
+
+def test_what_is_not_installed_is_named_with_the_way_to_install_it() -> None:
+    require("json")
+    with pytest.raises(ConfigurationError) as raised:
+        require("json", "segnolike", "pillowlike")
+    expected = "not installed: segnolike, pillowlike; run: pip install 'splitup[serve]'"
+    assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize("command", ["serve", "keys list", "relay --to 127.0.0.1:1"])
+def test_commands_that_lack_a_package_say_so(command: str) -> None:
+    """In a process where the packages of [serve] cannot be found."""
+    code = """
+import importlib.util, sys
+find = importlib.util.find_spec
+hidden = {"llguidance", "PIL", "segno", "sqlalchemy"}
+importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)
+from splitup.cli.app import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "run: pip install 'splitup[serve]'" in done.stderr
 
 
 def test_a_command_of_an_extra_has_help() -> None:

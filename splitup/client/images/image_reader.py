@@ -16,11 +16,11 @@ from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from splitup.client.outcome import Array
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
+from splitup.core.extras import require
 from splitup.core.places import FairLock
 from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
@@ -56,6 +56,7 @@ class ImageReader:
         size = _PIXEL_BYTES * height * width
         async with self._turn.hold(principal):
             if self._child is None or not self._child.is_running:
+                require("PIL")
                 self._child = Child(_MODULE, [str(tuning.IMAGE_READER_MEMORY_BYTES)])
             try:
                 _, found = await self._child.ask_apart(
@@ -83,6 +84,8 @@ def read_pixels(data: bytes | memoryview, height: int, width: int, *, name: str)
 
     Raises InvalidInput for a file that has too many pixels or is no image.
     """
+    from PIL import Image, ImageOps, UnidentifiedImageError  # of the extra [serve]
+
     try:
         with Image.open(BytesIO(data), formats=_FORMATS) as opened:
             if (pixels := opened.width * opened.height) > tuning.MAX_IMAGE_PIXELS:
@@ -114,6 +117,8 @@ def _answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answe
 
 
 def main() -> None:
+    from PIL import Image
+
     Image.init()  # the formats' own modules
     confine()
     bound = int(sys.argv[1])

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.extras import require
 from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
 from splitup.sandbox.confinement import confine
 
@@ -116,6 +117,7 @@ class Grammars:
             return self._child
 
     def _start(self) -> Child:
+        require("llguidance")
         child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
         question = {"load": True, "vocab": self._vocab, "ends": self._eos_ids}
         try:

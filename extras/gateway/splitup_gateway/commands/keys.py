@@ -12,6 +12,7 @@ import typer
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag
+from splitup.core.extras import require
 from splitup_gateway.commands.databases import KeysFlag, find_keys_url
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def command(
 
     A new key is printed once and stored only as a hash.
     """
+    require("sqlalchemy")
     from splitup.client.inputs import parse_usdc
     from splitup.core.errors import InvalidInput
     from splitup_gateway.api_keys import ApiKeys

@@ -12,6 +12,7 @@ import typer
 from splitup.cli.command import as_command
 from splitup.cli.console import Output
 from splitup.core.event_loop import catch_signals
+from splitup.core.extras import require
 
 
 @as_command(interrupted="stopped")
@@ -43,6 +44,7 @@ async def command(
     Whoever reaches the relay reaches the server, which takes it for a program of this machine: give
     the server API keys first (splitup keys new NAME).
     """
+    require("segno")
     import segno
 
     from splitup_gateway.tcp_relay import (

@@ -16,6 +16,7 @@ from splitup.cli.command import as_command
 from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag, VerifyFlag
 from splitup.core.event_loop import catch_signals
+from splitup.core.extras import require
 from splitup_gateway.commands.databases import (
     IndexFlag,
     KeysFlag,
@@ -212,6 +213,7 @@ async def command(
     At the same address is a page to chat and to look at the network. Requests need a key as soon
     as there is one, also while the server runs: splitup keys new NAME.
     """
+    require("llguidance", "PIL", "sqlalchemy")
     from splitup.core.errors import InvalidInput
     from splitup.net.endpoints import is_loopback
     from splitup_gateway.access import Access
