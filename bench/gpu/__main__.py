@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +32,11 @@ _TESTS: Final = (
     *("tests/backend/on_device.py", "tests/backend/test_runtime.py"),
     *("tests/backend/test_batching.py", "tests/deploy/frontends/on_device_models.py"),
 )
+_OPEN: Final = """
+import json
+from splitup.backend.runtime import describe_device
+print(json.dumps(describe_device().to_dict()))
+"""
 _DEVICE: Final = """
 import json
 from splitup.backend.devices.device_check import run_apart
@@ -72,7 +78,8 @@ def ask(*arguments: str) -> Row:
         return {"error": f"not done within {_LIMIT_S:g} s"}
     row: Row
     if done.returncode:
-        row = {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        row = {"error": re.sub(r"^[\w.]+: ", "", lines[-1])[:300]}
     else:
         row = json.loads(done.stdout.strip().splitlines()[-1])
     return {**row, "seconds": round(time.monotonic() - begun, 1)}
@@ -127,8 +134,7 @@ def write(folder: Path, report: dict[str, Any]) -> None:
     """Write the report in both forms."""
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     rows = report["steps"]
-    card = rows.get("device", {}).get("determinism_class", "unknown")
-    lines = [f"# One GPU: {report['device']}", "", f"Class `{card}`. Machine: "]
+    lines = [f"# One GPU: {report['device']}", "", f"Class `{report['class']}`. Machine: "]
     machine = report["machine"]
     lines[-1] += f"{machine['cores']} cores, {machine['processor']}. Commit `{machine['commit']}`."
     lines += ["", "| step | result |", "|---|---|"]
@@ -164,12 +170,15 @@ def main() -> None:
     steps = list_steps()
     chosen = [name for name in sys.argv[1:] if name in steps] or list(steps)
     folder = Path(next((name for name in sys.argv[1:] if name not in steps), "gpu-report"))
+    opened = ask("-c", _OPEN)
+    if "error" in opened:
+        raise SystemExit(f"error: {opened['error']}")
     folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": describe_machine(), "device": os.environ["DEV"]}
-    report["steps"] = {}
+    report |= {"class": opened["determinism_class"], "steps": {}}
     if (folder / "report.json").exists():
         old = json.loads((folder / "report.json").read_text())
-        if all(old[key] == report[key] for key in ("machine", "device")):
+        if all(old[key] == report[key] for key in ("machine", "class")):
             report = old
     for name in chosen:
         if "error" not in report["steps"].get(name, {"error": ""}):
