@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from splitup.cli.console import printable
-from splitup.client.inputs import format_bytes, format_price, format_scaled
+from splitup.client.inputs import format_bytes, format_price, format_scaled, format_usdc
 from splitup.client.private.privacy import describe_privacy
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.cutting.advice import count_crossing_bytes
@@ -78,8 +78,8 @@ def render_usage(usage: Sequence[ModelUsage]) -> Text:
             f"{'client' if use.clients == 1 else 'clients'}: {use.settled} settled, "
             f"{use.refunded} refunded, {use.open} open\n"
             f"  steps       {use.steps}\n"
-            f"  paid        {format_price(use.paid_micro_usdc)} to nodes, "
-            f"{format_price(use.fee_micro_usdc)} to the committee\n"
+            f"  paid        {format_usdc(use.paid_micro_usdc)} to nodes, "
+            f"{format_usdc(use.fee_micro_usdc)} to the committee\n"
         )
     text.rstrip()
     return text

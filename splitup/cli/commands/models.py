@@ -29,12 +29,14 @@ def _show(output: Output, offers: list[Offer]) -> None:
         return
     from rich.table import Table
 
-    from splitup.client.inputs import format_price
+    from splitup.client.inputs import PER_MILLION_STEPS, format_price
 
     table = Table("model", "kind", "context", "price", "state", box=None, pad_edge=False)
+    unit = f" USDC{PER_MILLION_STEPS}"
     for offer in offers:
         kind = "chat" if offer.has_chat else offer.kind
         context = str(offer.context or "")
-        price = format_price(offer.price_nano_usdc)
+        price = format_price(offer.price_nano_usdc).removesuffix(unit)
         table.add_row(printable(offer.name), kind, context, price, printable(offer.state))
     output.out.print(table)
+    output.out.print(f"prices in{unit}", style="dim")
