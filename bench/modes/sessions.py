@@ -168,6 +168,6 @@ async def measure_ceiling(checkpoint: Path) -> dict[str, float]:
             for _ in range(os.cpu_count() or 1)
         ]
         tokens = 4 * TOKENS
-        alone, _ = await pieces[0](tokens)
-        together = await asyncio.gather(*(piece(tokens) for piece in pieces))
+        alone, _ = await pieces[0].generate(tokens)
+        together = await asyncio.gather(*(piece.generate(tokens) for piece in pieces))
     return {"one": tokens / alone, "all": sum(tokens / seconds for seconds, _ in together)}

@@ -20,7 +20,7 @@ from bench.testbed.models import (
     place_tasks,
     spread_tasks,
 )
-from bench.testbed.uncut_process import FIRST, Generate, make_step_arrays, pick, run_one_piece
+from bench.testbed.uncut_process import FIRST, OnePiece, make_step_arrays, pick, run_one_piece
 from splitup.client.execution.session import Session
 
 CONTEXT: Final = 256
@@ -88,7 +88,7 @@ async def run(quick: bool) -> Report:
 
 
 async def compare(
-    engines: Engines, model: Model, one_piece: Generate, rounds: int
+    engines: Engines, model: Model, one_piece: OnePiece, rounds: int
 ) -> dict[str, Any]:
     """Generate alternately with the split and the uncut model; figures are per token."""
     split_ms, one_ms, equal = [], [], True
@@ -96,7 +96,7 @@ async def compare(
         say(f"round {number} of {rounds}")
         async with engines.session(model.manifest, spread_tasks(model), TOKENS + 1) as session:
             split_s, tokens = await generate(session, TOKENS)
-        one_s, expected = await one_piece(TOKENS)
+        one_s, expected = await one_piece.generate(TOKENS)
         equal = equal and tokens == expected
         if number:  # the first one warms up
             split_ms.append(1000 * split_s / TOKENS)

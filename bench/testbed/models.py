@@ -72,6 +72,11 @@ def cut_example(folder: Path, chunk: int, name: str = MODEL) -> Model:
     return _cut(find_example().with_name(name), folder, Sizes(chunk=chunk))
 
 
+def cut_published(source: Path, folder: Path, chunk: int, context: int) -> Model:
+    """Cut a model that others published into four tasks."""
+    return _cut(source, folder, Sizes(context=context, chunk=chunk))
+
+
 def cut_private(folder: Path, chunk: int, blocks: int, config: dict[str, Any] | None) -> Model:
     """Cut the example, or a random Llama with its tokenizer, so that the client keeps blocks."""
     source = find_example()
