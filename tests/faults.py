@@ -118,6 +118,7 @@ ROWS: Final = {
     "S37": "a chat template that takes all memory",
     "S38": "one execution whose tensors leave no room for those of others",
     "S39": "a node that reports times to its client for ever",
+    "S40": "answers about progress that hold up a client, or put the blame on others",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -427,6 +427,34 @@ MUTANTS: Final = (
         f"{_TESTS}/execution/test_ends.py::test_a15_an_end_counts_for_its_execution_client_and_model_alone",
     ),
     Mutant(
+        "progress of one's own tasks",
+        f"{_EXECUTION}/failover.py",
+        "for task in self._tasks[progress.node]:",
+        "for task in list(stated):",
+        f"{_TESTS}/execution/test_failover.py::test_s40_a_node_speaks_for_its_own_tasks_only",
+    ),
+    Mutant(
+        "progress up to what was sent",
+        f"{_EXECUTION}/failover.py",
+        "min(own.steps, self._submitted)",
+        "own.steps",
+        f"{_TESTS}/execution/test_failover.py::test_s40_more_progress_than_steps_were_sent_is_none",
+    ),
+    Mutant(
+        "outputs kept from readers",
+        f"{_EXECUTION}/failover.py",
+        "able[(self._lost[task] - 1) % len(able)]",
+        "task",
+        f"{_TESTS}/execution/test_failover.py::test_s40_a_producer_that_says_it_sent_what_two_readers_lack_is_replaced",
+    ),
+    Mutant(
+        "time of many connections",
+        f"{_EXECUTION}/failover.py",
+        "connected = min(connected, self._asked[node] + tuning.STALL_FIRST_S)",
+        "pass",
+        f"{_TESTS}/execution/test_failover.py::test_s40_who_drops_connections_one_after_the_other_is_silent",
+    ),
+    Mutant(
         "signature of a takeover",
         f"{_EXECUTION}/takeovers.py",
         "    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))\n"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from splitup.core import limits
 from splitup.core.codec import (
     MAX_SAFE_INTEGER,
+    check_canonical,
     decode_canonical,
     encode_canonical,
     parse_json,
@@ -56,6 +59,55 @@ PIECES = (
         "\u00a0",
     ),
 )
+
+
+class _Number(IntEnum):
+    SMALL = 3
+    LARGE = MAX_SAFE_INTEGER + 1
+
+
+class _Word(StrEnum):
+    ANY = "any"
+
+
+_ODD = st.sampled_from(
+    (
+        *(1.0, -0.0, float("nan"), b"", bytearray(), 1j, object(), set(), frozenset(), range(2)),
+        *(_Number.SMALL, _Number.LARGE, _Word.ANY, int, iter(()), memoryview(b"")),
+        *(2**53 - 1, 2**53, 1 - 2**53, -(2**53), 10**30, -(10**30)),
+    )
+)
+_ANYTHING = st.recursive(
+    SCALARS | _ODD,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=2) | st.just(_Word.ANY), inner, max_size=4)
+        | st.dictionaries(SCALARS | st.just(b"") | st.just(1.5), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3).map(OrderedDict)
+    ),
+    max_leaves=12,
+)
+
+
+def is_canonical(value: Any) -> bool:
+    """Say it again, as plainly as possible: the checked code is written for its speed."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_canonical(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_canonical, value))
+    if isinstance(value, int):
+        return abs(value) < 2**53
+    return value is None or isinstance(value, str)
+
+
+@given(_ANYTHING)
+def test_a15_the_fast_check_of_canonical_values_takes_what_the_plain_one_takes(value: Any) -> None:
+    if is_canonical(value):
+        check_canonical(value)
+    else:
+        with pytest.raises(InvalidInput):
+            check_canonical(value)
 
 
 @given(VALUES)

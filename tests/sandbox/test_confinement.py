@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -124,6 +125,19 @@ for refused in (
 """
     done = run(code)
     assert done.returncode == 0, done.stderr
+
+
+@needs_linux
+def test_s10_with_a_card_hostile_code_reaches_what_its_driver_needs_alone(target: Target) -> None:
+    """Its own environment, files as large as it likes in its own folder, and memory with a name."""
+    card = 'access._DRIVERS = {"CUDA": (*access._NVIDIA, "/dev/null")}'
+    lacks, reached = run_confined(target, "CUDA", before=card)
+    if reached.get("read_the_system_s_files") == "['/proc/self/environ']":
+        del reached["read_the_system_s_files"]
+    if reached.get("raise_limits") == f"[{int(resource.RLIMIT_FSIZE)}]":
+        del reached["raise_limits"]
+    reached.pop("memfd_create", None)
+    check_reached(reached, lacks)
 
 
 @needs_linux

@@ -337,7 +337,8 @@ class Session:
                 if fact.is_loading and not self._has_waited:
                     self._has_waited = True
                     _log.warning("nodes are still loading tasks of the model; waiting for them")
-                self._do(self._failover.process_progress(fact, self._loop.time()))
+                self._failover.process_progress(fact, self._loop.time())
+                self._schedule()
             case TaskFailure():
                 self._blame(fact.node, fact.reason)
 
@@ -359,8 +360,7 @@ class Session:
             self._blame(need.node, f"its output cannot be read: {error}")
 
     def _on_up(self, link: Link) -> None:
-        self._failover.process_up(link.peer)
-        self._schedule()
+        self._do(self._failover.process_up(link.peer, self._loop.time()))
 
     def _on_down(self, link: Link) -> None:
         self._failover.process_down(link.peer, self._loop.time())

@@ -59,6 +59,10 @@ REMAINS: Final = {
         "a node is paid for inputs of a node that was replaced",
     ): "What a node received of another, or of one that was replaced",
     (
+        "executor",
+        "a drawn lie is paid: it names inputs of a node that was replaced",
+    ): "What a node received of another, or of one that was replaced",
+    (
         "validator",
         "honest validation is unpaid: it came too late",
     ): "A validator that was asked because another was late",
@@ -315,17 +319,23 @@ class _Settled:
             if not self.world.setting.is_abroad:  # elsewhere states are not compared
                 wrong = wrong or claim.state != digest("state", right)
             drawn = task in self.verdicts
-            if wrong and drawn and self.is_paid(task) and self.lost[node] < self.prices[task]:
-                yield f"a drawn lie is paid: {self.verdicts[task].outcome}"
             read = tuple(digest_all(tensors[: self.used]) for tensors in work.inputs)
-            if claim.inputs != read and self.is_paid(task):
-                planned = self.run.plan.executors()
-                replaced = any(
-                    source != CLIENT_TASK and planned[source] != self.executors[source]
-                    for source, _ in get_sources(self.world.manifest, task)
-                )
-                what = "of a node that was replaced" if replaced else "that nobody sent"
-                yield f"a node is paid for inputs {what}"
+            inputs = self._describe_inputs(task) if claim.inputs != read else ""
+            if wrong and drawn and self.is_paid(task) and self.lost[node] < self.prices[task]:
+                outcome = self.verdicts[task].outcome
+                hides = outcome == "unresolved" and inputs.endswith("replaced")
+                yield f"a drawn lie is paid: {f'it names {inputs}' if hides else outcome}"
+            if inputs and self.is_paid(task):
+                yield f"a node is paid for {inputs}"
+
+    def _describe_inputs(self, task: int) -> str:
+        """Return what inputs a node made up that commits to others than it read."""
+        planned = self.run.plan.executors()
+        is_replaced = any(
+            source != CLIENT_TASK and planned[source] != self.executors[source]
+            for source, _ in get_sources(self.world.manifest, task)
+        )
+        return "inputs of a node that was replaced" if is_replaced else "inputs that nobody sent"
 
     def _check_sent(self) -> Iterator[str]:
         """What somebody received is what its sender committed to, or the sender is not paid."""
