@@ -35,7 +35,7 @@ ROOT: Final = Path(__file__).parent
 NETWORKS: Final = (
     *("devices", "network", "unfaithful", "metrics", "failover", "page", "private"),
     *("private_page", "split", "serve", "serve_formats", "embeddings", "images", "diffusion"),
-    *("encrypted_adapter", "workers", "gateways", "restart", "seven_members", "hosts"),
+    *("encrypted_adapter", "workers", "gateways", "restart", "seven_members", "chaos", "hosts"),
 )
 # What takes longest, longest first: begun last, it would run when the others have nothing left.
 FIRST: Final = ("e2e", "fuzz", "protocol", "oracle", "node", "deploy")

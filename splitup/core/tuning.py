@@ -162,6 +162,7 @@ STREAM_GRACE_S: Final = 10.0  # for a client to come back; the official ones do 
 STREAM_KEEP_S: Final = 600.0  # after the end: a client that is started anew comes back
 STREAM_BYTES: Final = 2 * MIB  # of one: 8,000 tokens; older events that were read are dropped
 STREAM_FILE_BYTES: Final = 4 * STREAM_BYTES  # then it is written anew, without what was dropped
+STREAM_REQUEST_BYTES: Final = MIB  # of one that is kept, for the server that goes on with it
 STREAMS: Final = 4_096  # ended ones that are kept, in all
 STREAMS_BYTES: Final = 128 * MIB
 STREAMS_OF_ONE: Final = 256  # of one key

@@ -15,7 +15,8 @@ class StopFilter:
     Raises InvalidInput for strings that are empty, too long or too many.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], taken: int = 0) -> None:
+        """``taken`` tokens are released already."""
         if len(stop) > tuning.MAX_STOP_STRINGS or not all(
             1 <= len(text) <= tuning.MAX_STOP_CHARS for text in stop
         ):
@@ -26,7 +27,7 @@ class StopFilter:
         self._stop = tuple(stop)
         self._held: deque[tuple[int, str]] = deque()  # token, its text
         self.found: str | None = None
-        self.taken = 0  # tokens, also those whose text is never released
+        self.taken = taken  # tokens, also those whose text is never released
 
     def push(self, token: int, text: str) -> list[tuple[int, str]]:
         """Take the next token; return the tokens whose text is now certain, each with its text.

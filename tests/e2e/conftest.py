@@ -53,6 +53,7 @@ class Network:
     members: int = 4
     device: str = ""  # DEV of all parties, by default of the tests
     members_device: str = ""  # that of the members, if they have no other
+    script: Path = SERVE
     process: subprocess.Popen[bytes] | None = None
     killed: set[str] = field(default_factory=set)
     replacements: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name
@@ -74,7 +75,7 @@ class Network:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, SERVE, self.directory),
+                    *(sys.executable, self.script, self.directory),
                     *map(str, (self.nodes, NODE_VRAM_BYTES, self.members)),
                     self.members_device,
                 ],
@@ -110,7 +111,7 @@ class Network:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def is_ready(self) -> bool:
         assert self.process is not None

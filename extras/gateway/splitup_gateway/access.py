@@ -118,6 +118,11 @@ class Access:
             self.check_rate(found)
         return found
 
+    async def list_keys(self) -> dict[str, ApiKey]:
+        """Return all keys by name, also those that were revoked."""
+        known = [] if self.keys is None else await asyncio.to_thread(self.keys.list)
+        return {key.name: key for key in known}
+
     def check_rate(self, key: ApiKey) -> None:
         """Count a request of a key; raise ApiError (429) for too many."""
         if key.requests_per_minute is None:
@@ -155,10 +160,13 @@ class Access:
         most_micro_usdc: int,
         limit: int | None = None,
         caller: Caller | None = None,
+        *,
+        is_charged: bool = False,
     ) -> AsyncIterator[Charge]:
         """Charge a key the most that a request may cost; afterwards give back what is left.
 
-        ``limit``: what its client has agreed to. Raises ApiError (429, insufficient_quota) beyond
+        ``limit``: what its client has agreed to. ``is_charged``: another server has charged it,
+        and has not given back anything. Raises ApiError (429, insufficient_quota) beyond
         its budget.
         """
         charge = Charge(get_principal(key), most_micro_usdc, limit, caller=caller or Caller())
@@ -166,7 +174,7 @@ class Access:
             yield charge
             return
         charge.name, charge.keys = key.name, self.keys
-        if not await asyncio.to_thread(self.keys.charge, key.name, charge.most):
+        if not is_charged and not await asyncio.to_thread(self.keys.charge, key.name, charge.most):
             raise ApiError(
                 f"the request may cost {format_usdc(charge.most)}, which the budget of key "
                 f"'{key.name}' no longer covers; ask for fewer tokens, or for a larger budget",

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -18,7 +18,8 @@ from splitup.client.text.generation import TextModel, Token, generate_tokens, ma
 from splitup.client.text.grammar import Grammar
 from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
-from splitup.decode.sampler import Sampler
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest
 from splitup_gateway.access import Charge
@@ -29,7 +30,7 @@ _log = logging.getLogger("splitup.serve")
 FinishReason = Literal["stop", "length"]
 Speculate: TypeAlias = Callable[[], Awaitable[Speculation]]  # what the next text drafts with
 DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
-ATTEMPTS: Final = 2  # on different leases, while no token has been sent
+ATTEMPTS: Final = 2  # on different leases
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,24 @@ class GenerationOptions:
     grammar: Grammar | None = None
     images: tuple[bytes, ...] = ()  # files
     marked: tuple[int, ...] = ()  # the prompt as ``mark_images`` gives it, if it has images
+    told: tuple[int, ...] = ()  # tokens that its reader has already; the rest follows
 
     @property
     def cache_key(self) -> tuple[int, ...]:
-        """The prompt as a cache knows it: equal ones fill it with the same rows."""
-        return self.marked or self.prompt
+        """What comes first as a cache knows it: equal ones fill it with the same rows."""
+        return (self.marked or self.prompt) + self.told
+
+    def make_request(
+        self, model: TextModel, sampler: TokenChooser | None = None, cached: int = 0
+    ) -> TextRequest:
+        """Return what a decoder takes; raise InvalidInput when the model has no room for it."""
+        return model.make_request(
+            self.prompt + self.told,
+            max_tokens=self.max_tokens - len(self.told),
+            sampler=sampler or self.sampler,
+            cached=cached,
+            images=len(self.images),
+        )
 
 
 @dataclass(slots=True)
@@ -83,6 +97,15 @@ class Report:
         self.execution_ids.append(session.execution_id)
         self.loading = session.loading
 
+    def save(self) -> dict[str, Any]:
+        """Return what it says of the text, in JSON's types."""
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Say what was saved."""
+        for name in _SAVED:
+            setattr(self, name, saved[name])
+
     def describe_progress(self) -> str:
         """Return how far it is before its first token."""
         if not self.execution_ids:
@@ -98,6 +121,11 @@ class Report:
         self.cost_micro_usdc += manifest.cost_micro_usdc(steps)
 
 
+_SAVED: Final = tuple(
+    one.name for one in fields(Report) if one.name not in ("prompt", "fed_tokens", "loading")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A generated token; ``choice`` is None unless its probability was asked for."""
@@ -106,16 +134,27 @@ class Piece:
     choice: Choice | None
     names: Mapping[int, str] = field(default_factory=dict)  # texts of the tokens of ``choice``
 
+    def save(self) -> list[Any]:
+        """Return it in JSON's types."""
+        choice = self.choice and [self.choice.token, self.choice.logprob, self.choice.top]
+        return [self.token.id, self.token.text, choice, [*self.names.items()]]
+
+    @classmethod
+    def restore(cls, saved: Sequence[Any]) -> Piece:
+        """Return what was saved."""
+        token, text, chosen, names = saved
+        choice = None
+        if chosen is not None:
+            top = tuple((int(each), float(value)) for each, value in chosen[2])
+            choice = Choice(chosen[0], chosen[1], top)
+        return cls(Token(token, text), choice, dict(names))
+
 
 def count_steps(model: TextModel, options: GenerationOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
-    request = model.make_request(
-        options.prompt,
-        max_tokens=options.max_tokens,
-        sampler=options.sampler,
-        images=len(options.images),
-    )
-    return make_decoder(None, request).max_steps
+    if len(options.told) >= options.max_tokens:
+        return 0
+    return make_decoder(None, options.make_request(model)).max_steps
 
 
 def check_room(
@@ -159,13 +198,16 @@ async def generate_text(
     """Yield the tokens of a text, and fill in ``report``; ``charge`` says for whom it is.
 
     With ``speculate`` they are the same tokens in fewer steps; ``images`` are those of its request,
-    which are read one token at a time. A lease that fails before the first token is replaced once,
-    if ``charge`` covers the steps that were run for nothing; so is one whose outputs cannot be
+    which are read one token at a time. A lease that fails is replaced once, and the text goes on
+    there, if ``charge`` covers the steps that are run again; so is one whose outputs cannot be
     right, which serves nobody any more. Raises InvalidInput, Throttled, ExecutionFailed,
     Implausible and what opening a lease raises.
     """
-    began, is_begun = time.monotonic(), False
+    began, told = time.monotonic(), [*options.told]
     try:
+        if report.stop is not None or len(options.told) >= options.max_tokens:
+            report.finish_reason = "length" if report.stop is None else "stop"
+            return  # only its end was not told
         for attempt in range(1, ATTEMPTS + 1):
             async with pool.borrow(
                 charge.principal, options.cache_key, count_steps(model, options), charge.caller
@@ -176,18 +218,20 @@ async def generate_text(
                 try:
                     async with contextlib.aclosing(found):
                         async for piece in found:
-                            if not is_begun:
+                            if not told:
                                 FIRST_TOKEN.observe(time.monotonic() - began)
-                            is_begun = True
+                            told.append(piece.token.id)
                             yield piece
                     return
                 except (ExecutionFailed, Implausible) as error:
                     if isinstance(error, Implausible):
                         lease.spoil(error)
-                    is_last = is_begun or attempt == ATTEMPTS
+                    # blocks of tokens are written in any order, and cannot be begun in the middle
+                    is_whole = bool(told) and model.info.diffusion is not None
                     lost = report.cost_micro_usdc - cost
-                    if is_last or not await charge.cover(lost):
+                    if is_whole or attempt == ATTEMPTS or not await charge.cover(lost):
                         raise
+                    options = replace(options, told=tuple(told))
     finally:
         add_to_totals(pool.totals, report)
 
@@ -212,29 +256,27 @@ async def _generate(
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
     allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
+    if allowed is not None:
+        for told in options.told:
+            allowed.accept(told)
     if allowed is not None or not options.adjustments.is_empty:
-        adjusted = AdjustedSampler(
-            options.sampler, options.adjustments, model.info.vocab, allowed, options.prompt
-        )
+        adjusted = AdjustedSampler(options.sampler, options.adjustments, model.info.vocab, allowed)
+        adjusted.follow(options.prompt, options.told)
         sampler, choices = adjusted, adjusted.choices
     cached = lease.contents.count_common(options.cache_key)
-    request = model.make_request(
-        options.prompt,
-        max_tokens=options.max_tokens,
-        sampler=sampler,
-        cached=cached,
-        images=len(options.images),
-    )
+    request = options.make_request(model, sampler, cached)
     placed = None
     if images is not None and options.images:
         placed = await images.place(options, request.images, cached, report)
-    ends = StopFilter(options.stop)
-    report.cached_tokens, report.fed_tokens = cached, 0
+    ends = StopFilter(options.stop, len(options.told))
+    report.fed_tokens = 0
+    if not options.told:
+        report.cached_tokens = cached
 
     def count_fed(arrays: Mapping[str, Any], _: object) -> None:
         report.fed_tokens += len(arrays["tokens"])
 
-    counted, last = lease.session.steps, options.prompt[-1]
+    counted, last = lease.session.steps, (options.prompt + options.told)[-1]
 
     def count() -> None:
         nonlocal counted
@@ -260,12 +302,14 @@ async def _generate(
         on_step=count_fed,
         drafting=drafting,
         images=placed,
+        told=len(options.told),
     )
     try:
         async with contextlib.aclosing(tokens):
             place = 0
             async for token in tokens:
                 count()
+                report.stop = ends.found
                 if place < len(choices):
                     choice = choices[place]
                     names = await model.tokenizer.run(partial(_name_tokens, model, choice, last))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import make_app
 from splitup.net.metrics import Reading
-from splitup_gateway.access import Access
+from splitup_gateway.access import Access, Charge
 from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.apis import message_answers, ollama
 from splitup_gateway.apis.answers import RECEIPTS, AnswerChoice, AnswerForm, CompletionForm
@@ -52,6 +52,7 @@ from splitup_gateway.apis.streams import (
     answer,
     generate_all,
     make_headers,
+    replay,
     write_events,
     write_whole,
 )
@@ -60,12 +61,13 @@ from splitup_gateway.errors import ApiError, translate
 from splitup_gateway.generation import Report, Speculate
 from splitup_gateway.image_towers import TOWER_STEPS, ImageTower, RequestImages
 from splitup_gateway.metrics import list_readings
+from splitup_gateway.names import AnswerNames
 from splitup_gateway.preparing import Prepared, count_prompt, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
 from splitup_gateway.stream_routes import StreamRoutes, limit_write
-from splitup_gateway.streams import Stream
+from splitup_gateway.streams import RESTARTED, Stream
 from splitup_gateway.timelines import Timelines
 
 _log = logging.getLogger("splitup.serve")
@@ -77,13 +79,18 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Reply = Callable[["_Asking", object], Awaitable[None]]  # to a body, into a stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asking:
     """Who asks, by which headers, and where the answer goes."""
 
     headers: Mapping[str, str]
     key: ApiKey | None
     stream: Stream
+    charge: Charge | None = None  # of an answer that another server has begun
+    names: AnswerNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = AnswerNames(self.stream.id, self.stream.created)
 
     @property
     def principal(self) -> str:
@@ -213,7 +220,7 @@ class ApiServer:
 
     @property
     def private_models(self) -> tuple[str, ...]:
-        """Names of the models that are served to devices."""
+        """AnswerNames of the models that are served to devices."""
         return () if self._split is None else tuple(self._split.pools)
 
     @property
@@ -227,17 +234,11 @@ class ApiServer:
         app = make_app(max_body_bytes=MAX_BODY_BYTES, errors=_answer_errors)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
-        app.router.add_post("/v1/completions", self._serve(partial(self._write, CompletionRequest)))
-        app.router.add_post("/v1/chat/completions", self._serve(partial(self._write, ChatRequest)))
-        app.router.add_post("/v1/responses", self._serve(partial(self._write, ResponseRequest)))
-        app.router.add_post(MESSAGES, self._serve(self._write_message))
+        for path, reply in self._list_replies().items():
+            app.router.add_post(path, self._serve(reply))
         app.router.add_post(f"{MESSAGES}/count_tokens", self._count_tokens)
-        app.router.add_post("/v1/embeddings", self._serve(partial(self._encode, EmbeddingRequest)))
-        app.router.add_post("/v1/rerank", self._serve(partial(self._encode, RerankRequest)))
         app.router.add_post("/v1/quote", self._quote)
         app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
-        app.router.add_post("/api/generate", self._serve(self._ollama_generate))
-        app.router.add_post("/api/chat", self._serve(self._ollama_chat))
         app.router.add_get("/api/tags", self._ollama_tags)
         app.router.add_post("/api/show", self._ollama_show)
         app.router.add_get("/api/version", self._ollama_version)
@@ -246,6 +247,40 @@ class ApiServer:
         if self._split is not None:
             self._split.add_to(app)
         return app
+
+    def _list_replies(self) -> dict[str, _Reply]:
+        """Return what answers by streams, by path."""
+        return {
+            "/v1/completions": partial(self._write, CompletionRequest),
+            "/v1/chat/completions": partial(self._write, ChatRequest),
+            "/v1/responses": partial(self._write, ResponseRequest),
+            MESSAGES: self._write_message,
+            "/v1/embeddings": partial(self._encode, EmbeddingRequest),
+            "/v1/rerank": partial(self._encode, RerankRequest),
+            "/api/generate": self._ollama_generate,
+            "/api/chat": self._ollama_chat,
+        }
+
+    async def resume(self) -> None:
+        """Go on with the streams that the server left which had this address before."""
+        replies, keys = self._list_replies(), await self._access.list_keys()
+
+        async def work(stream: Stream) -> None:
+            asked, left = stream.call.asked, stream.state
+            key = keys.get(stream.call.owner)
+            charging = self._access.charge(
+                key, left["most"], left["limit"], stream.caller, is_charged=True
+            )
+            async with charging as charge:
+                charge.used = sum(
+                    each["cost_micro_usdc"] + each["image_cost_micro_usdc"]
+                    for each in left["reports"]
+                )
+                if asked is None or asked.path not in replies:
+                    raise RESTARTED
+                await replies[asked.path](_Asking({}, key, stream, charge), _parse(asked.body))
+
+        self._streams.streams.resume(work)
 
     # ---- models --------------------------------------------------------------------------------
 
@@ -319,13 +354,15 @@ class ApiServer:
     async def _write(self, kind: type[Sampling], asking: _Asking, body: object) -> None:
         asked = parse_request(kind, body)
         served = await self._find(asked.model, asking.key)
-        await self._answer(asking, served, asked, _make_form(served.get_text_model(), asked))
+        form = _make_form(served.get_text_model(), asked, asking.names)
+        await self._answer(asking, served, asked, form)
 
     async def _write_message(self, asking: _Asking, body: object) -> None:
         wanted = parse_request(MessagesRequest, body)
         asked = wanted.convert()
         served = await self._find(asked.model, asking.key)
-        await self._answer(asking, served, asked, MessagesForm(served.get_text_model(), wanted))
+        form = MessagesForm(served.get_text_model(), wanted, asking.names)
+        await self._answer(asking, served, asked, form)
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         key = await self._authorise(request)
@@ -446,35 +483,76 @@ class ApiServer:
     async def _answer(
         self, asking: _Asking, served: ServedModel, asked: Sampling, form: AnswerForm
     ) -> None:
-        model = served.get_text_model()
+        model, stream = served.get_text_model(), asking.stream
+        if asked.seed is None:  # of this stream, also for the server that goes on with it
+            asked = asked.model_copy(update={"seed": asking.names.make_seed()})
         prepared = await prepare(model, asked, asking.principal)
         choices = [
             AnswerChoice(
                 index,
                 Report(text.prompt),
-                None if prepared.toolbox is None else CallParser(prepared.toolbox),
+                None if prepared.toolbox is None else CallParser(prepared.toolbox, asking.names),
             )
             for index, text in enumerate(prepared.texts)
         ]
-        most = served.compute_price(prepared)
-        limit = self._quotes.check(asking.headers, model.name, most)
-        caller = asking.stream.caller
-        if asked.stream:
-            caller.patience_s = None  # signs of life keep the client there
-        served.pool.check(asking.principal, caller)
-        async with self._access.charge(asking.key, most, limit, caller) as charge:
+        async with contextlib.AsyncExitStack() as stack:
+            if asking.charge is None:
+                charge = await stack.enter_async_context(
+                    self._charge(asking, served, prepared, is_streamed=bool(asked.stream))
+                )
+            else:
+                charge = asking.charge
+                prepared = _go_on(stream, form, model, prepared, choices)
+                more = charge.used + served.compute_price(prepared) - charge.most
+                if more > 0 and not await charge.cover(more):
+                    raise RESTARTED
             images = None if served.tower is None else RequestImages(served.tower, charge)
+            left = [choice for choice in choices if not choice.is_ended]
             pieces = generate_all(
-                *(served.pool, served.speculate, model, prepared.texts, choices), charge, images
+                *(served.pool, served.speculate, model, prepared.texts, left), charge, images
             )
             try:
                 async with contextlib.aclosing(pieces):
                     if asked.stream:
-                        await write_events(asking.stream, form, choices, pieces, most)
+                        await write_events(stream, form, choices, pieces, charge)
                     else:
-                        await write_whole(asking.stream, form, choices, pieces)
+                        await write_whole(stream, form, choices, pieces)
             finally:
                 charge.used = sum(choice.report.total_micro_usdc for choice in choices)
+
+    def _charge(
+        self, asking: _Asking, served: ServedModel, prepared: Prepared, *, is_streamed: bool
+    ) -> contextlib.AbstractAsyncContextManager[Charge]:
+        """Return what charges the key for new texts; raise what refuses them."""
+        most = served.compute_price(prepared)
+        limit = self._quotes.check(asking.headers, served.model.name, most)
+        caller = asking.stream.caller
+        if is_streamed:
+            caller.patience_s = None  # signs of life keep the client there
+        served.pool.check(asking.principal, caller)
+        return self._access.charge(asking.key, most, limit, caller)
+
+
+def _go_on(
+    stream: Stream,
+    form: AnswerForm,
+    model: TextModel,
+    prepared: Prepared,
+    choices: Sequence[AnswerChoice],
+) -> Prepared:
+    """Tell an answer as far as another server has; return the texts that are left of it.
+
+    Raises ApiError for one that cannot be begun in the middle.
+    """
+    if model.info.diffusion is not None:
+        raise RESTARTED  # blocks of tokens are written in any order
+    replay(stream, form, choices)
+    texts = [
+        replace(text, told=tuple(piece.token.id for piece in choice.pieces))
+        for text, choice in zip(prepared.texts, choices, strict=True)
+        if not choice.is_ended
+    ]
+    return replace(prepared, texts=tuple(texts))
 
 
 def _parse(body: bytes) -> object:
@@ -484,12 +562,12 @@ def _parse(body: bytes) -> object:
         raise ApiError("the request's body is not JSON") from None
 
 
-def _make_form(model: TextModel, asked: Sampling) -> AnswerForm:
+def _make_form(model: TextModel, asked: Sampling, names: AnswerNames) -> AnswerForm:
     if isinstance(asked, ResponseRequest):
-        return ResponseForm(model, asked)
+        return ResponseForm(model, asked, names)
     assert isinstance(asked, ChatRequest | CompletionRequest)
     is_chat = isinstance(asked, ChatRequest)
-    return CompletionForm(model, is_chat=is_chat, wants_usage=asked.wants_usage)
+    return CompletionForm(model, is_chat=is_chat, wants_usage=asked.wants_usage, names=names)
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A connection that breaks ends nothing: whoever comes back reads on where it was, and a request that
 is sent again joins the one that runs. A stream belongs to the API key that asked for it. With a
-folder, streams outlive the server: one that was cut off by its death says so when it is read.
+folder, streams outlive the server: the next one goes on with those that its death cut off.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import re
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +31,15 @@ _log = logging.getLogger("splitup.serve")
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 Work = Callable[["Stream"], Awaitable[None]]  # answers a request
+Note = dict[str, Any]  # in JSON's types
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRequest:
+    """A request, for the server that goes on with its answer."""
+
+    path: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class StreamedCall:
     key: str = ""
     retries: int | None = None
     patience_s: float | None = None  # that its client waits for a byte, None when it does not say
+    asked: KeptRequest | None = None  # None when it is too large to be kept
 
     @classmethod
     def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> StreamedCall:
@@ -60,7 +72,8 @@ class StreamedCall:
         waits = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout", "")
         patience_s = float(waits) if _SECONDS.fullmatch(waits) else None
         digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
-        return cls(owner, digest, key, retries, patience_s)
+        asked = KeptRequest(path, body) if len(body) <= tuning.STREAM_REQUEST_BYTES else None
+        return cls(owner, digest, key, retries, patience_s, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,7 @@ class Head:
     headers: Mapping[str, str]
     is_streamed: bool  # else there is one event, the whole answer
     describe_error: Callable[[ApiError], bytes] = lambda _: b""  # of what ends it early
+    describe_state: Callable[[], dict[str, Any]] = dict  # with which another server goes on
 
 
 class Stream:
@@ -83,6 +97,7 @@ class Stream:
 
     def __init__(self, call: StreamedCall, file: StreamFile | None = None) -> None:
         self.id = _make_id() if file is None else file.path.name
+        self.created = int(time.time())
         self.call = call
         self.file = file
         self.caller = Caller(patience_s=call.patience_s)
@@ -93,6 +108,9 @@ class Stream:
         self.is_delivered = False  # a reader had all of it
         self.size = 0  # of the events that are kept, in bytes
         self.task: asyncio.Task[None] | None = None
+        self.notes: list[Note] = []  # of its producer, with which another server goes on
+        self.state: dict[str, Any] = {}  # that another server has left
+        self._noted = 0  # bytes of the notes
         self._events: deque[bytes] = deque()
         self._first = 0  # events that were dropped
         self._again = 0  # of the last ones, that are told to whoever comes back
@@ -100,6 +118,7 @@ class Stream:
         self._left_at = 0  # of the last one that left
         self._changed = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
+        self._is_cut = False  # by the death of the server that it is told by
 
     @property
     def count(self) -> int:
@@ -124,14 +143,32 @@ class Stream:
         self._save([])
         self._tell()
 
-    async def append(self, events: Sequence[bytes]) -> None:
-        """Add events; wait while nobody reads, or a reader is behind by as many as are kept."""
-        self._save([self._add(event) for event in events])
+    async def append(self, events: Sequence[bytes], note: Note | None = None) -> None:
+        """Add events; wait while nobody reads, or a reader is behind by as many as are kept.
+
+        With the ``note``, whoever goes on with the answer knows that these events were told.
+        """
+        if note is not None:
+            self._keep_note(note)
+        self._save([self._add(event) for event in events], note)
         self._tell()
         self._drop()
         while self.is_left or (self.size > tuning.STREAM_BYTES and len(self._events) > 1):
             await self._changed.wait()
             self._drop()
+
+    def _keep_note(self, note: Note) -> None:
+        self._noted += len(json.dumps(note))
+        if self.file is not None and self._noted <= tuning.STREAM_BYTES:
+            self.notes.append(note)
+        elif self.call.asked is not None:  # its file would be written anew all the time
+            self._forget_request()
+            if self.file is not None:
+                self.file.size = 0  # what it has of the request is to be gone
+
+    def _forget_request(self) -> None:
+        """Let no other server go on with it."""
+        self.notes, self.call = [], replace(self.call, asked=None)
 
     def end(self) -> None:
         """Say that all is told."""
@@ -156,6 +193,7 @@ class Stream:
     def _finish(self, last: Sequence[bytes]) -> None:
         self.is_ended = True
         self._save(last)
+        self._forget_request()
         self._stop_waiting()
         self._tell()
 
@@ -176,18 +214,22 @@ class Stream:
 
     # ---- its file ------------------------------------------------------------------------------
 
-    def _save(self, events: Sequence[bytes]) -> None:
+    def _save(self, events: Sequence[bytes], note: Note | None = None) -> None:
         """Write these events, the last ones; at the end, and in a long file, only what is kept."""
         if self.file is None or self.file.is_given_up or self.head is None:
             return
         if 0 < self.file.size < tuning.STREAM_FILE_BYTES and not self.is_ended:
-            self.file.append(self._describe(events))
+            self.file.append({**self._describe(events), **({"note": note} if note else {})})
             return
         head = {
             **{"owner": self.call.owner, "digest": self.call.digest.hex(), "key": self.call.key},
             **{"content_type": self.head.content_type, "headers": dict(self.head.headers)},
             **{"is_streamed": self.head.is_streamed, "first": self._first},
         }
+        asked = self.call.asked
+        if asked is not None and self.head.is_streamed and not self.is_ended:
+            named = {"path": asked.path, "body": asked.body.decode(errors="surrogateescape")}
+            head |= {"asked": named, "notes": self.notes, "created": self.created}
         self.file.rewrite(head, self._describe(list(self._events)))
 
     def _describe(self, events: Sequence[bytes]) -> dict[str, Any]:
@@ -196,25 +238,52 @@ class Stream:
         line: dict[str, Any] = {"events": [event.decode() for event in events]}
         if self.is_ended:
             return {**line, "is_whole": self.is_whole}
-        return {**line, "last": self.head.describe_error(_RESTARTED).decode()}
+        last = self.head.describe_error(RESTARTED).decode()
+        return {**line, "last": last, "state": self.head.describe_state()}
 
     @classmethod
     def restore(cls, file: StreamFile) -> Self:
-        """Return the stream of a file, ended; raise OSError, ValueError and LookupError."""
+        """Return the stream of a file, ended unless ``resume`` can go on with it.
+
+        Raises OSError, ValueError and LookupError.
+        """
         head, *lines = file.read()
         call = StreamedCall(head["owner"], bytes.fromhex(head["digest"]), head["key"])
         stream = cls(call, file)
-        stream.head = Head(head["content_type"], head["headers"], head["is_streamed"])
+        last = lines[-1].get("last", "").encode()
+        stream.head = Head(
+            head["content_type"], head["headers"], head["is_streamed"], lambda _: last
+        )
         stream._events.extend(event.encode() for line in lines for event in line["events"])
         stream._first = head["first"]
         stream.size = sum(map(len, stream._events))
         # an answer in one piece is whole with its one event
         stream.is_whole = lines[-1].get("is_whole", stream.count > 0 and not head["is_streamed"])
-        stream.is_ended = stream.is_delivered = True  # only its Idempotency-Key joins it
-        if last := lines[-1].get("last"):
-            stream._add(last.encode())
-            stream._again = 1  # its client may have had events that a machine lost with its power
+        stream._is_cut = bool(last)
+        if stream._is_cut and "asked" in head:
+            asked = head["asked"]
+            body = asked["body"].encode(errors="surrogateescape")
+            stream.call = replace(call, asked=KeptRequest(asked["path"], body))
+            stream.created, stream.state = head["created"], lines[-1]["state"]
+            for note in [*head["notes"], *(line["note"] for line in lines if "note" in line)]:
+                stream._keep_note(note)
+            file.size = 0  # to be written anew: its last line may have no end
+        if stream.call.asked is None:
+            stream.is_delivered = True  # only its Idempotency-Key joins it
+            stream._end_cut()
         return stream
+
+    def _end_cut(self) -> None:
+        """End what nobody goes on with."""
+        if self._is_cut and self.head is not None:
+            self._add(self.head.describe_error(RESTARTED))
+            self._again = 1  # its client may have had events that a machine lost with its power
+        self.is_ended = True
+
+    def wait_for_client(self) -> None:
+        """Let a stream of another server wait for its client, as if that had left just now."""
+        self.caller.leave()
+        self._wait_for_readers()
 
     def _drop(self) -> None:
         had = min(self._at.values(), default=self._left_at)
@@ -240,7 +309,9 @@ class Stream:
             )
         self._stop_waiting()
         reader = Reader(self)
-        self._at[reader] = min(after, self.count - self._again)
+        # a client may have had events that a machine lost with its power: they come again
+        is_ahead = self._is_cut and not self.is_ended
+        self._at[reader] = after if is_ahead else min(after, self.count - self._again)
         self._tell()  # the producer may wait for somebody
         is_streamed = self.head is not None and self.head.is_streamed
         patience_s = None if is_streamed else self.call.patience_s
@@ -294,7 +365,7 @@ class Stream:
 _INTERNAL = ApiError(
     "internal error; the server's log has the details", status=500, kind="server_error"
 )
-_RESTARTED = ApiError(
+RESTARTED = ApiError(
     "the server was started anew before the answer's end; send the request again",
     status=503,
     kind="server_error",
@@ -338,7 +409,14 @@ class Streams:
                 file.delete()
                 continue
             self._streams[stream.id] = stream
-            self._keep(stream, rest_s)
+            if stream.is_ended:
+                self._keep(stream, rest_s)
+
+    def resume(self, work: Work) -> None:
+        """Go on by ``work`` with what another server's death cut off, when its client is back."""
+        for stream in [one for one in self._streams.values() if not one.is_ended]:
+            self._begin(stream, work)
+            stream.wait_for_client()
 
     def find(self, stream_id: str, owner: str) -> Stream:
         """Return a stream of this owner; raise ApiError (404) when there is none."""
@@ -394,8 +472,11 @@ class Streams:
             stream.stop()
         stream = Stream(call, None if self.folder is None else StreamFile(self.folder / _make_id()))
         self._streams[stream.id] = stream
-        stream.task = asyncio.create_task(self._run(stream, work), name=f"stream {stream.id}")
+        self._begin(stream, work)
         return stream
+
+    def _begin(self, stream: Stream, work: Work) -> None:
+        stream.task = asyncio.create_task(self._run(stream, work), name=f"stream {stream.id}")
 
     async def _run(self, stream: Stream, work: Work) -> None:
         try:

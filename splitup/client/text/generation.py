@@ -198,6 +198,7 @@ async def generate_tokens(
     on_step: OnStep | None = None,
     drafting: Drafting | None = None,
     images: PromptImages | None = None,
+    told: int = 0,
 ) -> AsyncGenerator[Token, None]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
@@ -205,12 +206,16 @@ async def generate_tokens(
     prompt steps overlap in the pipeline of nodes. The text ends where ``ends`` says. ``contents``
     are those of the session's cache: give the same ones to every generation on one session.
     ``on_step`` sees every step's inputs and logits. ``drafting`` is closed at the end.
-    ``images`` are those of the request's prompt.
+    ``images`` are those of the request's prompt. Its last ``told`` tokens are of the text already:
+    what follows them is what would have followed.
     """
     ends = ends or StopFilter(())
     if contents is None:
         contents = make_cache_contents(session.manifest)
-    stream = tokenizer.open_stream(decoder.request.prompt)
+    prompt = decoder.request.prompt
+    stream = tokenizer.open_stream(prompt[: len(prompt) - told])
+    if told:  # the last may be a part of a character
+        await tokenizer.run(partial(stream.extend, prompt[-told:], is_end=False))
     try:
         async with aclosing(
             _decode(session, decoder, contents, on_step, drafting, images)

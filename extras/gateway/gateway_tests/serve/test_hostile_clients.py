@@ -321,7 +321,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
         choices = [AnswerChoice(0, Report((1,)))]
         pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
-            await streams.write_events(stream, form, choices, pieces, 1)
+            await streams.write_events(stream, form, choices, pieces, Charge())
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return await routes.answer(request, "", b"", work)

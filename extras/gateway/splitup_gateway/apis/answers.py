@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -13,6 +11,7 @@ from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.tools import AnswerPart, CallParser, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
+from splitup_gateway.names import AnswerNames
 
 RECEIPTS: Final = "/v1/receipts"
 Event = dict[str, Any]
@@ -130,12 +129,20 @@ class CompletionForm(EventStream):
 
     end_of_stream = b"data: [DONE]\n\n"
 
-    def __init__(self, model: TextModel, *, is_chat: bool, wants_usage: bool) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        is_chat: bool,
+        wants_usage: bool,
+        names: AnswerNames | None = None,
+    ) -> None:
+        names = names or AnswerNames()
         self._is_chat = is_chat
         self._wants_usage = wants_usage
         self._model = model
-        self._id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self._created = int(time.time())
+        self._id = names.make_id("chatcmpl-" if is_chat else "cmpl-")
+        self._created = names.created
 
     def _make(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
         if self._is_chat:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from splitup_gateway.apis.messages import MessagesRequest
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
+from splitup_gateway.names import AnswerNames
 
 _ERRORS: Final = {
     401: "authentication_error",
@@ -30,10 +30,12 @@ class MessagesForm(EventStream):
 
     end_of_stream = b""
 
-    def __init__(self, model: TextModel, asked: MessagesRequest) -> None:
+    def __init__(
+        self, model: TextModel, asked: MessagesRequest, names: AnswerNames | None = None
+    ) -> None:
         self._model = model
         self._asked = asked
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self._id = (names or AnswerNames()).make_id("msg_")
         self._block = 0  # the number of the next or open one
         self._is_in_text = False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
+from splitup_gateway.names import AnswerNames
 
 
 class ResponseForm(EventStream):
@@ -20,13 +19,16 @@ class ResponseForm(EventStream):
 
     end_of_stream = b""
 
-    def __init__(self, model: TextModel, asked: ResponseRequest) -> None:
+    def __init__(
+        self, model: TextModel, asked: ResponseRequest, names: AnswerNames | None = None
+    ) -> None:
+        names = names or AnswerNames()
         self._model = model
         self._asked = asked
-        self._id = f"resp_{secrets.token_hex(16)}"
+        self._id = names.make_id("resp_")
         self._done = 0  # items of the output that have been sent as events
         self._is_in_message = False
-        self._created = int(time.time())
+        self._created = names.created
         self._events = 0
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from splitup.client.leases import LeasePool
 from splitup.client.text.generation import TextModel
@@ -76,23 +77,55 @@ async def write_events(
     form: AnswerForm,
     choices: Sequence[AnswerChoice],
     pieces: AsyncIterator[tuple[AnswerChoice, Piece | None]],
-    most_micro_usdc: int,
+    charge: Charge,
 ) -> None:
-    """Give the answer as events, the first one soon, whenever a token comes."""
-    writer = _Writer(stream, form, choices, most_micro_usdc)
+    """Give the answer as events, the first one soon, whenever a token comes.
+
+    What ``replay`` has told is not told again.
+    """
+    if any(note["is"] == "finish" for note in stream.notes):
+        return
+    writer = _Writer(stream, form, choices, charge)
+    if stream.head is not None:
+        writer.begun.update(note["of"] for note in stream.notes if note["is"] == "begin")
+        stream.head = writer.make_head(stream.head.headers)
     telling = asyncio.create_task(writer.tell_progress())
     try:
         async for choice, piece in pieces:
             await writer.begin(choice)
             if piece is None:
-                await writer.write(form.end(choice, choice.finish()))
+                await writer.write("end", choice, form.end(choice, choice.finish()))
             else:
-                await writer.write(form.add(choice, piece, choice.append(piece)))
+                events = form.add(choice, piece, choice.append(piece))
+                await writer.write("token", choice, events, piece)
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
-    await writer.write(form.finish(choices))
-    await stream.append([form.end_of_stream] if form.end_of_stream else [])
+    last = [form.encode(event) for event in form.finish(choices)]
+    if form.end_of_stream:
+        last.append(form.end_of_stream)
+    await writer.note("finish", choices[-1], last)
+
+
+def replay(stream: Stream, form: AnswerForm, choices: Sequence[AnswerChoice]) -> None:
+    """Bring an answer to where the server has left it that wrote the stream's file.
+
+    Raises LookupError and ValueError for a file that is not one of these.
+    """
+    for choice, saved in zip(choices, stream.state.get("reports", []), strict=False):
+        choice.report.restore(saved)
+    for note in stream.notes:
+        choice = choices[note["of"]]
+        match note["is"]:
+            case "begin":
+                form.begin(choice)
+            case "tell":
+                form.tell(choice, "")
+            case "token":
+                piece = Piece.restore(note["piece"])
+                form.add(choice, piece, choice.append(piece))
+            case "end":
+                form.end(choice, choice.finish())
 
 
 @dataclass(slots=True)
@@ -100,7 +133,7 @@ class _Writer:
     stream: Stream
     form: AnswerForm
     choices: Sequence[AnswerChoice]
-    most_micro_usdc: int
+    charge: Charge
     begun: set[int] = field(default_factory=set)
 
     async def begin(self, choice: AnswerChoice) -> None:
@@ -110,14 +143,33 @@ class _Writer:
         self.begun.add(choice.index)
         if self.stream.head is None:
             headers = make_headers([each.report for each in self.choices])
-            headers |= {"x-splitup-max-cost": str(self.most_micro_usdc)}
-            kind = self.form.content_type
-            self.stream.begin(Head(kind, headers, is_streamed=True, describe_error=self.fail))
-        await self.write(self.form.begin(choice))
+            headers |= {"x-splitup-max-cost": str(self.charge.most)}
+            self.stream.begin(self.make_head(headers))
+        await self.write("begin", choice, self.form.begin(choice))
 
-    async def write(self, events: Sequence[Event]) -> None:
+    def make_head(self, headers: Mapping[str, str]) -> Head:
+        """Return what comes before the first event."""
+        return Head(self.form.content_type, headers, True, self.fail, self.describe_state)
+
+    async def write(
+        self, what: str, choice: AnswerChoice, events: Sequence[Event], piece: Piece | None = None
+    ) -> None:
         """Add events to the stream."""
-        await self.stream.append([self.form.encode(event) for event in events])
+        await self.note(what, choice, [self.form.encode(event) for event in events], piece)
+
+    async def note(
+        self, what: str, choice: AnswerChoice, events: Sequence[bytes], piece: Piece | None = None
+    ) -> None:
+        """Add events to the stream, with what ``replay`` needs of them."""
+        note = {"is": what, "of": choice.index}
+        if piece is not None:
+            note["piece"] = piece.save()
+        await self.stream.append(events, note)
+
+    def describe_state(self) -> dict[str, Any]:
+        """Return what the answer took so far, and for how much its key is charged."""
+        reports = [choice.report.save() for choice in self.choices]
+        return {"reports": reports, "most": self.charge.most, "limit": self.charge.limit}
 
     def fail(self, error: ApiError) -> bytes:
         """Return the event of an error that ends the answer early."""
@@ -128,16 +180,16 @@ class _Writer:
         await asyncio.sleep(tuning.STREAM_HEAD_S)
         await self.begin(self.choices[0])
         if not self.stream.count:
-            await self.stream.append([self._describe_progress()])
+            await self._tell()
         while True:
             count = self.stream.count
             await asyncio.sleep(tuning.STREAM_QUIET_S)
             if self.stream.count == count:
-                await self.stream.append([self._describe_progress()])
+                await self._tell()
 
-    def _describe_progress(self) -> bytes:
+    async def _tell(self) -> None:
         current = self.choices[max(self.begun)]
-        return self.form.tell(current, current.describe_progress())
+        await self.note("tell", current, [self.form.tell(current, current.describe_progress())])
 
 
 def make_headers(reports: Sequence[Report]) -> dict[str, str]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
@@ -23,6 +22,7 @@ from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json, parse_json_prefix
 from splitup_gateway.apis.formats import RequestFields, write_schema
 from splitup_gateway.errors import ApiError
+from splitup_gateway.names import AnswerNames
 
 MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 32  # of one answer under a grammar
@@ -134,7 +134,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    id: str
 
 
 AnswerPart = str | ToolCall
@@ -261,7 +261,8 @@ def find_syntax(template: str) -> Syntax | None:
 class CallParser:
     """Finds the calls in an answer, piece by piece; text that may begin a call is held back."""
 
-    def __init__(self, toolbox: Toolbox) -> None:
+    def __init__(self, toolbox: Toolbox, names: AnswerNames | None = None) -> None:
+        self._made = names or AnswerNames()
         self._syntax = toolbox.syntax
         self._names = {function.name for function in toolbox.allowed}
         self._must_call = toolbox.must_call
@@ -345,4 +346,5 @@ class CallParser:
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         self._has_called = True
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+        text = json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(name, text, self._made.make_id("call_"))

@@ -308,6 +308,7 @@ async def _serve(
                     "--private K, or leave out --private"
                 )
             app = api.make_app()
+            await api.resume()
             explorer.add_to(app, timelines, access)
             add_page(app, MARKET_PAGE, has_keys=access.has_keys, adapter_hosts=hosts)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))

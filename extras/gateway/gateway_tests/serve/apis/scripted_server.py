@@ -49,6 +49,7 @@ class ScriptedModel:
         self.stepped = asyncio.Event()
         self.free_steps: int | None = None  # that are answered at once, None for all
         self.fails: Exception | None = None  # what opening a session ends with
+        self.broken: Exception | None = None  # what every step ends with
         self._held: deque[tuple[asyncio.Future[Any], np.ndarray]] = deque()
         port = Port(name="tokens", dtype="int32", shape=(CHUNK,), rows="T")
         info = TextInfo(
@@ -71,9 +72,9 @@ class ScriptedModel:
         grammars = Grammars(FILE, NAME, VOCAB, [END])
         self.model = TextModel(NAME, self.manifest, info, tokenizer, grammars, CHUNK)
 
-    def say(self, text: str) -> None:
-        """Let the next answer be this text, and then its end."""
-        self._script = iter([*LIBRARY.encode(text, add_special_tokens=False).ids, END])
+    def say(self, text: str, *, told: int = 0) -> None:
+        """Let the next answer be this text after so many tokens of it, and then its end."""
+        self._script = iter([*LIBRARY.encode(text, add_special_tokens=False).ids[told:], END])
 
     def submit(self, session: Any, arrays: Mapping[str, np.ndarray]) -> asyncio.Future[Any]:
         """Take a step of a session."""
@@ -85,6 +86,9 @@ class ScriptedModel:
         row = np.zeros((1, VOCAB), np.float32)
         row[0, next(self._script)] = 100.0
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.broken is not None:
+            answer.set_exception(self.broken)
+            return answer
         self._held.append((answer, row))
         self._answer()
         return answer
@@ -94,7 +98,16 @@ class ScriptedModel:
         self.free_steps = None if steps is None else (self.free_steps or 0) + steps
         self._answer()
 
+    def lose(self) -> None:
+        """Never answer the steps that are held."""
+        self._held.clear()
+
     def break_off(self, error: Exception) -> None:
+        """Fail the step that is held, and all that follow."""
+        self.broken = error
+        self.break_once(error)
+
+    def break_once(self, error: Exception) -> None:
         """Fail the step that is held."""
         self._held.popleft()[0].set_exception(error)
 
@@ -145,6 +158,7 @@ async def serve_script(
     timelines: Any = SimpleNamespace(keep=None)
     api = ApiServer(model, LeaseOptions(warm=0), Access(keys), timelines, streams=streams)
     await api.add_model(NAME)
+    await api.resume()
     server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True)
     try:
         yield server.url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ STREAMED = {**CHAT, "stream": True}
 def soon(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel) -> Iterator[None]:
     """Tell progress often, and let every test begin with a model that answers at once."""
     monkeypatch.setattr(tuning, "STREAM_QUIET_S", 0.05)
-    model.free_steps = model.fails = None
+    model.free_steps = model.fails = model.broken = None
     model.stepped = asyncio.Event()
     model.say(SAID)
     yield
@@ -354,7 +355,22 @@ async def test_a_stream_that_breaks_off_says_so(
             seen += (await reply.read()).decode()
     assert told in seen and "a node failed" in seen
     assert not any(end in seen for end in ("[DONE]", '"stop"', "end_turn", '"done": true'))
-    assert keys.list()[0].spent_micro_usdc == 3 * PRICE
+    assert keys.list()[0].spent_micro_usdc == 4 * PRICE, "the last on another lease"
+
+
+async def test_a_text_goes_on_when_its_execution_fails(model: ScriptedModel, keys: ApiKeys) -> None:
+    model.free_steps = 2
+    headers = {"Authorization": f"Bearer {keys.create('ann', budget_micro_usdc=100_000)}"}
+    async with connect(model, keys) as (url, http), asyncio.timeout(HANG_S):
+        path = "/v1/chat/completions"
+        async with http.post(url + path, json=STREAMED, headers=headers) as reply:
+            events = await read_events(reply, 3)
+            model.say(SAID, told=2)
+            model.break_once(ExecutionFailed("a node failed", execution_id="0x"))
+            model.release(None)
+            events += await read_events(reply)
+    assert get_text(events) == SAID and events[-1].endswith("data: [DONE]")
+    assert keys.list()[0].spent_micro_usdc == (STEPS + 1) * PRICE
 
 
 async def test_official_clients_raise_when_a_stream_breaks_off(model: ScriptedModel) -> None:
@@ -427,9 +443,18 @@ async def test_impatient_clients_do_not_pay_for_what_they_do_not_get(
     ],
 )
 async def test_a_stream_outlives_its_server(
-    path: str, text: str, last: str, model: ScriptedModel, tmp_path: Path
+    path: str,
+    text: str,
+    last: str,
+    model: ScriptedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second server finds what the first one, which never ends its streams, leaves behind."""
+    """The second server finds what the first one, which never ends its streams, leaves behind.
+
+    It does not go on with an answer whose request was too large to be kept.
+    """
+    monkeypatch.setattr(tuning, "STREAM_REQUEST_BYTES", 1)
     model.free_steps = 2
     async with connect(model, streams=tmp_path) as (url, http), asyncio.timeout(HANG_S):
         async with http.post(url + path, json={**BODIES[path], "stream": True}) as reply:
@@ -449,6 +474,72 @@ async def test_a_stream_outlives_its_server(
         usage = data.get("usage") or data["response"]["usage"]
         steps = usage["splitup"]["steps"]
         assert steps in (1, 2) and usage["splitup"]["cost_micro_usdc"] == PRICE * steps
+
+
+def drop_times(told: str) -> str:
+    """Remove what differs from one answer to the other: ids, times, and signs of life."""
+    told = re.sub(r"strm_[\w-]+|(resp|item|chatcmpl|cmpl|msg|call)[_-]\w{12,}|: fed .*\n", "", told)
+    told = re.sub(r'"(created|created_at|\w+_duration)": ?("[^"]*"|\d+)', "", told)
+    told = re.sub(r"id: :\d+\n", "", told)
+    return re.sub(r"event: ping\ndata: .*\n.*\n\n", "", told)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_another_server_goes_on_with_a_stream(
+    path: str,
+    model: ScriptedModel,
+    keys: ApiKeys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All events are those of a server that lives, and what was paid is paid once."""
+    monkeypatch.setattr(tuning, "STREAM_QUIET_S", HANG_S)
+    ann = {"Authorization": f"Bearer {keys.create('ann', budget_micro_usdc=10_000)}"}
+    body = {**BODIES[path], "stream": True}
+    folder = tmp_path / "streams"
+    async with connect(model, keys) as (url, http):
+        async with http.post(url + path, json=body, headers=ann) as reply:
+            whole = (await reply.read()).decode()
+    assert keys.list()[0].spent_micro_usdc == STEPS * PRICE
+    model.say(SAID)
+    async with connect(model, keys, folder) as (url, http), asyncio.timeout(HANG_S):
+        model.free_steps = 2
+        async with http.post(url + path, json=body, headers=ann) as reply:
+            seen = ""
+            while " web" not in seen:
+                seen += (await reply.content.readany()).decode()
+            stream = reply.headers["x-splitup-stream"]
+            model.lose()
+            model.say(SAID, told=2)
+            model.release(None)
+            kept = (folder / stream).read_bytes()
+            async with connect(model, keys, folder) as (second, _):
+                async with http.get(f"{second}/v1/streams/{stream}", headers=ann) as again:
+                    told = (await again.read()).decode()
+                    assert again.content_type == reply.content_type
+                assert keys.list()[0].spent_micro_usdc == 2 * STEPS * PRICE
+            (folder / stream).write_bytes(kept)  # it was its own
+    assert told.startswith(seen) and len(told) > len(seen)
+    assert drop_times(told) == drop_times(whole)
+
+
+async def test_a_text_that_nobody_comes_back_for_costs_what_was_told(
+    model: ScriptedModel, keys: ApiKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "STREAM_GRACE_S", 0.0)
+    ann = {"Authorization": f"Bearer {keys.create('ann', budget_micro_usdc=10_000)}"}
+    folder = tmp_path / "streams"
+    model.free_steps = 2
+    async with connect(model, keys, folder) as (url, http), asyncio.timeout(HANG_S):
+        async with http.post(f"{url}/v1/chat/completions", json=STREAMED, headers=ann) as reply:
+            await read_events(reply, 3)
+            stream = reply.headers["x-splitup-stream"]
+            model.lose()
+            async with connect(model, keys, folder) as (second, _):
+                async with http.get(f"{second}/v1/streams/{stream}", headers=ann) as again:
+                    told = (await again.read()).decode()
+                assert '"finish_reason":"error"' in told and "[DONE]" not in told
+                assert keys.list()[0].spent_micro_usdc == 2 * PRICE
 
 
 async def test_a_client_reads_on_from_another_server(model: ScriptedModel, tmp_path: Path) -> None:
