@@ -18,7 +18,6 @@ from splitup.devnet.files import DevnetLayout
 from splitup.devnet.funding import DEVNET_PARAMETERS, make_endpoint
 from splitup.devnet.network import Devnet, DevnetOptions, run_devnet
 from splitup.devnet.s3_server import ObjectServer, start_object_server
-from tests.e2e.serve_network import EVERY_TASK_BPS
 
 DIRECTORY = Path(sys.argv[1])
 PORTS = json.loads((DIRECTORY / "proxies.json").read_text())
@@ -65,7 +64,7 @@ if __name__ == "__main__":
         DIRECTORY,
         int(sys.argv[2]),
         int(sys.argv[3]),
-        replace(DEVNET_PARAMETERS, sampling_bps=EVERY_TASK_BPS),
+        DEVNET_PARAMETERS,
         int(sys.argv[4]),
     )
     asyncio.run(run_devnet(options, print, lambda health: print(health.describe()), restart=True))

@@ -1,6 +1,6 @@
 """Fifty streamed answers, while every kind of process is killed, stopped and cut off.
 
-Each answer is the undisturbed one, whole, and paid at most once; nobody honest loses stake.
+Each answer is the undisturbed one, whole, and paid once; nobody honest loses anything.
 """
 
 from __future__ import annotations
@@ -410,8 +410,9 @@ async def test_fifty_streams_survive_everything(tmp_path: Path) -> None:
         print(f"{len(receipts)} executions:", Counter(one.status for one in receipts))
         print(f"steps told {told}, settled {settled}; told {dict(bills)}, charged {spent}")
         assert not [one.slashes for one in receipts if one.slashes]
-        assert {one.status for one in receipts} <= {"settled", "refunded"}
-        assert settled <= told  # nothing is paid twice; see docs/security.md for what is not paid
+        assert {one.status for one in receipts} == {"settled"}
+        # what a killed server had ordered, and nobody was told of, is paid as well
+        assert told <= settled <= 1.05 * told
         assert all(spent[key] >= bill for key, bill in bills.items())
 
 
