@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -167,7 +168,7 @@ def run_ours(name: str, chunk: int) -> dict[str, Any]:
 
     program = TaskProgram.from_graph(graph, get_bytes)
     loaded_s = time.perf_counter() - begun
-    free_before = read_used_bytes()
+    used_bytes = read_used_bytes()
     [logits] = program.outputs
 
     def make_inputs(tokens: list[int], position: int) -> list[bytes]:
@@ -190,7 +191,7 @@ def run_ours(name: str, chunk: int) -> dict[str, Any]:
         "first_ms": round(times[0], 3),
         "predicted_bytes": program.vram_bytes,
         "allocated_bytes": program.allocated_bytes,
-        "used_bytes": free_before,
+        "used_bytes": used_bytes,
         "used_after_bytes": read_used_bytes(),
         "kernels": len(program._calls),
         "weight_bytes": sum(one.spec.nbytes for one in graph.weights),
@@ -232,8 +233,6 @@ def run_tinygrad(name: str, _: int) -> dict[str, Any]:
 
 def read_used_bytes() -> int:
     """Return the bytes in use on card 0, -1 where there is no nvidia-smi."""
-    import subprocess
-
     asked = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     try:
         return int(subprocess.run(asked, capture_output=True, check=True).stdout.split()[0]) << 20
