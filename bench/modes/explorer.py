@@ -162,7 +162,7 @@ async def serve_views(chain: Chain, index: EventIndex, nodes: int) -> AsyncItera
                 rtt_ms=1,
                 queue_ms=0,
                 resident=tuple(f"{task + 1:064x}" for task in range(TASKS)),
-                determinism="tinygrad 0.14.0/CPU:X86/x86_64/products 3",
+                determinism="tinygrad 0.14.0/CPU:X86/x86_64/products 4",
             )
             for number, node in _sort_nodes(nodes)
         ),

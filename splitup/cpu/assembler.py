@@ -243,6 +243,10 @@ class Assembler:
         """Shift each of 8 uint32 right by a number of its own."""
         self._vex(0x45, _MAP_0F38, _66, reg, source, bits, True)
 
+    def shift_lanes_right_signed(self, reg: int, source: int, bits: Mem) -> None:
+        """Shift each of 8 int32 right by a number of its own, with its sign."""
+        self._vex(0x46, _MAP_0F38, _66, reg, source, bits, True)
+
     def mask(self, reg: int, first: int, second: Mem | int) -> None:
         """Combine all bits by AND."""
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
@@ -260,9 +264,32 @@ class Assembler:
         self._vex(0x4A, _MAP_0F3A, _66, reg, first, second, True)
         self.code.append(signs << 4)
 
-    def compare_int32(self, reg: int, first: int, second: Mem) -> None:
+    def differ(self, reg: int, first: int, second: Mem | int) -> None:
+        """Combine all bits by XOR."""
+        self._vex(0xEF, _MAP_0F, _66, reg, first, second, True)
+
+    def arrange(self, reg: int, source: int, lanes: int) -> None:
+        """Load in each half the lanes that two bits each of ``lanes`` name, the lowest first."""
+        self._vex(0x04, _MAP_0F3A, _66, reg, 0, source, True)
+        self.code.append(lanes)
+
+    def compare_int32(self, reg: int, first: int, second: Mem | int) -> None:
         """Set all bits of those of 8 int32 that are equal, and clear the others."""
         self._vex(0x76, _MAP_0F, _66, reg, first, second, True)
+
+    def is_greater_int32(self, reg: int, first: int, second: Mem | int) -> None:
+        """Set all bits of those of 8 int32 where ``first`` is greater, and clear the others."""
+        self._vex(0x66, _MAP_0F, _66, reg, first, second, True)
+
+    def is_less(self, reg: int, first: int, second: Mem | int) -> None:
+        """Set all bits of those of 8 float32 where ``first`` is less; NaN never is."""
+        self._vex(0xC2, _MAP_0F, _NONE, reg, first, second, True)
+        self.code.append(0x11)
+
+    def is_not(self, reg: int, first: int, second: Mem | int) -> None:
+        """Set all bits of those of 8 float32 that are not equal; NaN is equal to nothing."""
+        self._vex(0xC2, _MAP_0F, _NONE, reg, first, second, True)
+        self.code.append(0x04)
 
     def get_signs(self, reg: int, source: int) -> None:
         """Move the highest bits of 8 lanes to a general register."""
@@ -275,6 +302,34 @@ class Assembler:
     def convert_int32(self, reg: int, source: int) -> None:
         """Convert 8 int32 to float32."""
         self._vex(0x5B, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def truncate(self, reg: int, source: int) -> None:
+        """Convert 8 float32 to int32, towards zero."""
+        self._vex(0x5B, _MAP_0F, _F3, reg, 0, source, True)
+
+    def add_int32(self, reg: int, first: int, second: Mem | int) -> None:
+        """Add 8 int32, which wrap."""
+        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
+
+    def multiply_int32(self, reg: int, first: int, second: Mem | int) -> None:
+        """Multiply 8 int32, which wrap."""
+        self._vex(0x40, _MAP_0F38, _66, reg, first, second, True)
+
+    def subtract_floats(self, reg: int, first: int, second: Mem | int) -> None:
+        """Subtract 8 float32."""
+        self._vex(0x5C, _MAP_0F, _NONE, reg, first, second, True)
+
+    def divide(self, reg: int, first: int, second: Mem | int) -> None:
+        """Divide 8 float32."""
+        self._vex(0x5E, _MAP_0F, _NONE, reg, first, second, True)
+
+    def square_root(self, reg: int, source: int) -> None:
+        """Take the square roots of 8 float32."""
+        self._vex(0x51, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def take_greater(self, reg: int, first: int, second: Mem | int) -> None:
+        """Take ``first`` in those of 8 float32 where it is greater, elsewhere ``second``."""
+        self._vex(0x5F, _MAP_0F, _NONE, reg, first, second, True)
 
     def add_floats(self, reg: int, first: int, second: Mem | int) -> None:
         """Add 8 float32."""

@@ -17,6 +17,7 @@ from tinygrad.uop.ops import Ops, UOp
 
 from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop
 from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
+from splitup.cpu.registers import allocate_registers
 
 MAX_INSTRUCTIONS: Final = 4_096  # of a block
 
@@ -55,7 +56,8 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
         program.add_store(evaluation.evaluate(uop, first))
     along = {sub: sub.weight for sub in subs}
     index = AffineIndex(0, {**others[0], **along})
-    registers, instructions = _allocate(program.instructions)
+    # others hold sums
+    registers, instructions = allocate_registers(program.instructions, VECTOR_REGISTERS - 4, LOADS)
     decoder = BlockDecoder(elements, nbytes, registers, instructions)
     return Operand("blocks", slots.pop(), index, start, decoder)
 
@@ -259,33 +261,6 @@ class _Program:
             raise NoMatch
         self.instructions.append(instruction)
         return len(self.instructions) - 1
-
-
-def _allocate(
-    instructions: list[tuple[Any, ...]],
-) -> tuple[int, tuple[tuple[Any, ...], ...]]:
-    """Return the number of registers, and instructions with registers for instructions' numbers."""
-    last = {
-        operand: place
-        for place, (name, *operands) in enumerate(instructions)
-        for operand in operands
-        if name not in LOADS and isinstance(operand, int)
-    }
-    registers: dict[int, int] = {}
-    free, done = list(range(VECTOR_REGISTERS - 4)), []  # others hold sums
-    for place, (name, *operands) in enumerate(instructions):
-        if name not in LOADS:
-            ended = {one for one in operands if last.get(one) == place}
-            operands = [registers[one] if isinstance(one, int) else one for one in operands]
-            free = sorted([*free, *(registers.pop(one) for one in ended)])
-        if name != "store":
-            if not free:
-                raise NoMatch
-            registers[place] = free.pop(0)
-            operands.insert(0, registers[place])
-        done.append((name, *operands))
-    used = max(target for _, target, *_ in done) + 1
-    return used, tuple(done)
 
 
 def _is_uniform(value: Value) -> bool:

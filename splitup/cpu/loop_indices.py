@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
 
 from tinygrad.dtype import AddrSpace, DType, dtypes
 from tinygrad.uop.ops import Ops, UOp
@@ -17,6 +18,9 @@ _KINDS: Final[dict[DType, ProductKind]] = {
     dtypes.float16: "float16",
     dtypes.bfloat16: "bfloat16",
 }
+
+
+AxisKind = TypeVar("AxisKind", bound="Axis")
 
 
 class SubLoop(NamedTuple):
@@ -41,6 +45,15 @@ class AffineIndex:
     def get(self, sub: SubLoop) -> int:
         """Return the factor of a sub-loop, 0 when the index does not depend on it."""
         return self.factors.get(sub, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Sub-loops that every index runs through as if they were one loop."""
+
+    size: int  # or its bound
+    factors: tuple[int, ...]  # in each index
+    symbol: str = ""  # the variable that is the size, when it is known only at launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +236,34 @@ def _expect(uop: UOp, op: Ops, dtype: object) -> UOp:
     if uop.op is not op or uop.dtype != dtype:
         raise NoMatch
     return uop
+
+
+def join_axes(
+    subs: Iterable[SubLoop], indices: Sequence[AffineIndex], kind: Callable[..., AxisKind]
+) -> list[AxisKind]:
+    """Return the axes of sub-loops; those that continue each other in every index are one."""
+    done: list[AxisKind] = []
+    axes = [_make_axis(sub, indices, kind) for sub in subs if sub.size > 1]
+    # the innermost first: of a loop's sub-loops it has the smallest factors
+    for axis in sorted(axes, key=lambda axis: sum(axis.factors)):
+        for place, low in enumerate(done):
+            steps = tuple(factor * low.size for factor in low.factors)
+            fixed = not low.symbol and not axis.symbol
+            if fixed and axis.factors == steps:
+                done[place] = replace(low, size=low.size * axis.size)
+                break
+        else:
+            done.append(axis)
+    return done
+
+
+def _make_axis(
+    sub: SubLoop, indices: Sequence[AffineIndex], kind: Callable[..., AxisKind]
+) -> AxisKind:
+    symbol = ""
+    if sub.is_symbolic:
+        size = sub.loop.src[0]
+        if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
+            raise NoMatch
+        symbol = str(size.expr)
+    return kind(sub.size, tuple(index.get(sub) for index in indices), symbol)

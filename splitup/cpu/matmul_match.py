@@ -4,9 +4,8 @@ tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model
 nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
 matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
 and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or rows that
-a LOOKUP chooses, as attention does from the KV cache. ``split_matmul`` first splits a
-kernel that does more with the sum (adds a residual, masks scores) in two: tinygrad keeps the rest,
-which works on the sums in place.
+a LOOKUP chooses, as attention does from the KV cache. A kernel that does more with the sum (adds a
+residual, masks scores) is split first (``splitup.cpu.kernel_parts``).
 
 Whether and how a kernel matches must not depend on the number of rows of a step: a row has to give
 the same bits in a step of one row and of many. So the decision depends on b's sizes only.
@@ -17,21 +16,23 @@ from __future__ import annotations
 import itertools
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from tinygrad.dtype import AddrSpace, dtypes
-from tinygrad.uop.ops import KernelInfo, Ops, UOp
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import Ops, UOp
 
 from splitup.cpu.decoder_match import read_decoder
+from splitup.cpu.kernel_parts import get_parts
 from splitup.cpu.loop_indices import (
     AffineIndex,
+    Axis,
     IndexReader,
     Lookup,
     NoMatch,
     Operand,
     SubLoop,
-    is_buffer,
+    join_axes,
 )
 from splitup.cpu.matmul_shape import (
     FLOAT_BYTES,
@@ -49,20 +50,24 @@ MAX_STRIDE_BYTES: Final = 2**31 // 16  # displacements of a tile's rows are 32 b
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """Sub-loops that every index runs through as if they were one loop: its size, its factors."""
-
-    size: int
-    out: int
-    a: int
-    b: int
-    number: int = 0  # of a row that is looked up
-    symbol: str = ""  # the variable that is the size, when it is known only at launch
+class _MatmulAxis(Axis):
+    """An axis with its factors in the indices of out, a, b and the numbers of rows of b."""
 
     @property
-    def factors(self) -> tuple[int, ...]:
-        """Return the factors in all indices."""
-        return self.out, self.a, self.b, self.number
+    def out(self) -> int:
+        return self.factors[0]
+
+    @property
+    def a(self) -> int:
+        return self.factors[1]
+
+    @property
+    def b(self) -> int:
+        return self.factors[2]
+
+    @property
+    def number(self) -> int:
+        return sum(self.factors[3:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,67 +88,13 @@ class Matmul:
         return self.n * self.shape.length * len(self.table) * self.t * self.rows
 
 
-# ---- splitting -----------------------------------------------------------------------------------
-
-
-def split_matmul(call: UOp) -> tuple[UOp, ...]:
-    """Return a kernel's call, or two of them if that gives its matmul a kernel of its own.
-
-    The matmul writes its sums to where the results go, and the other kernel works there in place.
-    So it takes no memory of its own, and the predicted memory holds on every device.
-    """
-    sink = call.src[0]
-    try:
-        store, loops, reduce = _get_parts(sink)
-    except NoMatch:
-        return (call,)
-    target, value = store.src
-    # a target of another type cannot hold the sums; one that is also read is still needed
-    if value is reduce or target.src[0] in value.toposort():
-        return (call,)
-    inner = target.store(reduce).end(*loops).sink(arg=KernelInfo())
-    if match_matmul(inner) is None:
-        return (call,)
-    return _replace_kernel(call, inner), _replace_kernel(call, sink.substitute({reduce: target}))
-
-
-def _replace_kernel(call: UOp, sink: UOp) -> UOp:
-    """Return a call of another kernel with those of the arguments that it uses."""
-    arguments = [item for item in call.src[1:] if not item.is_bound_var]
-    bound = [item for item in call.src[1:] if item.is_bound_var]
-    # its slots are dense, since tinygrad counts them to number the variables
-    kept = sorted(filter(is_buffer, sink.toposort()), key=lambda uop: int(uop.arg.slot))
-    new = {
-        param: param.replace(arg=replace(param.arg, slot=slot)) for slot, param in enumerate(kept)
-    }
-    used = (arguments[param.arg.slot] for param in kept)
-    # in one walk: a parameter's new form may be the old form of another one of its size
-    return call.replace(src=(sink.substitute(new, walk=True), *used, *bound))
-
-
-def _get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp]:
-    """Return the store, its loops and the sum of a kernel: one, or one of what is looked up."""
-    if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise NoMatch
-    store, *loops = sink.src[0].src
-    reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
-    if store.op is not Ops.STORE or not reduces or reduces[-1].arg != (Ops.ADD, 0):
-        raise NoMatch
-    if len(reduces) > 2 or reduces[0] not in reduces[-1].toposort():
-        raise NoMatch
-    if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
-        raise NoMatch
-    return store, list(loops), reduces[-1]
-
-
-# ---- finding -------------------------------------------------------------------------------------
-
-
 def match_matmul(sink: UOp) -> Matmul | None:
     """Return the matmul that a kernel computes, None when it is something else."""
     try:
-        store, loops, reduce = _get_parts(sink)
-        if store.src[1] is not reduce or reduce.src[0].op is not Ops.MUL:
+        store, loops, reduce = get_parts(sink)
+        if reduce is None or store.src[1] is not reduce or reduce.arg != (Ops.ADD, 0):
+            return None
+        if reduce.src[0].op is not Ops.MUL:
             return None
         reader = IndexReader(sink)
         out_slot, out = reader.read_load(store.src[0], dtypes.float32)
@@ -201,9 +152,11 @@ def _arrange(
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
         if b.kind not in ITEM_BYTES or not only_b:
             raise NoMatch
-    n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
+    n = max(only_b, key=lambda axis: axis.size, default=_MatmulAxis(1, (1, 0, 0)))
     only_a = [axis for axis in axes if axis.a and not axis.b]
-    t = max(only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=Axis(1, 0, 0, 0))
+    t = max(
+        only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=_MatmulAxis(1, (0, 0, 0))
+    )
     rest = [axis for axis in axes if axis is not n and axis is not t]
     if any(axis.symbol for axis in rest):
         raise NoMatch
@@ -256,10 +209,10 @@ def _arrange_lookup(
     n = max(may_be_n, key=lambda axis: axis.size)
     rest = [axis for axis in axes if axis is not n]
     own = [axis for axis in rest if axis.number]
-    row = own[0] if own else Axis(1, 0, 0, 0)
+    row = own[0] if own else _MatmulAxis(1, (0, 0, 0))
     rest = [axis for axis in rest if axis is not row]
     only_a = [axis for axis in rest if axis.a and not axis.b]
-    t = max(only_a, key=lambda axis: axis.size, default=Axis(1, 0, 0, 0))
+    t = max(only_a, key=lambda axis: axis.size, default=_MatmulAxis(1, (0, 0, 0)))
     rest = [axis for axis in rest if axis is not t]
     if len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)):
         raise NoMatch
@@ -295,16 +248,13 @@ def _arrange_lookup(
 
 def _make_axes(
     subs: list[SubLoop], summed: list[SubLoop], indices: list[AffineIndex]
-) -> tuple[Axis, list[Axis]]:
+) -> tuple[_MatmulAxis, list[_MatmulAxis]]:
     """Return the axis of the sum, which has a fixed size, and the others."""
 
-    def join(some: list[SubLoop]) -> list[Axis]:
-        return _join([_make_axis(sub, indices) for sub in some if sub.size > 1])
-
-    sums = join(summed)
+    sums = join_axes(summed, indices, _MatmulAxis)
     if len(sums) != 1 or sums[0].symbol:
         raise NoMatch
-    return sums[0], join(subs)
+    return sums[0], join_axes(subs, indices, _MatmulAxis)
 
 
 def _check_strides(*strides: int) -> None:
@@ -313,7 +263,7 @@ def _check_strides(*strides: int) -> None:
 
 
 def _make_table(
-    out: AffineIndex, a: Operand, b: Operand, rest: list[Axis]
+    out: AffineIndex, a: Operand, b: Operand, rest: list[_MatmulAxis]
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the offsets in bytes for every combination of the axes without another role."""
     if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
@@ -337,31 +287,3 @@ def _make_table(
 
 def _get_bytes(kind: ProductKind, index: int) -> int:
     return index if kind == "blocks" else index * ITEM_BYTES[kind]
-
-
-def _make_axis(sub: SubLoop, indices: list[AffineIndex]) -> Axis:
-    """Return a sub-loop with its factors in the indices of out, a, b and row numbers."""
-    symbol = ""
-    if sub.is_symbolic:
-        size = sub.loop.src[0]
-        if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
-            raise NoMatch
-        symbol = str(size.expr)
-    out, a, b, *number = (index.get(sub) for index in indices)
-    return Axis(sub.size, out, a, b, sum(number), symbol)
-
-
-def _join(axes: list[Axis]) -> list[Axis]:
-    """Join axes that continue each other in every index."""
-    done: list[Axis] = []
-    # the innermost first: of a loop's sub-loops it has the smallest factors
-    for axis in sorted(axes, key=lambda axis: sum(axis.factors)):
-        for place, low in enumerate(done):
-            steps = tuple(factor * low.size for factor in low.factors)
-            fixed = not low.symbol and not axis.symbol
-            if fixed and axis.factors == steps:
-                done[place] = replace(low, size=low.size * axis.size)
-                break
-        else:
-            done.append(axis)
-    return done

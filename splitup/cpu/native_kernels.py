@@ -19,12 +19,15 @@ from tinygrad.uop.ops import UOp
 
 from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies, StateWrite, find_cache_writes
-from splitup.cpu.matmul_match import Matmul, match_matmul, split_matmul
+from splitup.cpu.kernel_parts import split_reduction
+from splitup.cpu.matmul_match import Matmul, match_matmul
 from splitup.cpu.matmul_shape import BlockDecoder, LookupShape, MatmulShape
 from splitup.cpu.threads import get_kernel_threads
+from splitup.cpu.vector_codegen import Pointer, VectorShape
+from splitup.cpu.vector_match import BoundVectors, VectorKernel, match_vectors
 from splitup.graph.rules import CheckedGraph
 
-MATMULS_VERSION: Final = 3  # goes up with any change of the order of a sum
+MATMULS_VERSION: Final = 4  # goes up with any change of the order of a sum
 # part of the determinism class, whose names are compared between machines
 CLASS_PART: Final = f"products {MATMULS_VERSION}"
 _FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
@@ -44,12 +47,12 @@ def is_supported() -> bool:
 
 def split_call(call: UOp) -> tuple[UOp, ...]:
     """Return a kernel's call, or two of which the first matches and the other does the rest."""
-    return split_matmul(call)
+    return split_reduction(call, lambda kernel: match_kernel(kernel) is not None)
 
 
 def match_kernel(kernel: UOp) -> tuple[Hashable, tuple[int, ...]] | None:
     """Return native code for a kernel, and the slots of the arguments it takes; None if none."""
-    found = match_matmul(kernel)
+    found = match_matmul(kernel) or match_vectors(kernel)
     return None if found is None else (found, found.slots)
 
 
@@ -62,6 +65,8 @@ def encode_kernel(kernel: Hashable) -> list[Any]:
     """Return a kernel as nested lists of numbers and texts."""
     if isinstance(kernel, CacheWrite):
         return ["cache write", *astuple(kernel)]
+    if isinstance(kernel, VectorKernel):
+        return ["vectors", *astuple(kernel)]
     assert isinstance(kernel, Matmul)
     sizes = [kernel.n, kernel.t, kernel.rows]
     return ["matmul", astuple(kernel.shape), kernel.slots, sizes, kernel.symbol, kernel.table]
@@ -72,6 +77,10 @@ def decode_kernel(fields: Sequence[Any]) -> Hashable:
     kind, *values = fields
     if kind == "cache write":
         return CacheWrite(*values)
+    if kind == "vectors":
+        (arguments, pointers, *rest), slots, symbol = map(_freeze, values)
+        pointers = tuple(Pointer(*pointer) for pointer in pointers)
+        return VectorKernel(VectorShape(arguments, pointers, *rest), slots, symbol)
     sizes, slots, (n, t, rows), symbol, table = values
     shape = MatmulShape(*sizes)
     if isinstance(shape.lookup, list):
@@ -91,7 +100,7 @@ def bind_kernel(
     rows: Mapping[str, ctypes.c_uint64],
     threads: int,
     state: tuple[Copies, int, int],
-) -> BoundMatmul | BoundWrite:
+) -> BoundMatmul | BoundVectors | BoundWrite:
     """Return a kernel on certain memory; the result may depend on neither threads nor addresses.
 
     ``rows`` holds the value of each symbol. ``state`` is, for the update of a state, what is known
@@ -99,6 +108,8 @@ def bind_kernel(
     """
     if isinstance(kernel, CacheWrite):
         return BoundWrite(kernel, addresses, state, rows)
+    if isinstance(kernel, VectorKernel):
+        return BoundVectors(kernel, addresses, rows)
     assert isinstance(kernel, Matmul)
     return BoundMatmul(kernel, addresses, get_kernel_threads(threads), rows)
 

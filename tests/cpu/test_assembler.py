@@ -32,6 +32,37 @@ VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
         lambda a: a.compare_int32(1, 0, Mem(RCX, -32)),
         "c4e17d7689e0ffffff",
     ),
+    "vpermilps ymm13, ymm15, 0xe": (lambda a: a.arrange(13, 15, 0b1110), "c4437d04ef0e"),
+    "vpxor ymm3, ymm12, [r15+0x40]": (
+        lambda a: a.differ(3, 12, Mem(R15, 64)),
+        "c4c11def9f40000000",
+    ),
+    "vpcmpgtd ymm9, ymm1, ymm14": (lambda a: a.is_greater_int32(9, 1, 14), "c4417566ce"),
+    "vcmplt_oqps ymm2, ymm9, [r15+0x20]": (
+        lambda a: a.is_less(2, 9, Mem(R15, 32)),
+        "c4c134c2972000000011",
+    ),
+    "vcmpneqps ymm10, ymm3, ymm3": (lambda a: a.is_not(10, 3, 3), "c46164c2d304"),
+    "vcvttps2dq ymm8, ymm12": (lambda a: a.truncate(8, 12), "c4417e5bc4"),
+    "vpaddd ymm1, ymm9, [r15+0x60]": (
+        lambda a: a.add_int32(1, 9, Mem(R15, 96)),
+        "c4c135fe8f60000000",
+    ),
+    "vpmulld ymm11, ymm2, [r15]": (
+        lambda a: a.multiply_int32(11, 2, Mem(R15)),
+        "c4426d409f00000000",
+    ),
+    "vsubps ymm0, ymm13, ymm1": (lambda a: a.subtract_floats(0, 13, 1), "c4e1145cc1"),
+    "vdivps ymm12, ymm4, [r15+0x20]": (
+        lambda a: a.divide(12, 4, Mem(R15, 32)),
+        "c4415c5ea720000000",
+    ),
+    "vsqrtps ymm9, ymm2": (lambda a: a.square_root(9, 2), "c4617c51ca"),
+    "vmaxps ymm15, ymm14, ymm15": (lambda a: a.take_greater(15, 14, 15), "c4410c5fff"),
+    "vpsravd ymm3, ymm11, [r15+0xa0]": (
+        lambda a: a.shift_lanes_right_signed(3, 11, Mem(R15, 160)),
+        "c4c225469fa0000000",
+    ),
     "vmovmskps r9, ymm12": (lambda a: a.get_signs(R9, 12), "c4417c50cc"),
     "vptest ymm9, ymm9": (lambda a: a.test_bits(9), "c4427d17c9"),
     "push rbx": (lambda a: a.push(RBX), "53"),

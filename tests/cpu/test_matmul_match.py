@@ -14,6 +14,7 @@ from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import Bound, LookupShape, MatmulShape, ProductKind
 from splitup.cpu.native_kernels import is_supported
 from splitup.cpu.threads import KernelThreads
+from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
 from splitup.graph.rules import check_graph
@@ -226,6 +227,15 @@ def make_layer(rows: int, k: int, n: int, dtype: str = "float16") -> tuple[Build
     return b, b.graph({"y": b.store("float32", total)})
 
 
+def find_natives(graph: Graph) -> list[type | None]:
+    """Return what native code computes each kernel of a graph, None for tinygrad's."""
+    schedule = compile_graph(check_graph(graph), "CPU")
+    return [
+        type(schedule.natives[one.index]) if one.kind == "native" else None
+        for one in schedule.launches
+    ]
+
+
 def run(b: Builder, graph: Graph, x: np.ndarray, threads: int = 1) -> np.ndarray:
     program = TaskProgram(graph.to_bytes(), b.safetensors(), threads=threads)
     # a cut takes no memory; predicted are whole blocks for x and w too
@@ -238,8 +248,7 @@ def test_a_kernel_that_does_more_is_cut_in_two_and_rows_agree() -> None:
     k = n = 128
     x = np.random.default_rng(5).standard_normal((7, k)).astype(np.float32)
     b, graph = make_layer(7, k, n)
-    schedule = compile_graph(check_graph(graph), "CPU")
-    assert [launch.kind for launch in schedule.launches] == ["native", "executable"]
+    assert find_natives(graph) == [Matmul, VectorKernel]
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     many = run(b, graph, x)
     np.testing.assert_allclose(many, x + x @ weights.T, atol=1e-4)
@@ -250,12 +259,10 @@ def test_a_kernel_that_does_more_is_cut_in_two_and_rows_agree() -> None:
 
 
 @pytest.mark.parametrize(("k", "n"), [(20, 20), (12, 12), (8, 8)])
-def test_what_does_not_fit_stays_with_tinygrad(k: int, n: int) -> None:
+def test_what_does_not_fit_is_no_matmul(k: int, n: int) -> None:
     x = np.random.default_rng(6).standard_normal((3, k)).astype(np.float32)
     b, graph = make_layer(3, k, n)
-    assert all(
-        launch.kind == "executable" for launch in compile_graph(check_graph(graph), "CPU").launches
-    )
+    assert Matmul not in find_natives(graph)
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     np.testing.assert_allclose(run(b, graph, x), x + x @ weights.T, atol=1e-5)
 
@@ -293,8 +300,7 @@ def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree(
     product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
     total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
     graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", z, total))})
-    launches = compile_graph(check_graph(graph), "CPU").launches
-    assert [launch.kind for launch in launches] == ["native", "executable"]
+    assert find_natives(graph) == [Matmul, VectorKernel]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
     xs = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     single = []
@@ -317,8 +323,7 @@ def test_operands_of_one_size_are_not_mixed_up() -> None:
     residual = b.input("z", "float32", rows, n)
     product = project(b, b.input("x", "float32", rows, k), b.weight("w", values), rows, n, k)
     graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", residual, product))})
-    launches = compile_graph(check_graph(graph), "CPU").launches
-    assert [launch.kind for launch in launches] == ["native", "executable"]
+    assert find_natives(graph) == [Matmul, VectorKernel]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
     (result,) = program.run(program.new_state(), [z.tobytes(), x.tobytes()])
     given = np.frombuffer(result, np.float32).reshape(rows, n)
@@ -372,10 +377,7 @@ def test_products_of_rows_that_are_looked_up_are_found_and_are_those_of_tinygrad
     context: int,
 ) -> None:
     graph = make_attention(context)
-    matmuls = [launch.kind for launch in compile_graph(check_graph(graph), "CPU").launches].count(
-        "native"
-    )
-    assert matmuls == 2
+    assert find_natives(graph).count(Matmul) == 2
     random = np.random.default_rng(context)
     programs = [
         TaskProgram.from_graph(

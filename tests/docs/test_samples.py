@@ -174,7 +174,7 @@ def test_a_check_is_shown_as_it_is_printed() -> None:
 
 def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
     model = RegisteredModel(
-        model_id="0xfd7463c87364d2f6ced0509e296756bd7814c3afe1b07a3b597cddcd5bb1e25c",
+        model_id="0x589b0192a3f9b635eacbc77dcbf37ea8c4d3f107a6b7ea04df7e5c025ef3066e",
         name="packages-4m",
         developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
         task_count=12,
@@ -197,14 +197,14 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         {
             "index": index,
             "label": label,
-            "model_id": "0xfd7463c8" + "0" * 56,
+            "model_id": "0x589b0192" + "0" * 56,
             "verdict": "equal",
             "detail": "all bytes as they must be",
             "may_serve": True,
         }
         for index, label in enumerate(names)
     ]
-    result = {"determinism_class": "tinygrad 0.14.0/CPU:X86/x86_64/products 3", "tasks": rows}
+    result = {"determinism_class": "tinygrad 0.14.0/CPU:X86/x86_64/products 4", "tasks": rows}
     console = Console(width=100, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
         audit._show(result, console)

@@ -1,8 +1,8 @@
 """Random legal graphs, and inputs for them that no honest party would send.
 
-Half of the graphs are of the forms for which there is native code: products, attention, caches,
-joins. The others are chains of any operations. Numbers are small integers, so that sums of floats
-are exact in any order, and the ends of each dtype's range.
+Half of the graphs are of the forms for which there is native code: products, attention, rows,
+caches, joins. The others are chains of any operations. Numbers are small integers, so that sums of
+floats are exact in any order, and the ends of each dtype's range.
 """
 
 from __future__ import annotations
@@ -100,4 +100,5 @@ KINDS: Final[dict[str, tuple[_Make, float]]] = {
     "attention": (native_forms.make_attention, 1.0),
     "cache": (native_forms.make_cache, 1.0),
     "join": (native_forms.make_join, 0.5),
+    "rows": (native_forms.make_rows, 1.5),
 }

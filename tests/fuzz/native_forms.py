@@ -192,3 +192,40 @@ def make_join(b: Builder, chance: random.Random) -> Results:
         is_left = b.add("CMPLT", "bool", place, b.const("int32", str(middle)))
         joined = b.add("WHERE", dtype, is_left, piece, joined)
     return {"y": b.store(dtype, joined)}, []
+
+
+def make_rows(b: Builder, chance: random.Random) -> Results:
+    """Add what normalisations, softmax and activations do along rows of numbers."""
+    width, rows = chance.choice((8, 8, 16, 24, 40, 64, 12, 7)), chance.choice((2, 3, 5))
+    values = [b.rows(name, "float32", "T", rows, width) for name in ("x", "z")]
+    values.append(b.add("CAST", "float32", b.rows("h", "float16", "T", rows, width)))
+    one = b.add("CAST", "float32", b.rows("one", "int32", "T", rows))
+    values.append(b.add("RESHAPE", "float32", one, arg=("T", 1)))
+    for _ in range(chance.randint(1, 6)):
+        x, z = chance.choice(values), chance.choice(values[:3])
+        number = b.const("float32", encode_float(chance.choice((-1.5, 0.0, 1.0, 2.0**20))))
+        match chance.randrange(6):
+            case 0:
+                op = chance.choice(("EXP2", "LOG2", "SQRT", "RECIPROCAL"))
+                y = b.add(op, "float32", z)
+            case 1:
+                op = chance.choice(("ADD", "SUB", "MUL", "FDIV", "MAX"))
+                y = b.add(op, "float32", z, chance.choice((x, number)))
+            case 2:
+                op = chance.choice(("CMPLT", "CMPNE", "CMPEQ"))
+                y = b.add("WHERE", "float32", b.add(op, "bool", z, x), number, z)
+            case 3:
+                whole = b.add("CAST", "int32", b.add("MAX", "float32", z, number))
+                whole = b.add("SHL", "int32", whole, b.const("int32", str(chance.randint(0, 9))))
+                y = b.add("CAST", "float32", whole)
+            case 4:
+                piece = b.add("SHRINK", "float32", z, arg=((0, "T"), (0, width // 2)))
+                y = b.add("PAD", "float32", piece, arg=((0, "T"), (0, width)))
+            case _:
+                turned = b.add("PERMUTE", "float32", z, arg=(1, 0))
+                op = chance.choice(("ADD", "MAX"))
+                y = b.add("REDUCE", "float32", turned, arg=(op, 1))
+                y = b.add("RESHAPE", "float32", b.store("float32", y), arg=("T", 1))
+                y = b.add("ADD", "float32", z, y)
+        values.insert(0, b.store("float32", y) if chance.random() < 0.3 else y)
+    return {"y": b.store("float32", values[0])}, []

@@ -23,7 +23,7 @@ lowering.hide_range = lambda value: value
 lowering.compute_wrapped = lambda op, *operands: UOp(op, src=operands)
 lowering.convert = lambda value, dtype: value.cast(dtype)
 """,
-        43,
+        9,
     ),
     "s16": (
         """
@@ -37,14 +37,14 @@ tinygrad_fixes._simplify_address = tinygrad_fixes.coalesce.indexing_simplify.pat
 from splitup.graph import rules
 rules._check_in_memory = lambda value: None
 """,
-        93,
+        8,
     ),
     "registers": (
         """
 from splitup.backend.compiler import tinygrad_fixes
 tinygrad_fixes._allocate_registers = tinygrad_fixes.regalloc.regalloc_rewrite
 """,
-        115,
+        1,
     ),
 }
 TRY: Final = """
