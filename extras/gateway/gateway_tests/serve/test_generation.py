@@ -91,6 +91,15 @@ async def test_all_attempts_are_charged_and_shown(
     keys.close()
 
 
+def test_a_cost_is_rounded_once() -> None:
+    """Tokens of a model that costs half a micro-USDC a step."""
+    report = Report(OPTIONS.prompt)
+    manifest: Any = SimpleNamespace(cost_micro_usdc=lambda steps: -(-steps // 2))
+    for _ in range(9):
+        report.add_steps(1, manifest)
+    assert report.cost_micro_usdc == 5
+
+
 async def test_logits_that_cannot_be_right_are_asked_for_on_another_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
