@@ -22,6 +22,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from splitup_gateway.api_keys import ApiKeys
 
 from splitup.client.connection import SplitUp
 from splitup.core import tuning
@@ -411,9 +412,57 @@ async def test_fifty_streams_survive_everything(tmp_path: Path) -> None:
         print(f"steps told {told}, settled {settled}; told {dict(bills)}, charged {spent}")
         assert not [one.slashes for one in receipts if one.slashes]
         assert {one.status for one in receipts} == {"settled"}
-        # what a killed server had ordered, and nobody was told of, is paid as well
+        # what a killed server had ordered, and nobody was told of, is paid as well, not by a key
         assert told <= settled <= 1.05 * told
         assert all(spent[key] >= bill for key, bill in bills.items())
+
+
+@pytest.mark.long  # in small: test_charges.py of serve
+async def test_a_killed_server_leaves_no_charge_but_for_what_is_settled(
+    network: Network, tmp_path: Path
+) -> None:
+    """It is killed during a stream that nobody comes back for, and an answer in one piece."""
+    database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+    secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
+    server = Server(network, database)
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    body = {"model": MODEL, "prompt": "library for", "max_tokens": TOKENS, "temperature": 0}
+    name = network.directory / "streams" / f"127.0.0.1:{server.port}.name"
+    with contextlib.closing(ApiKeys.open(database)) as keys:
+        try:
+            await asyncio.to_thread(server.start)
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as http:
+                async with http.post(url, json={**body, "max_tokens": 9}) as reply:
+                    told = (await reply.json())["usage"]["splitup"]["cost_micro_usdc"]
+                whole = asyncio.create_task(http.post(url, json=body))
+                async with http.post(url, json={**body, "stream": True}) as reply:
+                    stream = reply.headers["x-splitup-stream"]
+                    for _ in range(20):
+                        await reply.content.readuntil(b"\n\n")
+                    assert not whole.done()
+                    assert server.process is not None
+                    server.process.kill()
+                await asyncio.gather(whole, return_exceptions=True)
+            left = {one.id: one for one in keys.list_charges(name.read_text())}
+            assert len(left) == 2
+            await asyncio.to_thread(server.process.wait)
+            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(
+                wait_for, lambda: not keys.list_charges(name.read_text()), server.read_log
+            )
+        finally:
+            await asyncio.to_thread(server.stop)
+        costs = {}
+        async with SplitUp.connect(network.config) as net:
+            price = (await net.fetch_model(MODEL)).manifest.cost_micro_usdc(1)
+            for one in left.values():
+                [order] = one.orders
+                receipt = await net.receipt(order.execution_id)
+                costs[one.id] = (receipt.steps - order.first) * price
+        [spent] = [key.spent_micro_usdc for key in keys.list()]
+    print(f"told {told}, settled {costs}, spent {spent}")
+    most = told + sum(costs.values())
+    assert min(costs.values()) > 10 * price and most - costs[stream] < spent <= most
 
 
 def read_bill(client: Client) -> dict[str, Any]:
