@@ -426,43 +426,53 @@ async def test_a_killed_server_leaves_no_charge_but_for_what_is_settled(
     secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
     server = Server(network, database)
     url = f"http://127.0.0.1:{server.port}/v1/completions"
-    body = {"model": MODEL, "prompt": "library for", "max_tokens": TOKENS, "temperature": 0}
     name = network.directory / "streams" / f"127.0.0.1:{server.port}.name"
-    with contextlib.closing(ApiKeys.open(database)) as keys:
-        try:
-            await asyncio.to_thread(server.start)
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as http:
-                async with http.post(url, json={**body, "max_tokens": 9}) as reply:
-                    told = (await reply.json())["usage"]["splitup"]["cost_micro_usdc"]
-                whole = asyncio.create_task(http.post(url, json=body))
-                async with http.post(url, json={**body, "stream": True}) as reply:
-                    stream = reply.headers["x-splitup-stream"]
-                    for _ in range(20):
-                        await reply.content.readuntil(b"\n\n")
-                    assert not whole.done()
-                    assert server.process is not None
-                    server.process.kill()
-                await asyncio.gather(whole, return_exceptions=True)
-            left = {one.id: one for one in keys.list_charges(name.read_text())}
-            assert len(left) == 2
-            await asyncio.to_thread(server.process.wait)
-            await asyncio.to_thread(server.start)
-            await asyncio.to_thread(
-                wait_for, lambda: not keys.list_charges(name.read_text()), server.read_log
-            )
-        finally:
-            await asyncio.to_thread(server.stop)
+    async with SplitUp.connect(network.config) as net:
+        manifest = (await net.fetch_model(MODEL)).manifest
+        assert manifest.text is not None
+        never = dict.fromkeys(map(str, manifest.text.eos_ids), -100)
+        body = {"model": MODEL, "prompt": "library for", "temperature": 0, "logit_bias": never}
+        with contextlib.closing(ApiKeys.open(database)) as keys:
+            try:
+                await asyncio.to_thread(server.start)
+                headers = {"Authorization": f"Bearer {secret}"}
+                async with aiohttp.ClientSession(headers=headers) as http:
+
+                    async def ask(tokens: int) -> int:
+                        async with http.post(url, json={**body, "max_tokens": tokens}) as reply:
+                            return int((await reply.json())["usage"]["splitup"]["cost_micro_usdc"])
+
+                    told = sum(await asyncio.gather(ask(9), ask(9)))  # which opens two leases
+                    whole = asyncio.create_task(ask(2 * TOKENS))
+                    streamed = {**body, "max_tokens": 2 * TOKENS, "stream": True}
+                    async with http.post(url, json=streamed) as reply:
+                        stream = reply.headers["x-splitup-stream"]
+                        for _ in range(20):
+                            await reply.content.readuntil(b"\n\n")
+                        os.kill(server.pid, signal.SIGKILL)
+                    assert isinstance(
+                        (await asyncio.gather(whole, return_exceptions=True))[0],
+                        aiohttp.ClientError,
+                    )
+                left = {one.id: one for one in keys.list_charges(name.read_text())}
+                assert len(left) == 2 and stream in left
+                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(
+                    wait_for, lambda: not keys.list_charges(name.read_text()), server.read_log
+                )
+            finally:
+                await asyncio.to_thread(server.stop)
+            [spent] = [key.spent_micro_usdc for key in keys.list()]
         costs = {}
-        async with SplitUp.connect(network.config) as net:
-            price = (await net.fetch_model(MODEL)).manifest.cost_micro_usdc(1)
-            for one in left.values():
-                [order] = one.orders
-                receipt = await net.receipt(order.execution_id)
-                costs[one.id] = (receipt.steps - order.first) * price
-        [spent] = [key.spent_micro_usdc for key in keys.list()]
-    print(f"told {told}, settled {costs}, spent {spent}")
-    most = told + sum(costs.values())
-    assert min(costs.values()) > 10 * price and most - costs[stream] < spent <= most
+        for one in left.values():
+            [order] = one.orders
+            receipt = await net.receipt(order.execution_id)
+            costs[one.id] = manifest.cost_micro_usdc(receipt.steps - order.first)
+    print(f"told {told}, settled {costs}, stream {costs[stream]}, spent {spent}")
+    most, step = told + sum(costs.values()), manifest.cost_micro_usdc(1)
+    assert min(costs.values()) > 10 * step
+    # of a stream the key pays what is told, and not what was ordered besides
+    assert most - 4 * step <= spent <= most
 
 
 def read_bill(client: Client) -> dict[str, Any]:

@@ -191,6 +191,18 @@ async def test_another_servers_charges_are_left_alone(
     assert spent(keys) == STEPS * PRICE
 
 
+async def test_what_is_ordered_at_once_is_charged_in_full(
+    keys: ApiKeys, model: ScriptedModel
+) -> None:
+    """As a step of a device's session, whose server is killed before it answers."""
+    key, killed = await find_key(keys), Charges(keys, "here")
+    async with killed.open(key, 50, is_ordered=True):
+        settling = asyncio.create_task(Charges(keys, "here").settle_left(model))
+        await wait_closed(keys, "here")
+        settling.cancel()
+        assert spent(keys) == 50
+
+
 # ---- a database that fails -----------------------------------------------------------------------
 
 
