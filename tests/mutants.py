@@ -852,7 +852,7 @@ MUTANTS: Final = (
     Mutant(
         "price of a device's rows",
         "extras/gateway/splitup_gateway/split/server.py",
-        "charge.used = served.manifest.cost_micro_usdc(session.submitted)",
+        "charge.used = session.compute_cost()",
         "charge.used = 0",
         "extras/gateway/gateway_tests/split/test_sessions.py::test_steps_are_charged_and_the_rate_counts_texts",
         is_quick=False,

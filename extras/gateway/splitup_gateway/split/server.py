@@ -205,7 +205,7 @@ class SplitServer:
                 try:
                     found = await self._sessions.compute(session, asked, rows, charge.principal)
                 finally:
-                    charge.used = served.manifest.cost_micro_usdc(session.submitted)
+                    charge.used = session.compute_cost()
         answer = split.Forwarded(
             session_id=session.id,
             execution_id=found.execution_id,
