@@ -122,6 +122,11 @@ class ApiKeys:
         try:
             name = sql.make_url(url).render_as_string(hide_password=True)
             engine = open_database(url)
+            if (
+                engine.dialect.name == "sqlite"
+            ):  # writes to the disk once for each change, not thrice
+                with engine.connect() as connection:
+                    connection.execute(sql.text("PRAGMA journal_mode = WAL"))
             _METADATA.create_all(engine)
             _add_group(engine)
         except (exc.SQLAlchemyError, ImportError, OSError) as error:

@@ -51,6 +51,7 @@ class Charge:
     server: str = ""
     orders: list[Order] = field(default_factory=list)  # beside what another server has ordered
     earlier: int = 0  # what that costs
+    noting: asyncio.Task[None] | None = None
 
     async def cover(self, more: int) -> bool:
         """Charge so much beyond ``most``, for steps that are run once more.
@@ -72,25 +73,27 @@ class Charge:
     ) -> AsyncIterator[Lease]:
         """Borrow a lease as ``pool`` does, and keep what is ordered of it."""
         place = len(self.orders)
-        try:
-            async with pool.borrow(self.principal, prompt, steps, self.caller) as lease:
-                first = lease.session.steps
-                self.orders.append(Order(lease.session.execution_id, first))
-                await self._note()
-                try:
-                    yield lease
-                finally:
-                    ended = Order(lease.session.execution_id, first, lease.session.steps)
-                    self.orders[place] = ended
-        finally:
-            if len(self.orders) > place:  # others may use the lease from now on
-                await self._note()
+        async with pool.borrow(self.principal, prompt, steps, self.caller) as lease:
+            execution_id, first = lease.session.execution_id, lease.session.steps
+            self.orders.append(Order(execution_id, first))
+            self._note()
+            try:
+                yield lease
+            finally:
+                self.orders[place] = Order(execution_id, first, lease.session.steps)
+                self._note()
 
-    async def _note(self) -> None:
-        if self.keys is None:
-            return
+    def _note(self) -> None:
+        """Keep what is ordered; no step waits for that."""
+        if self.keys is not None:
+            writing = self._write(self.keys, self.noting)
+            self.noting = asyncio.create_task(writing, name=f"orders of {self.id}")
+
+    async def _write(self, keys: ApiKeys, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
         try:
-            await asyncio.to_thread(self.keys.note_orders, self.id, self.earlier, self.orders)
+            await asyncio.to_thread(keys.note_orders, self.id, self.earlier, [*self.orders])
         except Unavailable as error:  # no text ends for that
             _log.warning("what a request orders is not kept, should this server die: %s", error)
 
@@ -176,9 +179,13 @@ class Charges:
 
     async def _close(self, charge: Charge) -> None:
         self._own[charge.id] = charge.used
-        closing = self._close_own(charge.id, charge.used)
         # shielded: a client that leaves must not keep what is left
-        await asyncio.shield(asyncio.ensure_future(closing))
+        await asyncio.shield(asyncio.create_task(self._finish(charge)))
+
+    async def _finish(self, charge: Charge) -> None:
+        if charge.noting is not None:
+            await charge.noting
+        await self._close_own(charge.id, charge.used)
 
     async def _close_own(self, charge_id: str, used: int) -> None:
         assert self._keys is not None

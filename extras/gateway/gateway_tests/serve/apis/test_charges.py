@@ -146,6 +146,9 @@ async def test_an_answer_whose_server_is_killed_costs_what_is_settled(
         most = spent(keys)
         assert most == (STEPS + 60) * PRICE
         [left] = keys.list_charges(find_server(folder))
+        while not left.orders:
+            await asyncio.sleep(0.01)
+            [left] = keys.list_charges(find_server(folder))
         async with connect(model, keys, folder, secret):
             await asyncio.sleep(0.1)
             assert spent(keys) == most and keys.list_charges(find_server(folder)) == (left,)
