@@ -40,6 +40,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import has_large_tensors, open_logs
 
 READY = "node.json"
@@ -152,6 +153,7 @@ class BenchNode:
             plan.executors(),
             order["task"],
             order["steps"],
+            LogPatience(is_drawn=True),
         )
         program = self._programs[manifest.tasks[order["task"]].task_id]
         digests = await recompute(self.engine, self.supervisor, program, replay)

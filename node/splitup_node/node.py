@@ -31,6 +31,7 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import (
     GrantedLogs,
     has_large_tensors,
@@ -151,6 +152,7 @@ class NodeDaemon:
             open_store=lambda order: open_verification_logs(
                 self._gateway, lambda: self._http.session, order, now_s=self._chain.clock.now_s
             ),
+            patience=LogPatience(is_drawn=True, now_s=self._chain.clock.now_s),
             committees=self._committees,
         )
         return Verifier(context)

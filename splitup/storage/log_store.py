@@ -36,6 +36,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.log_patience import LogPatience
 
 _log = logging.getLogger("splitup.logs")
 _FIRST_PAUSE_S: Final = 0.05
@@ -465,24 +466,21 @@ async def iter_tensors(
     executors: Sequence[str],
     spec: TensorSpec,
     steps: int,
-    *,
-    is_drawn: bool = False,
+    patience: LogPatience,
 ) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the first ``steps`` tensors that ``executors`` or the client logged of a port.
 
     One segment is in memory at a time. The committee compares the digests. A log that is too short
-    is waited for during ``tuning.LOG_LATE_S``; after the draw (``is_drawn``) only the client's is,
-    since executors store theirs before they commit. Raises LogIncomplete for a log that is broken
-    or too short, StorageUnavailable, Refused.
+    is waited for as ``patience`` says. Raises LogIncomplete for a log that is broken or too short,
+    StorageUnavailable, Refused.
     """
     author = request.client if source[0] == CLIENT else executors[source[0]]
     reader = LogReader(request.execution_id, *source, author, spec.accepts)
-    late_s = 0.0 if is_drawn and source[0] != CLIENT else tuning.LOG_LATE_S
-    ends_s = time.monotonic() + late_s
+    wait = patience.begin(request, source)
     if not steps:
         return
     try:
-        async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
+        async for entries in iter_log(store, reader, wait=wait):
             for entry in entries:
                 yield await read_tensor(store, reader.name, entry)
                 if entry.step + 1 == steps:

@@ -76,9 +76,8 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
-        tensors = iter_tensors(
-            store, request, source, order.executors, spec, order.steps, is_drawn=True
-        )
+        patience = self._context.patience
+        tensors = iter_tensors(store, request, source, order.executors, spec, order.steps, patience)
         return [bytes(tensor) async for tensor in tensors]
 
     try:

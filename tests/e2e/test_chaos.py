@@ -22,6 +22,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from splitup_gateway.api_keys import ApiKeys, OpenCharge
 
 from splitup.client.connection import SplitUp
 from splitup.core import tuning
@@ -411,9 +412,73 @@ async def test_fifty_streams_survive_everything(tmp_path: Path) -> None:
         print(f"steps told {told}, settled {settled}; told {dict(bills)}, charged {spent}")
         assert not [one.slashes for one in receipts if one.slashes]
         assert {one.status for one in receipts} == {"settled"}
-        # what a killed server had ordered, and nobody was told of, is paid as well
+        # what a killed server had ordered, and nobody was told of, is paid as well, not by a key
         assert told <= settled <= 1.05 * told
         assert all(spent[key] >= bill for key, bill in bills.items())
+
+
+@pytest.mark.long  # in small: test_charges.py of serve
+async def test_a_killed_server_leaves_no_charge_but_for_what_is_settled(
+    network: Network, tmp_path: Path
+) -> None:
+    """It is killed during a stream that nobody comes back for, and an answer in one piece."""
+    database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+    secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
+    server = Server(network, database)
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    name = network.directory / "streams" / f"127.0.0.1:{server.port}.name"
+
+    def list_ordered() -> dict[str, OpenCharge]:
+        found = keys.list_charges(name.read_text())
+        return {one.id: one for one in found if one.orders}
+
+    async with SplitUp.connect(network.config) as net:
+        manifest = (await net.fetch_model(MODEL)).manifest
+        assert manifest.text is not None
+        never = dict.fromkeys(map(str, manifest.text.eos_ids), -100)
+        body = {"model": MODEL, "prompt": "library for", "temperature": 0, "logit_bias": never}
+        with contextlib.closing(ApiKeys.open(database)) as keys:
+            try:
+                await asyncio.to_thread(server.start)
+                headers = {"Authorization": f"Bearer {secret}"}
+                async with aiohttp.ClientSession(headers=headers) as http:
+
+                    async def ask(tokens: int) -> int:
+                        async with http.post(url, json={**body, "max_tokens": tokens}) as reply:
+                            return int((await reply.json())["usage"]["splitup"]["cost_micro_usdc"])
+
+                    told = sum(await asyncio.gather(ask(9), ask(9)))  # which opens two leases
+                    whole = asyncio.create_task(ask(2 * TOKENS))
+                    streamed = {**body, "max_tokens": 2 * TOKENS, "stream": True}
+                    async with http.post(url, json=streamed) as reply:
+                        stream = reply.headers["x-splitup-stream"]
+                        for _ in range(20):
+                            await reply.content.readuntil(b"\n\n")
+                        await asyncio.to_thread(wait_for, lambda: len(list_ordered()) == 2)
+                        os.kill(server.pid, signal.SIGKILL)
+                    assert isinstance(
+                        (await asyncio.gather(whole, return_exceptions=True))[0],
+                        aiohttp.ClientError,
+                    )
+                left = list_ordered()
+                assert len(left) == 2 and stream in left
+                await asyncio.to_thread(server.restart)
+                await asyncio.to_thread(
+                    wait_for, lambda: not keys.list_charges(name.read_text()), server.read_log
+                )
+            finally:
+                await asyncio.to_thread(server.stop)
+            [spent] = [key.spent_micro_usdc for key in keys.list()]
+        costs = {}
+        for one in left.values():
+            [order] = one.orders
+            receipt = await net.receipt(order.execution_id)
+            costs[one.id] = manifest.cost_micro_usdc(receipt.steps - order.first)
+    print(f"told {told}, settled {costs}, stream {costs[stream]}, spent {spent}")
+    most, step = told + sum(costs.values()), manifest.cost_micro_usdc(1)
+    assert costs[stream] > 10 * step
+    # of a stream the key pays what is told, and not what was ordered besides
+    assert most - 4 * step <= spent <= most
 
 
 def read_bill(client: Client) -> dict[str, Any]:

@@ -276,7 +276,7 @@ async def test_a_killed_client_pays_for_the_steps_that_it_ordered(network: Netwo
     async with SplitUp.connect(network.config) as net:
         receipt = await net.receipt(execution_id)
     assert (receipt.status, receipt.steps) == ("settled", int(steps))
-    assert receipt.paid_micro_usdc > 0 and not receipt.slashes
+    assert receipt.paid_micro_usdc > 0 and not receipt.slashes, "nobody can recompute them"
 
 
 async def test_executions_run_side_by_side(network: Network) -> None:

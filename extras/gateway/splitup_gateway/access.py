@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
 from aiohttp import web
 
-from splitup.client.inputs import format_usdc
-from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.net.http import get_admission, read_in_time
 from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
+from splitup_gateway.charges import Charges
 from splitup_gateway.errors import ApiError
 
 MOST_BODIES: Final = 32  # large ones that are read at once; further requests wait
 MOST_BODIES_OF_ONE: Final = 8  # principal
-
-
-@dataclass(slots=True)
-class Charge:
-    """Who pays for a request, what it may cost at most, and what it did cost; micro-USDC.
-
-    ``limit`` is the most that its client has agreed to, None for no limit.
-    """
-
-    principal: str = ""
-    most: int = 0
-    limit: int | None = None
-    used: int = 0
-    name: str = ""  # of the key, "" without one
-    keys: ApiKeys | None = None
-    caller: Caller = field(default_factory=Caller)  # who waits for the answer
-
-    async def cover(self, more: int) -> bool:
-        """Charge so much beyond ``most``, for steps that are run once more.
-
-        Returns False, without a change, beyond the client's limit or the key's budget.
-        """
-        if self.limit is not None and self.most + more > self.limit:
-            return False
-        if self.keys is not None and not await asyncio.to_thread(self.keys.charge, self.name, more):
-            return False
-        self.most += more
-        return True
 
 
 @dataclass(slots=True)
@@ -69,9 +39,13 @@ class Access:
     keys: ApiKeys | None  # None: there never is one
     needs_keys: bool = False
     clock: Callable[[], float] = monotonic
+    charges: Charges = field(init=False)
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
     _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
     _bodies_of: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.charges = Charges(self.keys)
 
     async def has_keys(self) -> bool:
         """Return whether requests need a key now."""
@@ -152,40 +126,3 @@ class Access:
         )
         async with theirs, self._bodies:
             return await read_in_time(request)
-
-    @asynccontextmanager
-    async def charge(
-        self,
-        key: ApiKey | None,
-        most_micro_usdc: int,
-        limit: int | None = None,
-        caller: Caller | None = None,
-        *,
-        is_charged: bool = False,
-    ) -> AsyncIterator[Charge]:
-        """Charge a key the most that a request may cost; afterwards give back what is left.
-
-        ``limit``: what its client has agreed to. ``is_charged``: another server has charged it,
-        and has not given back anything. Raises ApiError (429, insufficient_quota) beyond
-        its budget.
-        """
-        charge = Charge(get_principal(key), most_micro_usdc, limit, caller=caller or Caller())
-        if self.keys is None or key is None:
-            yield charge
-            return
-        charge.name, charge.keys = key.name, self.keys
-        if not is_charged and not await asyncio.to_thread(self.keys.charge, key.name, charge.most):
-            raise ApiError(
-                f"the request may cost {format_usdc(charge.most)}, which the budget of key "
-                f"'{key.name}' no longer covers; ask for fewer tokens, or for a larger budget",
-                status=429,
-                kind="insufficient_quota",
-                code="insufficient_quota",
-            )
-        try:
-            yield charge
-        finally:
-            left = charge.most - charge.used
-            if left > 0:  # shielded: a client that leaves must not keep it
-                giving = asyncio.to_thread(self.keys.give_back, key.name, left)
-                await asyncio.shield(asyncio.ensure_future(giving))

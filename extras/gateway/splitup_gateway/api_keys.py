@@ -2,17 +2,18 @@
 
 A key is 32 random bytes and is stored as its SHA-256 only, so that whoever reads the database
 cannot use it. A request is charged its highest price before it begins, in one statement that
-checks the budget; what it did not use is given back when it ends. A server that dies in between
-leaves the higher charge: a budget is never exceeded.
+checks the budget; what it did not use is given back when it ends. Meanwhile a row says what it is
+charged, for the server that goes on with it: a budget is never exceeded.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
@@ -41,6 +42,39 @@ _KEYS: Final = sql.Table(
     sql.Column("is_revoked", sql.Boolean, nullable=False),
     _GROUP,
 )
+_CHARGES: Final = sql.Table(
+    "open_charges",
+    _METADATA,
+    sql.Column("id", sql.String(64), primary_key=True),
+    sql.Column("name", sql.String(64), nullable=False),  # of the key
+    sql.Column("server", sql.String(64), nullable=False, index=True),
+    sql.Column("amount_micro_usdc", sql.BigInteger, nullable=False),
+    sql.Column("used_micro_usdc", sql.BigInteger, nullable=False),
+    sql.Column("orders", sql.Text, nullable=False),  # [[execution, first step, last], …] in JSON
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Steps of an execution that a request has ordered: from ``first`` up to before ``last``.
+
+    ``last`` is None while it may order more.
+    """
+
+    execution_id: str
+    first: int
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCharge:
+    """What a request that runs is charged, and what is known of its cost; micro-USDC."""
+
+    id: str
+    name: str  # of the key
+    amount_micro_usdc: int
+    used_micro_usdc: int = 0  # without the orders
+    orders: tuple[Order, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +122,11 @@ class ApiKeys:
         try:
             name = sql.make_url(url).render_as_string(hide_password=True)
             engine = open_database(url)
+            if (
+                engine.dialect.name == "sqlite"
+            ):  # writes to the disk once for each change, not thrice
+                with engine.connect() as connection:
+                    connection.execute(sql.text("PRAGMA journal_mode = WAL"))
             _METADATA.create_all(engine)
             _add_group(engine)
         except (exc.SQLAlchemyError, ImportError, OSError) as error:
@@ -164,8 +203,13 @@ class ApiKeys:
             row = connection.execute(query).first()
         return None if row is None else _read(row)
 
-    def charge(self, name: str, amount_micro_usdc: int) -> bool:
-        """Add to what a key has spent; return False, without a change, beyond its budget."""
+    def charge(
+        self, name: str, charge_id: str, amount_micro_usdc: int, server: str, used: int = 0
+    ) -> bool:
+        """Add to what a key has spent, and to what a request of a server is charged.
+
+        ``used`` of it is known to be its cost. Returns False, without a change, beyond the budget.
+        """
         spent = _KEYS.c.spent_micro_usdc + amount_micro_usdc
         budget = _KEYS.c.budget_micro_usdc
         change = (
@@ -174,14 +218,50 @@ class ApiKeys:
             .where(sql.or_(budget.is_(None), spent <= budget))
             .values(spent_micro_usdc=spent)
         )
+        raised = _CHARGES.c.amount_micro_usdc + amount_micro_usdc
+        raising = _CHARGES.update().where(_CHARGES.c.id == charge_id)
+        row = {
+            **{"id": charge_id, "name": name, "server": server, "orders": "[]"},
+            **{"amount_micro_usdc": amount_micro_usdc, "used_micro_usdc": used},
+        }
         with self._begin() as connection:
-            return connection.execute(change).rowcount == 1
+            if connection.execute(change).rowcount != 1:
+                return False
+            if connection.execute(raising.values(amount_micro_usdc=raised)).rowcount != 1:
+                connection.execute(_CHARGES.insert().values(row))
+        return True
 
-    def give_back(self, name: str, amount_micro_usdc: int) -> None:
-        """Take back a part of what was charged."""
-        spent = _KEYS.c.spent_micro_usdc - amount_micro_usdc
+    def note_orders(self, charge_id: str, used_micro_usdc: int, orders: Sequence[Order]) -> None:
+        """Keep what a request has ordered, beside what is known to be its cost."""
+        text = json.dumps([[each.execution_id, each.first, each.last] for each in orders])
+        change = _CHARGES.update().where(_CHARGES.c.id == charge_id)
         with self._begin() as connection:
-            change = _KEYS.update().where(_KEYS.c.name == name).values(spent_micro_usdc=spent)
+            connection.execute(change.values(used_micro_usdc=used_micro_usdc, orders=text))
+
+    def list_charges(self, server: str) -> tuple[OpenCharge, ...]:
+        """Return what requests of a server are charged that have not ended."""
+        with self._begin() as connection:
+            rows = connection.execute(_CHARGES.select().where(_CHARGES.c.server == server)).all()
+        return tuple(
+            OpenCharge(
+                row.id,
+                row.name,
+                row.amount_micro_usdc,
+                row.used_micro_usdc,
+                tuple(Order(*each) for each in json.loads(row.orders)),
+            )
+            for row in rows
+        )
+
+    def close_charge(self, charge_id: str, used_micro_usdc: int) -> None:
+        """Give back what a request was charged and did not use, once."""
+        this = _CHARGES.c.id == charge_id
+        with self._begin() as connection:
+            row = connection.execute(_CHARGES.select().where(this)).first()
+            if row is None or connection.execute(_CHARGES.delete().where(this)).rowcount != 1:
+                return
+            spent = _KEYS.c.spent_micro_usdc - max(row.amount_micro_usdc - used_micro_usdc, 0)
+            change = _KEYS.update().where(_KEYS.c.name == row.name).values(spent_micro_usdc=spent)
             connection.execute(change)
 
     @contextmanager

@@ -22,7 +22,7 @@ from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest
-from splitup_gateway.access import Charge
+from splitup_gateway.charges import Charge
 from splitup_gateway.metrics import FIRST_TOKEN
 
 _log = logging.getLogger("splitup.serve")
@@ -118,7 +118,7 @@ class Report:
     def add_steps(self, steps: int, manifest: Manifest) -> None:
         """Add the steps of an attempt, also of one that failed: nodes computed them."""
         self.steps += steps
-        self.cost_micro_usdc += manifest.cost_micro_usdc(steps)
+        self.cost_micro_usdc = manifest.cost_micro_usdc(self.steps)  # which rounds once
 
 
 _SAVED: Final = tuple(
@@ -209,9 +209,8 @@ async def generate_text(
             report.finish_reason = "length" if report.stop is None else "stop"
             return  # only its end was not told
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow(
-                charge.principal, options.cache_key, count_steps(model, options), charge.caller
-            ) as lease:
+            most = count_steps(model, options)
+            async with charge.borrow(pool, options.cache_key, most) as lease:
                 cost = report.cost_micro_usdc
                 report.begin(lease.session)
                 found = _generate(lease, model, options, report, speculate, images)

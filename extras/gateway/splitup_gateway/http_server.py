@@ -22,8 +22,8 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import make_app
 from splitup.net.metrics import Reading
-from splitup_gateway.access import Access, Charge
-from splitup_gateway.api_keys import ApiKey, get_principal
+from splitup_gateway.access import Access
+from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal
 from splitup_gateway.apis import message_answers, ollama
 from splitup_gateway.apis.answers import RECEIPTS, AnswerChoice, AnswerForm, CompletionForm
 from splitup_gateway.apis.encoding import (
@@ -57,6 +57,7 @@ from splitup_gateway.apis.streams import (
     write_whole,
 )
 from splitup_gateway.apis.tools import CallParser
+from splitup_gateway.charges import RECEIPT_S, Charge
 from splitup_gateway.errors import ApiError, translate
 from splitup_gateway.generation import Report, Speculate
 from splitup_gateway.image_towers import TOWER_STEPS, ImageTower, RequestImages
@@ -66,6 +67,7 @@ from splitup_gateway.preparing import Prepared, count_prompt, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
+from splitup_gateway.stream_files import read_server_name
 from splitup_gateway.stream_routes import StreamRoutes, limit_write
 from splitup_gateway.streams import RESTARTED, Stream
 from splitup_gateway.timelines import Timelines
@@ -74,7 +76,6 @@ _log = logging.getLogger("splitup.serve")
 
 MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
 MESSAGES: Final = "/v1/messages"
-RECEIPT_S: Final = 2.0  # that a request for a receipt waits for the chain
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Reply = Callable[["_Asking", object], Awaitable[None]]  # to a body, into a stream
 
@@ -159,6 +160,9 @@ class ApiServer:
         self._options = options
         self._access = access
         self._streams = StreamRoutes(access, streams)
+        if streams is not None:
+            access.charges.server = read_server_name(streams)
+        self._settling: asyncio.Task[None] | None = None
         self._quotes = Quotes()
         self._models: dict[str, ServedModel] = {}
         self._towers: dict[str, ImageTower] = {}  # by id
@@ -207,6 +211,8 @@ class ApiServer:
     async def close(self) -> None:
         """End all leases; they are paid for what they ran."""
         await self._streams.streams.close()
+        if self._settling is not None:
+            self._settling.cancel()
         pools = [each.pool for each in self._models.values()]
         pools += [each.pool for each in self._towers.values()]
         await asyncio.gather(*(pool.close() for pool in pools))
@@ -264,23 +270,27 @@ class ApiServer:
     async def resume(self) -> None:
         """Go on with the streams that the server left which had this address before."""
         replies, keys = self._list_replies(), await self._access.list_keys()
+        charges = await self._access.charges.list_left()
 
         async def work(stream: Stream) -> None:
             asked, left = stream.call.asked, stream.state
             key = keys.get(stream.call.owner)
-            charging = self._access.charge(
-                key, left["most"], left["limit"], stream.caller, is_charged=True
+            used = sum(
+                each["cost_micro_usdc"] + each["image_cost_micro_usdc"] for each in left["reports"]
             )
+            charged = charges.get(stream.id, OpenCharge(stream.id, stream.call.owner, 0))
+            charging = self._access.charges.go_on(key, charged, left["limit"], used, stream.caller)
             async with charging as charge:
-                charge.used = sum(
-                    each["cost_micro_usdc"] + each["image_cost_micro_usdc"]
-                    for each in left["reports"]
-                )
                 if asked is None or asked.path not in replies:
                     raise RESTARTED
                 await replies[asked.path](_Asking({}, key, stream, charge), _parse(asked.body))
 
         self._streams.streams.resume(work)
+
+    def settle(self) -> None:
+        """Begin to charge keys what the requests cost that such a server has left."""
+        settling = self._access.charges.settle_left(self._net)
+        self._settling = asyncio.create_task(settling, name="charges that were left")
 
     # ---- models --------------------------------------------------------------------------------
 
@@ -383,7 +393,7 @@ class ApiServer:
         most = model.manifest.cost_micro_usdc(prepared.steps)
         limit = self._quotes.check(asking.headers, model.name, most)
         caller = asking.stream.caller
-        async with self._access.charge(asking.key, most, limit, caller) as charge:
+        async with self._access.charges.open(asking.key, most, limit, caller) as charge:
             try:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
@@ -530,7 +540,7 @@ class ApiServer:
         if is_streamed:
             caller.patience_s = None  # signs of life keep the client there
         served.pool.check(asking.principal, caller)
-        return self._access.charge(asking.key, most, limit, caller)
+        return self._access.charges.open(asking.key, most, limit, caller, name=asking.stream.id)
 
 
 def _go_on(

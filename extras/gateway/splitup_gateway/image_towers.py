@@ -13,7 +13,7 @@ from splitup.client.leases import LeasePool
 from splitup.client.outcome import Array
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.graph.manifest import Manifest, Port
-from splitup_gateway.access import Charge
+from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import ATTEMPTS, GenerationOptions, Report
 
@@ -50,7 +50,7 @@ class ImageTower:
             except InvalidInput as error:
                 raise ApiError(str(error), param="image_url") from None
         for attempt in range(1, ATTEMPTS + 1):
-            async with self.pool.borrow(charge.principal, (), len(pixels), charge.caller) as lease:
+            async with charge.borrow(self.pool, (), len(pixels)) as lease:
                 report.image_execution_ids.append(lease.session.execution_id)
                 steps = [lease.session.submit({self.port.name: each}) for each in pixels]
                 try:
@@ -65,7 +65,8 @@ class ImageTower:
                     return dict(zip(files, (each[output.name] for each in made), strict=True))
                 finally:
                     report.image_steps += len(steps)
-                    report.image_cost_micro_usdc += self.manifest.cost_micro_usdc(len(steps))
+                    cost = self.manifest.cost_micro_usdc(report.image_steps)
+                    report.image_cost_micro_usdc = cost
         raise AssertionError("the last attempt returns or raises")
 
 

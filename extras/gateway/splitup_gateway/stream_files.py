@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError
+from splitup.storage.private_files import write_private
 
 _log = logging.getLogger("splitup.serve")
 
@@ -76,6 +78,20 @@ def open_folder(folder: Path) -> None:
         raise ConfigurationError(
             f"the folder of streams {folder} cannot be used: {error.strerror or error}"
         ) from None
+
+
+def read_server_name(folder: Path) -> str:
+    """Return the name of whoever has a folder of streams, which the next server there has too.
+
+    Raises ConfigurationError.
+    """
+    path = folder.with_name(f"{folder.name}.name")
+    try:
+        if not path.exists() or not path.read_text(encoding="ascii"):
+            write_private(path, secrets.token_hex(16))
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the file {path} cannot be used: {error}") from None
 
 
 def list_files(folder: Path) -> Iterator[tuple[StreamFile, float]]:

@@ -21,6 +21,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.task_cache import TaskCache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
@@ -105,13 +106,16 @@ class Recovery:
             execution.executor_map.apply(signed)
         execution.reroute()
         execution.claims.end = lost.end
+        patience = LogPatience(is_drawn=False, now_s=self.now_s)
         for local in execution.routing.routes.tasks:
             async with self.loaded_tasks.use(request.model_id, local.index) as program:
-                await self._run_task(execution, local, program)
+                await self._run_task(execution, local, program, patience)
         await execution.writer.finish()
         return execution
 
-    async def _run_task(self, execution: Execution, local: LocalTask, program: int) -> None:
+    async def _run_task(
+        self, execution: Execution, local: LocalTask, program: int, patience: LogPatience
+    ) -> None:
         task = local.index
         first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
 
@@ -129,5 +133,6 @@ class Recovery:
             execution.executor_map.executors,
             task,
             execution.claims.steps or 0,
+            patience,
         )
         part.digests = await recompute(self.engine, self.workers, program, replay, log)

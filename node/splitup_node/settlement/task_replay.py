@@ -14,6 +14,7 @@ from splitup.messages.plans import Request
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogObject, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
@@ -29,7 +30,7 @@ OnOutputs = Callable[[int, Sequence[bytes | memoryview]], Awaitable[None]]
 class TaskReplay:
     """A task of an execution that is to be run again, and the logs of its inputs.
 
-    ``is_drawn`` says that all executors have committed: only the client's log may still grow.
+    ``patience`` says for how long these may still grow.
     """
 
     store: LogStore
@@ -38,7 +39,7 @@ class TaskReplay:
     executors: Sequence[str]  # of every task, since each wrote its own log
     task: int
     steps: int
-    is_drawn: bool = False
+    patience: LogPatience
 
 
 async def append_output(
@@ -77,7 +78,7 @@ async def recompute(
             replay.executors,
             port.spec,
             steps,
-            is_drawn=replay.is_drawn,
+            replay.patience,
         )
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]

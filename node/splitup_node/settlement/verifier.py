@@ -28,6 +28,7 @@ from splitup.protocol.committee.certificates import check_draw, check_plan
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
@@ -51,6 +52,7 @@ class VerifierContext:
     cache: TaskCache
     committee_client: CommitteeClient
     open_store: Callable[[VerificationOrder], LogStore]
+    patience: LogPatience
     committees: Committees
 
 
@@ -130,7 +132,7 @@ class Verifier:
         manifest = await context.cache.fetch_manifest(model_id)
         store, request = context.open_store(order), order.certificate.plan.request
         replay = TaskReplay(
-            store, request, manifest, order.executors, order.task, order.steps, is_drawn=True
+            store, request, manifest, order.executors, order.task, order.steps, context.patience
         )
         node = context.identity.address
         writer = LogWriter(request.execution_id, node, store)

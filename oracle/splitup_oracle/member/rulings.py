@@ -6,7 +6,8 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.download import download_object
 from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
 from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
@@ -43,11 +45,14 @@ class Rulings:
         gateway: GatewayClient,
         recomputer: recomputation.Recomputer,
         directory: Path,
+        *,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._http = http
         self._gateway = gateway
         self._recomputer = recomputer
         self._directory = directory
+        self._patience = LogPatience(is_drawn=True, now_s=now_s)
         self._turn = asyncio.Lock()
         self._defined: dict[str, tuple[int, tuple[str, ...]]] = {}  # by seed: steps, inputs
         shutil.rmtree(directory, ignore_errors=True)  # left by a member that was killed
@@ -233,7 +238,7 @@ class Rulings:
                 read.authors,
                 spec,
                 order.steps,
-                is_drawn=True,
+                self._patience,
             )
             digest = StepsDigest()
             try:

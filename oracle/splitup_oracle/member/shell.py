@@ -132,7 +132,9 @@ class Member:
             http, gateway, RecordedModels(chain), data_dir / "manifests"
         )
         self._recomputer = Recomputer(KernelCache(kernel_cache or data_dir / "kernels"))
-        self._rulings = Rulings(http, gateway, self._recomputer, data_dir / "replays")
+        self._rulings = Rulings(
+            http, gateway, self._recomputer, data_dir / "replays", now_s=chain.clock.now_s
+        )
         self._recompute_capabilities = RecomputeCapabilities(self._recomputer)
         self._waiters: dict[str, _Waiters] = {}
         self.heard = asyncio.Event()  # an unprobed node sent a heartbeat, or all are to be probed

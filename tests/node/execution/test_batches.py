@@ -17,6 +17,7 @@ from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
 from splitup.messages.base import CLIENT
 from splitup.protocol.execution.storage_keys import LogName
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogWriter
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
@@ -184,6 +185,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
             certificate.plan.executors(),
             0,
             len(rows),
+            LogPatience(is_drawn=False),
         )
         sizes.clear()
         program = node.programs[TASK_ID]

@@ -28,6 +28,7 @@ from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.storage.log_patience import LogPatience
 from tests.builders import HANG_S
 from tests.deploy.moes import MIXTRAL, QWEN3_MOE, TOKENS, save_moe
 from tests.node.network import Store, TestClient, TestNode, make_certificate, read_log
@@ -220,6 +221,7 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
             executors,
             index,
             STEPS,
+            LogPatience(is_drawn=False),
         )
         program = node.programs[task.task_id]
         digests = await recompute(node.engine, node.workers, program, replay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
+from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogWriter, open_logs, open_verification_logs
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, make_tolerant
 from tests.node.network import make_manifest
@@ -310,13 +312,17 @@ async def test_s14_in_the_executors_class_a_member_says_whether_a_difference_is_
         assert not ruling.missing and not ruling.compared
 
 
-async def test_the_clients_inputs_are_nobodys_fault(
+async def test_a_killed_clients_inputs_are_nobodys_fault_and_waited_for_once(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "LOG_LATE_S", 0.0)
+    monkeypatch.setattr(tuning, "LOG_POLL_S", 0.01)
+    looks = itertools.count()  # at a clock that moves by a second each time
+    court.rulings._patience = LogPatience(is_drawn=True, monotonic=lambda: next(looks))
     order = court.order(MANIFEST)
     draws = (court.network.committee.draw(order.certificate.plan, n) for n in range(1000))
     draw = next(d for d in draws if 0 in get_sampled_tasks(d, 3, 800))
     first = order.model_copy(update={"draw": draw, "task": 0})
-    ruling = await court.rule(first, MANIFEST, "any", RIGHT)
-    assert "the log of the client ends before step" in ruling.error and not ruling.missing
+    for _ in range(3):  # as for other tasks
+        ruling = await court.rule(first, MANIFEST, "any", RIGHT)
+        assert "the log of the client ends before step" in ruling.error and not ruling.missing
+    assert next(looks) == 1 + tuning.LOG_LATE_S + 2 * 2, "the others only look"

@@ -68,7 +68,7 @@ def test_a_secret_is_shown_once_and_stored_as_a_hash(keys: ApiKeys, tmp_path: Pa
 def test_a_revoked_key_is_refused(keys: ApiKeys) -> None:
     secret = keys.create("revoked-bob")
     keys.revoke("revoked-bob")
-    assert keys.find(secret) is None and not keys.charge("revoked-bob", 1)
+    assert keys.find(secret) is None and not keys.charge("revoked-bob", "one", 1, "here")
     with pytest.raises(InvalidInput, match="no key 'nobody'"):
         keys.revoke("nobody")
 
@@ -116,15 +116,22 @@ def test_a_budget_holds_under_concurrent_charges(keys: ApiKeys) -> None:
     keys.create("busy", budget_micro_usdc=50)
     together = threading.Barrier(8)
 
-    def charge(_: int) -> int:
+    def charge(place: int) -> int:
         together.wait()
-        return sum(keys.charge("busy", 7) for _ in range(3))
+        return sum(keys.charge("busy", f"text {place}", 7, "here") for _ in range(3))
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(charge, range(8))) == 7
     assert find(keys, "busy").spent_micro_usdc == 49
-    keys.give_back("busy", 40)
-    assert keys.charge("busy", 41) and not keys.charge("busy", 1)
+    left = keys.list_charges("here")
+    assert sum(one.amount_micro_usdc for one in left) == 49 and len({one.id for one in left}) > 1
+    for _ in range(2):  # what is closed is given back once
+        for one in left:
+            keys.close_charge(one.id, 3)
+    spent = 3 * len(left)
+    assert find(keys, "busy").spent_micro_usdc == spent and not keys.list_charges("here")
+    assert keys.charge("busy", "next", 50 - spent, "here")
+    assert not keys.charge("busy", "next", 1, "here")
 
 
 def test_a_database_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
@@ -163,10 +170,10 @@ async def test_a_rate_allows_a_burst_and_then_its_share(keys: ApiKeys) -> None:
 async def test_what_a_request_did_not_use_is_given_back(keys: ApiKeys) -> None:
     access = Access(keys)
     key = await access.authorise(f"Bearer {keys.create('given', budget_micro_usdc=100)}")
-    async with access.charge(key, 80) as charge:
+    async with access.charges.open(key, 80) as charge:
         assert find(keys, "given").spent_micro_usdc == 80
         with pytest.raises(ApiError) as caught:
-            async with access.charge(key, 30):
+            async with access.charges.open(key, 30):
                 raise AssertionError("beyond the budget")
         assert caught.value.code == "insufficient_quota"
         charge.used = 25
@@ -178,7 +185,7 @@ async def test_a_request_that_is_cancelled_pays_what_it_used(keys: ApiKeys) -> N
     key = await access.authorise(f"Bearer {keys.create('cancelled')}")
 
     async def request() -> None:
-        async with access.charge(key, 80) as charge:
+        async with access.charges.open(key, 80) as charge:
             charge.used = 5
             running.set()
             await asyncio.Event().wait()

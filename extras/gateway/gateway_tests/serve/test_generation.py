@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from splitup_gateway import generation
-from splitup_gateway.access import Access, Charge
+from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis.answers import make_cost
+from splitup_gateway.charges import Charge, Charges
 from splitup_gateway.generation import GenerationOptions, Piece, Report, generate_text
 from splitup_gateway.timelines import Timelines
 
@@ -78,7 +79,7 @@ async def test_all_attempts_are_charged_and_shown(
     keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
     access = Access(keys)
     key = await access.authorise(f"Bearer {keys.create('ann', budget_micro_usdc=budget)}")
-    async with access.charge(key, 6 * PRICE, limit) as charge:
+    async with access.charges.open(key, 6 * PRICE, limit) as charge:
         if spent == LOST * PRICE:
             with pytest.raises(ExecutionFailed):
                 await generate(charge)
@@ -88,6 +89,15 @@ async def test_all_attempts_are_charged_and_shown(
             assert len(cost["executions"]) == 2
     assert keys.list()[0].spent_micro_usdc == spent
     keys.close()
+
+
+def test_a_cost_is_rounded_once() -> None:
+    """Tokens of a model that costs half a micro-USDC a step."""
+    report = Report(OPTIONS.prompt)
+    manifest: Any = SimpleNamespace(cost_micro_usdc=lambda steps: -(-steps // 2))
+    for _ in range(9):
+        report.add_steps(1, manifest)
+    assert report.cost_micro_usdc == 5
 
 
 async def test_logits_that_cannot_be_right_are_asked_for_on_another_lease(
@@ -103,7 +113,7 @@ async def test_logits_that_cannot_be_right_are_asked_for_on_another_lease(
         yield Piece(Token(id=1, text="x"), None)
 
     monkeypatch.setattr(generation, "_generate", write)
-    async with make_pool(warm=0) as (pool, _), Access(None).charge(None, 6 * PRICE, None) as charge:
+    async with make_pool(warm=0) as (pool, _), Charges(None).open(None, 6 * PRICE) as charge:
         found = [p async for p in generate_text(pool, MODEL, OPTIONS, Report((1,)), charge)]
         assert len(found) == 1 and used[0] is not used[1]
         assert used[0].is_spoiled and not used[1].is_spoiled

@@ -19,10 +19,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 from splitup_gateway import access, http_server, stream_routes
-from splitup_gateway.access import Access, Charge
+from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
 from splitup_gateway.apis.answers import AnswerChoice, CompletionForm
+from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -19,7 +20,7 @@ from gateway_tests.split.local_nodes import CHUNK, NAME, LocalNodes, serve_split
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.http_server import ApiServer
-from splitup_gateway.split.sessions import SessionOptions
+from splitup_gateway.split.sessions import DeviceSession, SessionOptions
 from splitup_gateway.timelines import Timelines
 from splitup_private.split import messages as split
 
@@ -373,6 +374,16 @@ async def test_a_key_evicts_its_own_sessions_first(nodes: LocalNodes, keys: ApiK
         async with connect(url, ann) as device:
             assert (await device.ask(forward(ROWS[3:4], 3, name)))["cached_seq_len"] == 4
     keys.close()
+
+
+def test_the_cost_of_a_devices_text_is_rounded_once() -> None:
+    """Each token is a request of its own, and a step costs half a micro-USDC."""
+    cut: Any = SimpleNamespace(manifest=SimpleNamespace(cost_micro_usdc=lambda n: -(-n // 2)))
+    session, costs = DeviceSession("text", None, cut), []
+    for session.submitted in (4, *[1] * 9):
+        session.steps += session.submitted
+        costs.append(session.compute_cost())
+    assert sum(costs) == 7 and max(costs) == 2
 
 
 async def test_steps_are_charged_and_the_rate_counts_texts(

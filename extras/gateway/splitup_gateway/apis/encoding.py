@@ -22,9 +22,9 @@ from splitup.client.text.encoding import EncoderModel, TextTooLong, run_texts
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
-from splitup_gateway.access import Charge
 from splitup_gateway.apis.answers import make_cost
 from splitup_gateway.apis.formats import RequestFields, TokenId
+from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import ATTEMPTS, Report, add_to_totals
 
@@ -160,7 +160,7 @@ async def encode(
     """
     try:
         for attempt in range(1, ATTEMPTS + 1):
-            async with pool.borrow(charge.principal, (), prepared.steps, charge.caller) as lease:
+            async with charge.borrow(pool, (), prepared.steps) as lease:
                 before, cost = lease.session.steps, report.cost_micro_usdc
                 report.begin(lease.session)
                 try:

@@ -12,8 +12,8 @@ from typing import Any
 from splitup.client.leases import LeasePool
 from splitup.client.text.generation import TextModel
 from splitup.core import tuning
-from splitup_gateway.access import Charge
 from splitup_gateway.apis.answers import RECEIPTS, AnswerChoice, AnswerForm, Event, list_executions
+from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
     GenerationOptions,
@@ -167,9 +167,9 @@ class _Writer:
         await self.stream.append(events, note)
 
     def describe_state(self) -> dict[str, Any]:
-        """Return what the answer took so far, and for how much its key is charged."""
+        """Return what the answer took so far, and what it may cost by its client's word."""
         reports = [choice.report.save() for choice in self.choices]
-        return {"reports": reports, "most": self.charge.most, "limit": self.charge.limit}
+        return {"reports": reports, "limit": self.charge.limit}
 
     def fail(self, error: ApiError) -> bytes:
         """Return the event of an error that ends the answer early."""

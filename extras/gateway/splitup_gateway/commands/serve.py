@@ -313,6 +313,7 @@ async def _serve(
             add_page(app, MARKET_PAGE, has_keys=access.has_keys, adapter_hosts=hosts)
             await stack.enter_async_context(serve_metrics(listen.metrics, api.list_readings))
             server = await serve_app(app, listen.host, listen.port, cancels_handlers=True, tls=tls)
+            api.settle()
             names = ", ".join(drafts)
             needs = "API keys needed" if await access.has_keys() else "no key needed"
             output.say(f"serving {names} ({needs}); base URL: {server.url}/v1")

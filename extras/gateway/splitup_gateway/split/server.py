@@ -200,12 +200,12 @@ class SplitServer:
             self._access.check_rate(key)  # the rate counts texts, not tokens
         owner = None if key is None else key.name
         most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
-        async with self._access.charge(key, most) as charge:
+        async with self._access.charges.open(key, most, is_ordered=True) as charge:
             with self._sessions.use(asked, owner, served) as session:
                 try:
                     found = await self._sessions.compute(session, asked, rows, charge.principal)
                 finally:
-                    charge.used = served.manifest.cost_micro_usdc(session.submitted)
+                    charge.used = session.compute_cost()
         answer = split.Forwarded(
             session_id=session.id,
             execution_id=found.execution_id,

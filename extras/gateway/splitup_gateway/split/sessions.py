@@ -68,10 +68,16 @@ class DeviceSession:
     model: SplitModel
     expires_at: float = 0.0
     rows: int = 0
-    submitted: int = 0  # steps of the latest forward, which are paid for
+    steps: int = 0  # of all forwards, which are paid for
+    submitted: int = 0  # by the latest forward
     lease: Lease | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     is_busy: bool = False
+
+    def compute_cost(self) -> int:
+        """Return what the latest forward cost, in micro-USDC; all together are rounded up once."""
+        cost = self.model.manifest.cost_micro_usdc
+        return cost(self.steps) - cost(self.steps - self.submitted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +241,7 @@ class DeviceSessions:
             for step in steps:
                 futures.append(lease.session.submit(step))
                 session.submitted += 1
+                session.steps += 1
             outputs = [(await future)[cut.output] for future in futures]
         except BaseException as error:
             info = session.model.info

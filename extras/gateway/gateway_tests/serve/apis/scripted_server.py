@@ -20,6 +20,7 @@ from splitup.client.leases import LeaseOptions
 from splitup.client.text.generation import TextModel
 from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
+from splitup.core.errors import Unavailable
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo, Port, TextInfo
 from splitup.net.http import serve_app
@@ -50,6 +51,7 @@ class ScriptedModel:
         self.free_steps: int | None = None  # that are answered at once, None for all
         self.fails: Exception | None = None  # what opening a session ends with
         self.broken: Exception | None = None  # what every step ends with
+        self.settled: int | None = None  # steps of the execution, None while it is open
         self._held: deque[tuple[asyncio.Future[Any], np.ndarray]] = deque()
         port = Port(name="tokens", dtype="int32", shape=(CHUNK,), rows="T")
         info = TextInfo(
@@ -125,6 +127,11 @@ class ScriptedModel:
     async def fetch_model(self, _: str) -> Any:
         return SimpleNamespace(manifest=self.manifest)
 
+    async def receipt(self, _: str, *, timeout_s: float | None = None) -> Any:
+        if self.settled is None:
+            raise Unavailable("the execution is open")
+        return SimpleNamespace(steps=self.settled, model_id=NAME)
+
     async def look(self, _: str) -> None:
         """Nodes hold what there is."""
 
@@ -160,6 +167,7 @@ async def serve_script(
     await api.add_model(NAME)
     await api.resume()
     server = await serve_app(api.make_app(), "127.0.0.1", 0, cancels_handlers=True)
+    api.settle()
     try:
         yield server.url
     finally:
