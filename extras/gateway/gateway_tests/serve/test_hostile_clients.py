@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway import access, http_server, stream_routes
+from splitup_gateway import access, error_replies, stream_routes
 from splitup_gateway.access import Access, Charge
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
@@ -339,7 +339,7 @@ async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.Monkey
             return web.Response(body=bytes(HUGE))
 
         try:
-            return await http_server._answer_errors(request, make)
+            return await error_replies.answer_errors(request, make)
         except ConnectionError:
             ended.set()
             raise
