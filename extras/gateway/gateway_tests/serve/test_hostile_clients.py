@@ -26,7 +26,7 @@ from splitup_gateway.apis.answers import AnswerChoice, CompletionForm
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer
-from splitup_gateway.streams import Stream
+from splitup_gateway.stream import Stream
 from splitup_gateway.tcp_relay import make_certificate
 from splitup_gateway.timelines import Timelines
 
