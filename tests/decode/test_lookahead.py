@@ -134,12 +134,18 @@ def test_a_window_without_room_is_left_out() -> None:
     assert not longer.place_columns(TreeNode(6, 66), 6)
 
 
-def test_guesses_are_the_newest_followers_of_text_and_window() -> None:
+@pytest.mark.parametrize(("guesses", "wanted"), [(2, [5, 2]), (4, [5, 2, 3, 10])])
+def test_guesses_are_the_newest_followers_of_the_text_then_of_the_window(
+    guesses: int, wanted: list[int]
+) -> None:
     request = make_request([1, 2, 1, 3, 1, 2, 1, 5, 1], Sampler())
-    drafts, text = LookaheadDrafts(request, LookaheadOptions(0, 2, 2)), list(request.prompt)
-    root = TreeNode(1, 8)
-    drafts.draft(text, root, [root])
-    assert list(root.children) == [5, 2] and root.seen_by == [drafts]
+    drafts, root = LookaheadDrafts(request, LookaheadOptions(2, 2, guesses)), TreeNode(1, 8)
+    for number, [node] in enumerate(drafts.place_columns(root, 2)):
+        assert node.token == number + 1
+        node.logits = np.eye(VOCAB, dtype=np.float32)[10 + number]
+    drafts.learn([1], [], np.zeros((0, VOCAB), np.float32))
+    drafts.draft(request.prompt, root, [root])
+    assert list(root.children) == wanted and root.seen_by == [drafts]
 
 
 @pytest.mark.parametrize("options", [(-1, 4, 7), (7, 1, 7), (7, 4, 0)])
