@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from splitup.client.outcome import Receipt, Result, TraceEvent
     from splitup.config import NetworkConfig
     from splitup.core.errors import ExecutionFailed, SplitUpError
-    from splitup.decode.lookahead import LookaheadOptions
+    from splitup.decode.speculation.lookahead import LookaheadOptions
 
 _HOMES = {
     "ExecutionFailed": "splitup.core.errors",
-    "LookaheadOptions": "splitup.decode.lookahead",
+    "LookaheadOptions": "splitup.decode.speculation.lookahead",
     "NetworkConfig": "splitup.config",
     "Receipt": "splitup.client.outcome",
     "Result": "splitup.client.outcome",

@@ -974,7 +974,7 @@ MUTANTS: Final = (
         "extras/gateway/splitup_gateway/stream_files.py",
         "O_CLOEXEC | flags, 0o600)",
         "O_CLOEXEC | flags, 0o644)",
-        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_files_of_streams_are_private_and_few",
+        "extras/gateway/gateway_tests/serve/test_kept_streams.py::test_s35_files_of_streams_are_private_and_few",
         is_quick=False,
     ),
     Mutant(

@@ -33,7 +33,8 @@ from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.sources import DraftSource, NgramDrafts
+from splitup.decode.speculation.ngrams import InstantDrafts, NgramDrafts
+from splitup.decode.speculation.sources import DraftSource
 from splitup.decode.step import Decoder, make_block_step, make_causal_step
 from splitup.graph.manifest import Manifest
 
@@ -233,7 +234,7 @@ async def draft_text(
     """Return a speculative text, its time on the assumed link, and the number of rounds."""
     now_s = 0.0
     model, local = target.start(), None if draft is None else draft.start()
-    sources: list[DraftSource] = [NgramDrafts(request, experience.ngrams)]
+    sources: list[DraftSource | InstantDrafts] = [NgramDrafts(request, experience.ngrams)]
     if local is not None:
         sources.append(local.make_source(request, experience))
     decoder = make_decoder(request, sources, experience, clock=lambda: now_s)

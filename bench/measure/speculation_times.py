@@ -248,7 +248,10 @@ def _time_calls() -> tuple[list[float], int]:
 
         setattr(decoder, name, timed)
 
-    for source in (*decoder._instant, *decoder._models):
+    for instant in decoder._instant:
+        leave_out(instant, "draft")
+        leave_out(instant, "learn")
+    for source in decoder._models:
         leave_out(source, "begin")
         leave_out(source, "finish")
     leave_out(decoder.request.sampler, "choose")

@@ -1,9 +1,10 @@
 """What n-grams of the target add to drafts: ``python -m bench.measure.target_ngrams [--quick]``.
 
 The example pair on a clock that assumes a slow link, with and without the pool that rows of wrong
-drafts fill (``splitup/decode/speculation/target_ngrams.py``). Writes a table of
-bench/reports/speculation.md; takes about two minutes. ``--quick`` takes one prompt of each kind
-and writes no file. Every text is compared with the sequential decoder's.
+drafts fill (``splitup/decode/speculation/target_ngrams.py``), and the target with lookahead, with
+and without its window. Writes tables of bench/reports/speculation.md; takes about two minutes.
+``--quick`` takes one prompt of each kind and writes no file. Every text is compared with the
+sequential decoder's.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from bench.testbed.models import DRAFT, load_draft
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.lookahead import LookaheadOptions, make_lookahead_decoder
+from splitup.decode.speculation.ngrams import InstantDrafts
 from splitup.decode.speculation.sources import DraftSource
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.demo.models import MODEL
@@ -57,7 +60,7 @@ class Counting(SpeculativeDecoder):
     def __init__(
         self,
         request: TextRequest,
-        sources: Sequence[DraftSource],
+        sources: Sequence[DraftSource | InstantDrafts],
         experience: Experience,
         *,
         clock: Callable[[], float],
@@ -84,54 +87,68 @@ class Pooling(Counting):
     has_pool = True
 
 
-async def measure(target: Example, draft: Example, texts: dict[str, list[list[int]]]) -> str:
-    """Return the table. Raises ValueError for a text that differs from the sequential one."""
-    table = []
+async def measure(
+    target: Example, draft: Example, texts: dict[str, list[list[int]]]
+) -> dict[str, str]:
+    """Return the tables. Raises ValueError for a text that differs from the sequential one."""
+    table, windows = [], []
     for kind, prompts in texts.items():
         for temperature in DRAFTED_AT:
             requests = [
                 replace(make_request(target, prompt, temperature, seed), max_tokens=TOKENS)
                 for seed, prompt in enumerate(prompts)
             ]
+            what = f"{kind}, T = {temperature}" if temperature else f"{kind}, greedy"
             plain = [(await write(SequentialDecoder(each), target.start()))[0] for each in requests]
             for model in (None, draft):
                 cells = []
                 for decoder_type in (Counting, Pooling):
                     name = decoder_type.__name__
-                    say(f"{kind}, T = {temperature}, {model and model.name}, {name}")
-                    total, rounds, seconds, counts = await measure_texts(
-                        target, model, decoder_type, requests, plain
-                    )
-                    plain_s = total * (ROUND_TRIP_S + sum(STEP_S))
-                    cells += [f"{total / rounds:.2f}, {plain_s / seconds:.2f} ×"]
+                    say(f"{what}, {model and model.name}, {name}")
+                    cell, counts = await measure_pool(target, model, decoder_type, requests, plain)
+                    cells.append(cell)
                 shares = [f"{count / counts[0]:.0%}" for count in counts[1:]]
                 name = "n-grams" if model is None else "n-grams and model"
-                what = f"T = {temperature}" if temperature else "greedy"
-                table.append([f"{kind}, {what}", name, *cells, *shares])
+                table.append([what, name, *cells, *shares])
+            say(f"{what}, lookahead")
+            windows.append([what, *(await measure_windows(target, requests, plain))])
     head = ["", "other drafts of", "tokens a round, gain", "the same with the pool"]
-    return make_table([*head, "the pool drafts", "rightly", "alone"], table)
+    return {
+        "pool": make_table([*head, "the pool drafts", "rightly", "alone"], table),
+        "window": make_table(["", "with the window", "n-grams of the text alone"], windows),
+    }
 
 
-async def measure_texts(
+async def measure_windows(
+    target: Example, requests: Sequence[TextRequest], plain: Sequence[list[int]]
+) -> list[str]:
+    """Return tokens a step and gain of lookahead with its window, and without."""
+    cells = []
+    for options in (LookaheadOptions(), LookaheadOptions(columns=0)):
+
+        def make_decoder(
+            request: TextRequest,
+            sources: Sequence[object],
+            experience: Experience,
+            *,
+            clock: Callable[[], float],
+            options: LookaheadOptions = options,
+        ) -> SpeculativeDecoder:
+            return make_lookahead_decoder(request, options, clock=clock)
+
+        cells.append(await compare(target, None, requests, plain, Experience(), make_decoder))
+    return cells
+
+
+async def compare(
     target: Example,
     model: Example | None,
-    decoder_type: type[Counting],
     requests: Sequence[TextRequest],
     plain: Sequence[list[int]],
-) -> tuple[int, int, float, npt.NDArray[np.int_]]:
-    """Return the tokens, rounds, seconds and ``counts`` of all texts together."""
-    experience, made = Experience(), list[Counting]()
-
-    def make_decoder(
-        request: TextRequest,
-        sources: Sequence[DraftSource],
-        experience: Experience,
-        *,
-        clock: Callable[[], float],
-    ) -> Counting:
-        made.append(decoder_type(request, sources, experience, clock=clock))
-        return made[-1]
-
+    experience: Experience,
+    make_decoder: Callable[..., SpeculativeDecoder],
+) -> str:
+    """Return the tokens a round of all texts, and how much faster they are than without drafts."""
     total, rounds, seconds = 0, 0, 0.0
     for request, text in zip(requests, plain, strict=True):
         tokens, took_s, needed = await draft_text(
@@ -140,7 +157,32 @@ async def measure_texts(
         if tokens != text:
             raise ValueError("a speculative text differs from the sequential one")
         total, rounds, seconds = total + len(tokens), rounds + needed, seconds + took_s
-    return total, rounds, seconds, np.sum([each.counts for each in made], 0)
+    plain_s = total * (ROUND_TRIP_S + sum(STEP_S))
+    return f"{total / rounds:.2f}, {plain_s / seconds:.2f} ×"
+
+
+async def measure_pool(
+    target: Example,
+    model: Example | None,
+    decoder_type: type[Counting],
+    requests: Sequence[TextRequest],
+    plain: Sequence[list[int]],
+) -> tuple[str, npt.NDArray[np.int_]]:
+    """Return what ``compare`` says, and the ``counts`` of all texts together."""
+    made = list[Counting]()
+
+    def make_decoder(
+        request: TextRequest,
+        sources: Sequence[DraftSource | InstantDrafts],
+        experience: Experience,
+        *,
+        clock: Callable[[], float],
+    ) -> Counting:
+        made.append(decoder_type(request, sources, experience, clock=clock))
+        return made[-1]
+
+    found = await compare(target, model, requests, plain, Experience(), make_decoder)
+    return found, np.sum([each.counts for each in made], 0)
 
 
 async def run(*, is_quick: bool) -> None:
@@ -155,13 +197,13 @@ async def run(*, is_quick: bool) -> None:
                 kind: [tokenizer.encode(text).ids for text in some[: 1 if is_quick else None]]
                 for kind, some in TEXTS.items()
             }
-            table = await measure(models[0], models[1], texts)
+            tables = await measure(models[0], models[1], texts)
         finally:
             for model in models:
                 model.programs.close()
-    print(table)
+    print(*tables.values(), sep="\n\n")
     if not is_quick:
-        PAGE.write_text(fill(PAGE.read_text(), {"pool": table}))
+        PAGE.write_text(fill(PAGE.read_text(), tables))
 
 
 if __name__ == "__main__":

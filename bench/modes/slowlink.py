@@ -40,11 +40,11 @@ from splitup.client.text.drafting import Speculation, make_blocks
 from splitup.client.text.generation import generate_tokens, get_text_info
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.decode.block_diffusion import BlockDiffusionDecoder
-from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience
+from splitup.decode.speculation.lookahead import LookaheadOptions, make_lookahead_decoder
 from splitup.decode.step import Decoder
 from splitup.demo.models import find_example
 
@@ -87,8 +87,8 @@ SPECULATIVE: Final = "speculative n-grams"
 Decode = Callable[[TextRequest], Decoder]
 DECODERS: Final[dict[str, Decode]] = {
     "sequential": SequentialDecoder,
-    "lookahead": LookaheadDecoder,
-    "prompt n-grams": lambda request: LookaheadDecoder(request, LookaheadOptions(columns=0)),
+    "lookahead": make_lookahead_decoder,
+    "prompt n-grams": lambda request: make_lookahead_decoder(request, LookaheadOptions(columns=0)),
     SPECULATIVE: lambda request: Speculation().make_decoder(request),
     "jacobi": JacobiDecoder,
 }
@@ -98,7 +98,7 @@ ABLATION: Final = [(7, length) for length in (2, 3, 5)] + [(columns, 4) for colu
 _ABLATED: Final = "lookahead, window {}, n-grams of {}"
 for columns, length in ABLATION:
     DECODERS[_ABLATED.format(columns, length)] = partial(
-        LookaheadDecoder, options=LookaheadOptions(columns, length)
+        make_lookahead_decoder, options=LookaheadOptions(columns, length)
     )
 
 

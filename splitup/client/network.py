@@ -74,9 +74,9 @@ from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.decode.block_diffusion import DiffusionOptions
-from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.sampler import Sampler
 from splitup.decode.speculation.decoder import Experience
+from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port

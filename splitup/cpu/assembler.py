@@ -23,6 +23,7 @@ _JUMPS: Final = {
     "jl": b"\x0f\x8c",
     "jge": b"\x0f\x8d",
     "jnz": b"\x0f\x85",
+    "jz": b"\x0f\x84",
 }
 _MOVES: Final = {"l": 0x4C, "g": 0x4F}
 _MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
@@ -57,7 +58,7 @@ class Assembler:
         self.labels[name] = len(self.code)
 
     def jump(self, kind: str, label: str) -> None:
-        """Jump always ("jmp"), if less or not less (signed: "jl", "jge"), if not zero ("jnz")."""
+        """Jump always ("jmp"), if less or not less (signed: "jl", "jge"), zero ("jz") or not ("jnz")."""
         self.code += _JUMPS[kind] + bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
@@ -334,6 +335,10 @@ class Assembler:
     def add_floats(self, reg: int, first: int, second: Mem | int) -> None:
         """Add 8 float32."""
         self._vex(0x58, _MAP_0F, _NONE, reg, first, second, True)
+
+    def add_scalar(self, reg: int, first: int, second: Mem) -> None:
+        """Add the lowest float32; the others of the first four become those of ``first``."""
+        self._vex(0x58, _MAP_0F, _F3, reg, first, second, False)
 
     def multiply(self, reg: int, first: int, second: Mem | int) -> None:
         """Multiply 8 float32."""

@@ -15,9 +15,9 @@ def get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp | None]:
 
     The reduction is None where there is none. Raises NoMatch for other kernels.
     """
-    if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
+    if sink.op is not Ops.SINK or len(sink.src) != 1:
         raise NoMatch
-    store, *loops = sink.src[0].src
+    store, *loops = sink.src[0].src if sink.src[0].op is Ops.END else sink.src
     if store.op is not Ops.STORE:
         raise NoMatch
     if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
@@ -43,7 +43,8 @@ def split_reduction(call: UOp, matches: Callable[[UOp], bool]) -> tuple[UOp, ...
     # a target of another type cannot hold the results; one that is also read is still needed
     if reduce is None or value is reduce or target.src[0] in value.toposort():
         return (call,)
-    inner = target.store(reduce).end(*loops).sink(arg=KernelInfo())
+    stored = target.store(reduce)
+    inner = (stored.end(*loops) if loops else stored).sink(arg=KernelInfo())
     if not matches(inner):
         return (call,)
     return _replace_kernel(call, inner), _replace_kernel(call, sink.substitute({reduce: target}))

@@ -1,14 +1,13 @@
 """Machine code for kernels that compute along rows, eight numbers at a time, on x86-64-v3.
 
 Every operation is the graph's own, rounded once, so a kernel without a reduction gives the bits of
-tinygrad's scalar one. A sum has eight lanes: lane i adds the numbers i, i + 8, … one after the
-other, and at the end they are added as ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), like those of
-``splitup.cpu.matmul_codegen``. A maximum has eight lanes too, of which the upper ones are compared
-with the lower ones three times; a later number replaces an earlier one only if it is greater.
+tinygrad's scalar one. A sum adds one number after the other, so zeros between them change nothing:
+softmax gives a row the same bits wherever in the cache lies what it sees. A later number replaces
+the maximum only if it is greater, so NaN never does; of 0 and -0 the first one counts.
 
 Attention masks with one number whatever is behind the sequence, and softmax would compute its
 exponential again and again. So a long kernel of one row stores its last result once more where the
-next eight numbers are the same as the last ones.
+next eight numbers are the same as the last ones; and a sum passes over eight zeros at once.
 """
 
 from __future__ import annotations
@@ -34,18 +33,19 @@ from splitup.cpu.assembler import (
     RDI,
     RDX,
     RSI,
+    RSP,
     Assembler,
     Mem,
 )
 from splitup.cpu.decoder_codegen import Constants
-from splitup.cpu.matmul_shape import LANES, VECTOR_REGISTERS
+from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES, VECTOR_REGISTERS
 
 POINTER_REGISTERS: Final = (R8, R9, R10, R11, R13, R14, RBX, RBP)
 COUNTER_REGISTERS: Final = (RSI, RDX, RCX, R12)
 ROW_LOADS: Final = ("float32", "float16", "one float32")
 REGISTERS: Final = VECTOR_REGISTERS - 3  # for instructions
 LONG: Final = 16  # instructions from which on equal numbers are looked for
-_SUM, _LAST, _OTHER = range(REGISTERS, VECTOR_REGISTERS)
+_KEPT, _LAST, _OTHER = range(REGISTERS, VECTOR_REGISTERS)
 
 Reduction = Literal["", "sum", "maximum"]
 
@@ -118,13 +118,19 @@ def _get_advance(shape: VectorShape, pointer: Pointer, level: int) -> int:
 
 
 def _emit_row(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
-    if shape.reduction == "sum":
-        asm.zero(_SUM)
+    if shape.reduction == "maximum":
+        _emit_maximum(asm, shape, constants)
     elif shape.reduction:
-        asm.load_vector(_SUM, constants.get((-math.inf,) * LANES))
-    asm.set_const(RAX, shape.vectors)
+        _emit_in_order(asm, shape, constants)
+    else:
+        _emit_map(asm, shape, constants)
+
+
+def _emit_map(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
+    """Emit storing the results of a row."""
     target = Mem(POINTER_REGISTERS[0], shape.offset)
     source = _find_only_row(shape)
+    asm.set_const(RAX, shape.vectors)
     if source is None:
         asm.label("row")
     else:
@@ -134,37 +140,77 @@ def _emit_row(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
         asm.get_signs(RDI, _OTHER)
         asm.compare_const(RDI, 2**LANES - 1)
         asm.jump("jnz", "compute")
-        asm.store_vector(_SUM, target)
+        asm.store_vector(_KEPT, target)
         asm.jump("jmp", "next")
         asm.label("compute")
         asm.load_vector(_LAST, source)
     result = _emit_instructions(asm, shape, constants)
-    if shape.reduction == "sum":
-        asm.add_floats(_SUM, _SUM, result)
-    elif shape.reduction:
-        asm.take_greater(_SUM, result, _SUM)
-    else:
-        asm.store_vector(result, target)
+    asm.store_vector(result, target)
     if source is not None:
-        asm.combine(_SUM, result, result)
+        asm.combine(_KEPT, result, result)
         asm.label("next")
+    _emit_next(asm, shape, "row")
+
+
+def _emit_next(asm: Assembler, shape: VectorShape, label: str) -> None:
+    """Emit going to the next eight numbers of a row, if there are more."""
     for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
         asm.add_const(register, LANES * pointer.step)
     asm.add_const(RAX, -1)
-    asm.jump("jnz", "row")
-    if shape.reduction == "sum":
-        asm.add_pairs(_SUM, _SUM, _SUM)
-        asm.add_pairs(_SUM, _SUM, _SUM)
-        asm.get_upper_half(_OTHER, _SUM)
-        asm.add_half_vectors(_SUM, _SUM, _OTHER)
-    elif shape.reduction:
-        asm.get_upper_half(_OTHER, _SUM)
-        asm.take_greater(_SUM, _OTHER, _SUM)
-        for lanes in (0b1110, 0b0001):  # 2 and 3 to the place of 0 and 1, then 1 to that of 0
-            asm.arrange(_OTHER, _SUM, lanes)
-            asm.take_greater(_SUM, _OTHER, _SUM)
-    if shape.reduction:
-        asm.store_scalar(_SUM, target)
+    asm.jump("jnz", label)
+
+
+def _emit_in_order(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
+    """Emit reducing a row one number after the other."""
+    is_sum = shape.reduction == "sum"
+    names = ("sum", "zeros") if is_sum else ("maximum in order", "")
+    if is_sum:
+        asm.zero(_KEPT)
+    else:
+        asm.load_vector(_KEPT, constants.get((-math.inf,) * LANES))
+    asm.load(RDI, RSP)  # below which the ABI lets a function keep 128 bytes
+    asm.set_const(RAX, shape.vectors)
+    asm.label(names[0])
+    result = _emit_instructions(asm, shape, constants)
+    if is_sum:
+        asm.test_bits(result)
+        asm.jump("jz", names[1])
+    asm.store_vector(result, Mem(RDI, -LANES * FLOAT_BYTES))
+    for lane in range(-LANES, 0):
+        if is_sum:
+            asm.add_scalar(_KEPT, _KEPT, Mem(RDI, lane * FLOAT_BYTES))
+        else:
+            asm.broadcast(_OTHER, Mem(RDI, lane * FLOAT_BYTES))
+            asm.take_greater(_KEPT, _OTHER, _KEPT)
+    if is_sum:
+        asm.label(names[1])
+    _emit_next(asm, shape, names[0])
+    asm.store_scalar(_KEPT, Mem(POINTER_REGISTERS[0], shape.offset))
+
+
+def _emit_maximum(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
+    """Emit the maximum of a row in eight lanes; once more in order if it is a zero."""
+    asm.load_vector(_KEPT, constants.get((-math.inf,) * LANES))
+    asm.set_const(RAX, shape.vectors)
+    asm.label("maximum")
+    result = _emit_instructions(asm, shape, constants)
+    asm.take_greater(_KEPT, result, _KEPT)
+    _emit_next(asm, shape, "maximum")
+    asm.get_upper_half(_OTHER, _KEPT)
+    asm.take_greater(_KEPT, _OTHER, _KEPT)
+    for lanes in (0b1110, 0b0001):  # 2 and 3 to the place of 0 and 1, then 1 to that of 0
+        asm.arrange(_OTHER, _KEPT, lanes)
+        asm.take_greater(_KEPT, _OTHER, _KEPT)
+    asm.store_scalar(_KEPT, Mem(POINTER_REGISTERS[0], shape.offset))
+    asm.zero(_OTHER)
+    asm.is_not(_KEPT, _KEPT, _OTHER)
+    asm.get_signs(RDI, _KEPT)
+    asm.and_const(RDI, 1)
+    asm.jump("jnz", "done")
+    for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
+        asm.add_const(register, -shape.vectors * LANES * pointer.step)
+    _emit_in_order(asm, shape, constants)
+    asm.label("done")
 
 
 def _find_only_row(shape: VectorShape) -> Mem | None:

@@ -200,7 +200,8 @@ def _find_row(
         and set(axis.factors[1:]) <= {0, 1}
     ]
     row = max(rows, key=lambda axis: axis.size, default=None)
-    if row is None or not any(row.factors):
+    # a sum of products of two rows is a matmul, if a small one
+    if row is None or sum(row.factors[1:]) < 1 or (summed and sum(row.factors) > 1):
         raise NoMatch
     return row, axes if summed else [axis for axis in axes if axis is not row]
 

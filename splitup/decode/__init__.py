@@ -1,1 +1,1 @@
-"""Decoding text step by step: sampling, sequential and lookahead decoders."""
+"""Decoding text step by step: sampling, and decoders without I/O."""

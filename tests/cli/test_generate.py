@@ -21,7 +21,7 @@ from splitup.client.outcome import Receipt
 from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.decode.block_diffusion import DiffusionOptions
-from splitup.decode.lookahead import LookaheadOptions
+from splitup.decode.speculation.lookahead import LookaheadOptions
 
 ID = "0x" + "ab" * 32
 

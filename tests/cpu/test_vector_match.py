@@ -154,18 +154,38 @@ def test_rows_of_softmax_agree_in_steps_of_any_length() -> None:
     assert not given[1:][z[1:] < 0].any()
 
 
-def test_the_order_of_a_sum_is_the_documented_one() -> None:
-    width = 24
+def make_reduction(op: str, width: int) -> Graph:
     b = Builder()
     x = b.rows("x", "float32", "T", ROWS, width)
-    graph = b.graph({"y": b.store("float32", reduce(b, "ADD", x))})
+    return b.graph({"y": b.store("float32", reduce(b, op, x))})
+
+
+def test_a_sum_adds_one_number_after_the_other_and_zeros_change_no_bit() -> None:
+    width = 136
+    graph = make_reduction("ADD", width)
     (kernel,) = find_kernels(graph)
     assert kernel.shape.reduction == "sum"
     values = draw(ROWS, width, hostile=0.0)
-    lanes = (values[:, :8] + values[:, 8:16]) + values[:, 16:]
-    pairs = lanes[:, 0::2] + lanes[:, 1::2]
-    expected = (pairs[:, 0] + pairs[:, 1]) + (pairs[:, 2] + pairs[:, 3])
-    assert run(graph, values) == expected.tobytes()
+    values[1, 5:61] = values[2, :64] = values[3, 7:] = values[4] = 0.0
+    values[4, 9] = -0.0
+    assert run(graph, values) == np.add.accumulate(values, axis=1)[:, -1].tobytes()
+    apart = np.zeros_like(values)
+    apart[:, 1::2] = values[:, : width // 2]
+    values[:, width // 2 :] = 0.0
+    assert run(graph, apart) == run(graph, values)
+
+
+def test_of_zeros_the_first_is_the_maximum() -> None:
+    width = 24
+    graph = make_reduction("MAX", width)
+    values = np.full((ROWS, width), -1.0, np.float32)
+    values[0, [3, 9]] = 0.0, -0.0
+    values[1, [9, 3, 20]] = 0.0, -0.0, 0.0
+    values[2, [8, 15]] = -0.0, 0.0
+    given = np.frombuffer(run(graph, values), np.float32)
+    assert np.signbit(given).tolist() == [False, True, True, True, True]
+    assert given.tolist() == [0.0, 0.0, 0.0, -1.0, -1.0]
+    assert given.tobytes() == run(graph, values, native=False)
 
 
 def test_a_maximum_is_that_of_all_numbers_and_never_nan() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitup.client.text.generation import make_decoder
 from splitup.core.errors import InvalidInput
-from splitup.decode.lookahead import TRIAL_STEPS, LookaheadDecoder, LookaheadOptions, NgramPool
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.lookahead import (
+    LookaheadDrafts,
+    LookaheadOptions,
+    make_lookahead_decoder,
+)
+from splitup.decode.speculation.tree import TreeNode
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 
@@ -28,7 +34,7 @@ def decode_both(
     """Check that the tokens are equal; return how many, and in how many steps of lookahead."""
     models = [SequenceModel(request.chunk, memory) for _ in range(2)]
     wanted, _ = decode(SequentialDecoder(request), models[0])
-    decoder = LookaheadDecoder(request, options)
+    decoder = make_lookahead_decoder(request, options, clock=lambda: 0.0)  # drafts cost nothing
     promised = decoder.max_steps
     tokens, steps = decode(decoder, models[1])
     assert tokens == wanted and steps <= promised and decoder.next_step() is None
@@ -79,20 +85,67 @@ def test_text_that_repeats_takes_fewer_steps(temperature: float) -> None:
 
 def test_guesses_that_never_come_true_are_given_up() -> None:
     """The model remembers too much for any n-gram to come again: two trials in 100 tokens."""
-    request = make_request([3, 1], Sampler(), 100, vocab=512)
-    model = SequenceModel(request.chunk, memory=8, vocab=512)
-    tokens, steps = decode(LookaheadDecoder(request), model)
-    assert len(tokens) == 100
-    widest = 3 * (7 + 7)  # rows beyond one: the window's and the guesses'
-    assert 0 < model.rows - steps <= 2 * TRIAL_STEPS * widest
+    request, now_s = make_request([3, 1], Sampler(), 100, vocab=512), 0.0
+    decoder = make_lookahead_decoder(request, clock=lambda: now_s)
+    model, wide = SequenceModel(request.chunk, memory=8, vocab=512), []
+    while (step := decoder.next_step()) is not None:
+        now_s += 0.09 + 2e-4 * step.rows
+        decoder.receive_logits(model.steps, model.run(step))
+        wide.append(step.rows >= 1 + 3 * 7)  # with the window
+    lengths = (2, 2, 16, 32, 16, 32)  # after two rounds two without, then trials and pauses
+    assert wide == [number % 2 == 0 for number, length in enumerate(lengths) for _ in range(length)]
 
 
-def test_the_pool_keeps_the_newest_continuations() -> None:
-    pool = NgramPool(2)
-    for ngram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (2, 2, 2)]:
-        pool.add(ngram)
-    assert pool.get_guesses(1) == [(6, 7), (2, 3)]
-    assert pool.get_guesses(9) == []
+def decode_window(request: TextRequest, moves: list[int]) -> list[list[list[int]]]:
+    """Return the columns of a step, and of each behind so many certain tokens more."""
+    drafts, root, found = LookaheadDrafts(request, LookaheadOptions(3, 3, 2)), TreeNode(1, 4), []
+    for moved in (0, *moves):
+        root = TreeNode(1, root.position + moved)
+        columns = drafts.place_columns(root, 6)
+        found.append([[node.token for node in column] for column in columns])
+        for number, column in enumerate(columns):
+            assert [node.position for node in column] == [
+                root.position + number + n for n in (1, 2)
+            ]
+            assert column[0].parent is (columns[number - 1][0] if number else root)
+            column[-1].logits = np.eye(VOCAB, dtype=np.float32)[10 + number]
+        drafts.learn([1], [], np.zeros((0, VOCAB), np.float32))
+    return found
+
+
+def test_the_window_moves_with_the_text() -> None:
+    request = make_request([4, 5, 6, 7, 8], Sampler())
+    first, second, third = decode_window(request, [1, 2])
+    assert first == [[4, 5], [5, 6], [6, 7]]
+    assert second == [[5, 10], [6, 11], [7, 12]]  # a level further, by what the rows said
+    assert third == [[11, 11], [12, 12], [10, 10]]  # and a column further
+
+
+def test_a_window_without_room_is_left_out() -> None:
+    request = make_request([4, 5, 6], Sampler(), 60, context=70)
+    drafts = LookaheadDrafts(request, LookaheadOptions(3, 3, 2))
+    assert drafts.place_columns(TreeNode(6, 2), 6) and not drafts.place_columns(TreeNode(6, 2), 5)
+    assert drafts.place_columns(TreeNode(6, 60), 6)
+    assert not drafts.place_columns(TreeNode(6, 61), 6), "the last token is not fed"
+    longer = LookaheadDrafts(
+        make_request([4], Sampler(), 70, context=70), LookaheadOptions(3, 3, 2)
+    )
+    assert longer.place_columns(TreeNode(6, 65), 6), "its last row is at position 69"
+    assert not longer.place_columns(TreeNode(6, 66), 6)
+
+
+@pytest.mark.parametrize(("guesses", "wanted"), [(2, [5, 2]), (4, [5, 2, 3, 10])])
+def test_guesses_are_the_newest_followers_of_the_text_then_of_the_window(
+    guesses: int, wanted: list[int]
+) -> None:
+    request = make_request([1, 2, 1, 3, 1, 2, 1, 5, 1], Sampler())
+    drafts, root = LookaheadDrafts(request, LookaheadOptions(2, 2, guesses)), TreeNode(1, 8)
+    for number, [node] in enumerate(drafts.place_columns(root, 2)):
+        assert node.token == number + 1
+        node.logits = np.eye(VOCAB, dtype=np.float32)[10 + number]
+    drafts.learn([1], [], np.zeros((0, VOCAB), np.float32))
+    drafts.draft(request.prompt, root, [root])
+    assert list(root.children) == wanted and root.seen_by == [drafts]
 
 
 @pytest.mark.parametrize("options", [(-1, 4, 7), (7, 1, 7), (7, 4, 0)])

@@ -17,8 +17,9 @@ from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
+from splitup.decode.speculation.ngrams import InstantDrafts, NgramDrafts
 from splitup.decode.speculation.rates import DraftRate, Pace
-from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates, NgramDrafts
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts, ModelRates
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.speculation.tree import Frontier, TreeNode, walk
 from splitup.decode.step import StepInput, check_path, make_arrays
@@ -104,7 +105,7 @@ class Run:
     ) -> None:
         experience = experience or Experience()
         self.draft, self.target = draft, target
-        sources: list[DraftSource] = [
+        sources: list[DraftSource | InstantDrafts] = [
             NgramDrafts(request, experience.ngrams),
             TargetNgrams(request, experience.target_ngrams),
         ]

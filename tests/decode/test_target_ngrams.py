@@ -38,7 +38,7 @@ def say(*tokens: int) -> np.ndarray:
 
 def find_drafts(pool: TargetNgrams, text: list[int]) -> list[tuple[object, tuple[int, ...]]]:
     root = TreeNode(text[-1], len(text) - 1)
-    pool.begin(text, root, [root])
+    pool.draft(text, root, [root])
     assert root.seen_by == [pool]
     return list(root.drafts)
 

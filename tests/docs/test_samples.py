@@ -42,7 +42,7 @@ from splitup.client.outcome import Receipt
 from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput
 from splitup.crypto.quorum import Payment
-from splitup.decode.lookahead import LookaheadOptions
+from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import make_causal_step
 from splitup.devnet.processes import find_program
 from splitup.devnet.status import NetworkHealth, NodeHealth

@@ -27,7 +27,7 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, InvalidModel
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.decode.lookahead import LookaheadOptions
+from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program

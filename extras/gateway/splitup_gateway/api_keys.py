@@ -55,7 +55,7 @@ _CHARGES: Final = sql.Table(
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderedSteps:
     """Steps of an execution that a request has ordered: from ``first`` up to before ``last``.
 
     ``last`` is None while it may order more.
@@ -74,7 +74,7 @@ class OpenCharge:
     name: str  # of the key
     amount_micro_usdc: int
     used_micro_usdc: int = 0  # without the orders
-    orders: tuple[Order, ...] = ()
+    orders: tuple[OrderedSteps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,9 @@ class ApiKeys:
                 connection.execute(_CHARGES.insert().values(row))
         return True
 
-    def note_orders(self, charge_id: str, used_micro_usdc: int, orders: Sequence[Order]) -> None:
+    def note_orders(
+        self, charge_id: str, used_micro_usdc: int, orders: Sequence[OrderedSteps]
+    ) -> None:
         """Keep what a request has ordered, beside what is known to be its cost."""
         text = json.dumps([[each.execution_id, each.first, each.last] for each in orders])
         change = _CHARGES.update().where(_CHARGES.c.id == charge_id)
@@ -248,7 +250,7 @@ class ApiKeys:
                 row.name,
                 row.amount_micro_usdc,
                 row.used_micro_usdc,
-                tuple(Order(*each) for each in json.loads(row.orders)),
+                tuple(OrderedSteps(*each) for each in json.loads(row.orders)),
             )
             for row in rows
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from splitup.client.inputs import format_usdc
 from splitup.client.queueing import Caller
 from splitup.core.errors import SplitUpError, Unavailable
-from splitup_gateway.api_keys import ApiKey, ApiKeys, OpenCharge, Order, get_principal
+from splitup_gateway.api_keys import ApiKey, ApiKeys, OpenCharge, OrderedSteps, get_principal
 from splitup_gateway.errors import ApiError
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ class Charge:
     caller: Caller = field(default_factory=Caller)  # who waits for the answer
     id: str = ""
     server: str = ""
-    orders: list[Order] = field(default_factory=list)  # beside what another server has ordered
+    orders: list[OrderedSteps] = field(
+        default_factory=list
+    )  # beside what another server has ordered
     earlier: int = 0  # what that costs
     noting: asyncio.Task[None] | None = None
 
@@ -75,12 +77,12 @@ class Charge:
         place = len(self.orders)
         async with pool.borrow(self.principal, prompt, steps, self.caller) as lease:
             execution_id, first = lease.session.execution_id, lease.session.steps
-            self.orders.append(Order(execution_id, first))
+            self.orders.append(OrderedSteps(execution_id, first))
             self._note()
             try:
                 yield lease
             finally:
-                self.orders[place] = Order(execution_id, first, lease.session.steps)
+                self.orders[place] = OrderedSteps(execution_id, first, lease.session.steps)
                 self._note()
 
     def _note(self) -> None:
@@ -98,7 +100,7 @@ class Charge:
             _log.warning("what a request orders is not kept, should this server die: %s", error)
 
 
-class Chain(Protocol):
+class ReceiptSource(Protocol):
     """What tells how executions were closed, and what a model costs: a network."""
 
     async def receipt(self, execution_id: str, *, timeout_s: float | None = None) -> Receipt:
@@ -199,7 +201,7 @@ class Charges:
         found = await asyncio.to_thread(self._keys.list_charges, self.server)
         return {one.id: one for one in found if one.id not in self._own}
 
-    async def settle_left(self, chain: Chain) -> None:
+    async def settle_left(self, chain: ReceiptSource) -> None:
         """Close what a killed server has left, and what could not be closed here, for ever."""
         while self._keys is not None:
             with contextlib.suppress(Unavailable):  # of a database that fails: tried again
@@ -210,7 +212,7 @@ class Charges:
                     await self._settle(chain, left)
             await asyncio.sleep(LOOK_S)
 
-    async def _settle(self, chain: Chain, left: OpenCharge) -> None:
+    async def _settle(self, chain: ReceiptSource, left: OpenCharge) -> None:
         """Close what a killed server has left once all that it ordered is settled."""
         assert self._keys is not None
         used = left.used_micro_usdc

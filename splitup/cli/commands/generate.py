@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from splitup.client.private.final_states import StateAdapter
     from splitup.client.text.generation import Token
     from splitup.decode.block_diffusion import DiffusionOptions
-    from splitup.decode.lookahead import LookaheadOptions
     from splitup.decode.sampler import Sampler
+    from splitup.decode.speculation.lookahead import LookaheadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,10 @@ class DecoderOptions:
     guesses: Annotated[
         int | None,
         typer.Option(
-            "--lookahead-guesses", metavar="G", min=1, help="N-grams tried per step; by default 7."
+            "--lookahead-guesses",
+            metavar="G",
+            min=1,
+            help="Guesses behind a token; by default 7.",
         ),
     ] = None
 
@@ -153,7 +156,7 @@ class DecoderOptions:
         Raises InvalidInput for impossible ones, and for an unknown or another decoder.
         """
         from splitup.client.text.generation import check_decoder
-        from splitup.decode.lookahead import LookaheadOptions
+        from splitup.decode.speculation.lookahead import LookaheadOptions
 
         typed = {"columns": self.window, "length": self.ngram, "guesses": self.guesses}
         given = {name: value for name, value in typed.items() if value is not None}

@@ -23,7 +23,8 @@ from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.speculation.block_drafts import BlockDrafts
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
-from splitup.decode.speculation.sources import DraftSource, ModelDrafts, NgramDrafts
+from splitup.decode.speculation.ngrams import InstantDrafts, NgramDrafts
+from splitup.decode.speculation.sources import DraftSource, ModelDrafts
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.step import Decoder, StepInput, make_arrays
 from splitup.graph.manifest import (
@@ -159,7 +160,7 @@ class Speculation:
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
         known = self.experience
-        sources: list[DraftSource] = [
+        sources: list[DraftSource | InstantDrafts] = [
             NgramDrafts(request, known.ngrams),
             TargetNgrams(request, known.target_ngrams),
         ]

@@ -18,10 +18,10 @@ from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
 from splitup.decode.block_diffusion import BlockDiffusionDecoder, DiffusionOptions
 from splitup.decode.cache_contents import CacheContents
-from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import TokenChooser
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.lookahead import LookaheadOptions, make_lookahead_decoder
 from splitup.decode.step import Decoder, make_arrays
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, TextInfo
@@ -175,7 +175,7 @@ def make_decoder(
         return BlockDiffusionDecoder(request, diffusion)
     if lookahead is not None:
         lookahead.check_chunk(request.chunk)
-    return LookaheadDecoder(request, lookahead)
+    return make_lookahead_decoder(request, lookahead)
 
 
 def make_cache_contents(manifest: WritesText) -> CacheContents:

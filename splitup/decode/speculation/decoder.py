@@ -27,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
+from splitup.decode.speculation.ngrams import InstantDrafts, NgramRates
 from splitup.decode.speculation.rates import Pace, StepTimes
-from splitup.decode.speculation.sources import DraftSource, ModelRates, NgramRates, Question
-from splitup.decode.speculation.target_ngrams import TargetNgramRates, TargetNgrams
+from splitup.decode.speculation.sources import DraftSource, ModelRates, Question
+from splitup.decode.speculation.target_ngrams import TargetNgramRates
 from splitup.decode.speculation.tree import LEAST_REACH, Frontier, Place, TreeNode, choose_rows
 from splitup.decode.step import Decoder, StepInput, make_tree_step
 
@@ -44,13 +45,13 @@ _FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, 
 class Experience:
     """What is learnt of a target and its drafts; it serves text after text."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
         self.model = ModelRates()
         self.ngrams = NgramRates()
         self.target_ngrams = TargetNgramRates()
         self.steps = StepTimes()
         self.drafts = StepTimes()
-        self.pace = Pace()
+        self.pace = pace or Pace()
         self.gap_s: float | None = None  # between results of steps that were sent together
 
     def learn_gap(self, sent_s: float, arrived_s: float) -> None:
@@ -127,16 +128,15 @@ class SpeculativeDecoder(Decoder):
     def __init__(
         self,
         request: TextRequest,
-        sources: Sequence[DraftSource],
+        sources: Sequence[DraftSource | InstantDrafts],
         experience: Experience,
         *,
         may_go_back: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(request)
-        self._instant = [source for source in sources if source.is_instant]
-        self._models = [source for source in sources if not source.is_instant]
-        self._pools = [source for source in sources if isinstance(source, TargetNgrams)]
+        self._instant = [source for source in sources if isinstance(source, InstantDrafts)]
+        self._models = [source for source in sources if not isinstance(source, InstantDrafts)]
         self._known = experience
         self._may_go_back = may_go_back
         self._clock = clock
@@ -177,8 +177,8 @@ class SpeculativeDecoder(Decoder):
         self._learn_times(sent, now_s)
         for node, row in zip(sent.nodes, logits, strict=False):
             node.logits = row
-        for pool in () if self._known.pace.is_paused else self._pools:
-            pool.learn(self._text, sent.nodes, logits)
+        for source in () if self._known.pace.is_paused else self._instant:
+            source.learn(self._text, sent.nodes, logits)
         tokens: list[int] = []
         while (found := self._root.logits) is not None and not self.finished:
             tokens += self._accept(self.request.sampler.choose(found, self._root.position))
@@ -214,9 +214,15 @@ class SpeculativeDecoder(Decoder):
         limit = min(request.chunk, request.context - start)
         if fed - start >= limit:  # a part of a long prompt
             return self._send(text[start : start + limit], start, kept, ())
-        space = 1 if self._known.pace.is_paused else limit - (fed - start)
+        space, columns = 1, list[list[TreeNode]]()
+        if not self._known.pace.is_paused:
+            space = limit - (fed - start)
+            for source in self._instant:
+                placed = source.place_columns(self._root, space - 1)
+                space -= sum(map(len, placed))
+                columns += placed
         nodes = self._choose(self._frontier.places, self._frontier.reaches, space)
-        return None if nodes is None else self._send(text[start:fed], start, kept, nodes)
+        return None if nodes is None else self._send(text[start:fed], start, kept, nodes, columns)
 
     def _step_ahead(self) -> StepInput | None:
         """Return a step below the likeliest place that no step has reached, if that pays."""
@@ -268,19 +274,30 @@ class SpeculativeDecoder(Decoder):
         return Frontier(self._root, last)
 
     def _send(
-        self, tokens: list[int], start: int, kept: list[int], nodes: Sequence[TreeNode]
+        self,
+        tokens: list[int],
+        start: int,
+        kept: list[int],
+        nodes: Sequence[TreeNode],
+        columns: Sequence[list[TreeNode]] = (),
     ) -> StepInput:
-        """Return a step that feeds the ``tokens`` that the cache lacks, and behind it ``nodes``."""
+        """Return a step that feeds the ``tokens`` that the cache lacks, and behind it ``nodes``.
+
+        ``columns`` are further rows behind these, of which each column's last is read.
+        """
         parents, behind = list(range(-1, len(tokens) - 1)), len(tokens) - 1
         rows: dict[TreeNode | None, int] = {}
-        for node in nodes:
+        for node in itertools.chain(nodes, *columns):
             parents.append(rows.get(node.parent, behind))
             rows[node] = len(tokens)
             tokens.append(node.token)
             node.is_sent = True
-        step = make_tree_step(tokens, parents, start, list(rows.values()) or [behind], kept)
+        read = (*nodes, *(column[-1] for column in columns))
+        step = make_tree_step(
+            tokens, parents, start, [rows[each] for each in read] or [behind], kept
+        )
         self._cache.feed(step, parents)
-        self._in_flight[self._steps] = _Sent(tuple(nodes), len(tokens), self._clock())
+        self._in_flight[self._steps] = _Sent(read, len(tokens), self._clock())
         self._steps += 1
         self._left -= 1
         return step
@@ -320,8 +337,8 @@ class SpeculativeDecoder(Decoder):
         """Let every source draft behind the likeliest nodes that it has not seen."""
         is_paused = self._known.pace.is_paused
         while new := self._frontier.take_drafts():
-            for source in () if is_paused else self._instant:
-                source.begin(self._text, self._root, list(_find_unseen(sorted(new), source)))
+            for instant in () if is_paused else self._instant:
+                instant.draft(self._text, self._root, list(_find_unseen(sorted(new), instant)))
         for source in () if is_paused else self._models:
             if self._pending is None and (nodes := self._list_next(source)):
                 self._draft = source.begin(self._text, self._root, nodes)
@@ -354,7 +371,7 @@ class SpeculativeDecoder(Decoder):
         return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
 
 
-def _find_unseen(places: Sequence[Place], source: DraftSource) -> Iterator[TreeNode]:
+def _find_unseen(places: Sequence[Place], source: object) -> Iterator[TreeNode]:
     """Yield the nodes, likely ones, that the source has not seen; ``places`` are sorted."""
     for negative, _, node in places:
         if -negative < _LEAST_DRAFTED:

@@ -79,10 +79,22 @@ class StepTimes:
 class Pace:
     """Whether drafts pay: tokens per second with them, against those of steps of one row."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        trial_rounds: int = _TRIAL_ROUNDS,
+        first_pause: int = _FIRST_PAUSE,
+        pause_growth: int = _PAUSE_GROWTH,
+    ) -> None:
+        """Take over how many rounds drafts are measured, and after how many tokens again."""
+        self._trial_rounds, self._first_pause, self._growth = (
+            trial_rounds,
+            first_pause,
+            pause_growth,
+        )
         self._plain_s: float | None = None  # per token, without drafts
         self._rounds, self._tokens, self._seconds = 0, 0, 0.0
-        self._pause, self._next_pause = 0, _FIRST_PAUSE
+        self._pause, self._next_pause = 0, first_pause
 
     @property
     def is_paused(self) -> bool:
@@ -102,10 +114,10 @@ class Pace:
         self._rounds += 1
         self._tokens += tokens
         self._seconds += seconds
-        if self._rounds < _TRIAL_ROUNDS:
+        if self._rounds < self._trial_rounds:
             return
         if self._tokens * self._plain_s < _LEAST_GAIN * self._seconds:
-            self._pause, self._next_pause = self._next_pause, _PAUSE_GROWTH * self._next_pause
+            self._pause, self._next_pause = self._next_pause, self._growth * self._next_pause
         else:
-            self._next_pause = _FIRST_PAUSE
+            self._next_pause = self._first_pause
         self._rounds, self._tokens, self._seconds = 0, 0, 0.0

@@ -1,4 +1,4 @@
-"""Where drafts come from: a smaller model, here or elsewhere, and n-grams of the text."""
+"""Drafts of a smaller model, here or elsewhere; ``ngrams.py`` has those that need no model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ _MARGIN_PRIORS: Final = (  # those of the example's pair, as a first guess for a
     (0.89, 0.02, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01),
     (0.98, 0.01, 0.01, 0.00, 0.00, 0.00, 0.00, 0.00),
 )
-_NGRAM_PRIORS: Final = {4: (0.75, 0.08), 3: (0.6, 0.1), 2: (0.3, 0.1)}  # by tokens that agree
-
-
 _TREE_NODES: Final = 32  # of one answer of a model elsewhere
 _TREE_DEPTH: Final = 3  # steps of that model, one after the other; more come too late
 
@@ -63,12 +60,7 @@ Question = StepInput | TreeQuestion  # what a source asks of its model
 
 
 class DraftSource(Protocol):
-    """Proposes what may follow nodes of a tree, by ``Node.add_drafts``."""
-
-    @property
-    def is_instant(self) -> bool:
-        """Return whether it drafts without a step."""
-        ...
+    """Proposes what may follow nodes of a tree, by ``Node.add_drafts``, from a model's answers."""
 
     @property
     def awaited(self) -> Collection[TreeNode]:
@@ -137,11 +129,6 @@ class ModelDrafts:
         self._context = context
         self._fed = 0  # tokens of the text in the cache
         self._nodes: list[TreeNode] = []  # whose logits are awaited
-
-    @property
-    def is_instant(self) -> bool:
-        """Return False: it needs the model's logits."""
-        return False
 
     @property
     def awaited(self) -> Collection[TreeNode]:
@@ -219,11 +206,6 @@ class TreeDrafts:
         self._asked: tuple[TreeNode, TreeQuestion] | None = None
 
     @property
-    def is_instant(self) -> bool:
-        """Return False: it needs an answer."""
-        return False
-
-    @property
     def awaited(self) -> Collection[TreeNode]:
         """Return the node behind which a tree is made."""
         return () if self._asked is None else (self._asked[0],)
@@ -274,63 +256,3 @@ class TreeDrafts:
             for each in numbers:
                 if (child := parent.children.get(answer.tokens[each])) is not None:
                     waiting.append((child, each))
-
-
-class NgramRates:
-    """How often n-grams come true, by their length."""
-
-    def __init__(self) -> None:
-        self.by_length = {length: DraftRate(prior) for length, prior in _NGRAM_PRIORS.items()}
-
-
-class NgramDrafts:
-    """What followed the last tokens where they occurred before in the text, newest first."""
-
-    def __init__(self, request: TextRequest, rates: NgramRates) -> None:
-        self._request = request
-        self._rates = rates.by_length
-        self._known: dict[tuple[int, ...], list[int]] = {}
-        self._read = 0  # tokens of the text that are known as followers
-
-    @property
-    def is_instant(self) -> bool:
-        """Return True."""
-        return True
-
-    @property
-    def awaited(self) -> Collection[TreeNode]:
-        """Return nothing: there is no step."""
-        return ()
-
-    @property
-    def typical(self) -> Sequence[float]:
-        """Return nothing: nobody waits for n-grams."""
-        return ()
-
-    def begin(
-        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
-    ) -> StepInput | None:
-        """Draft at once."""
-        for place in range(self._read, len(text)):
-            for length, rate in self._rates.items():
-                if place >= length:
-                    known = self._known.setdefault(tuple(text[place - length : place]), [])
-                    if text[place] in known:
-                        known.remove(text[place])
-                    known.insert(0, text[place])
-                    del known[len(rate.chances) :]
-        self._read = len(text)
-        longest = max(self._rates)
-        for node in nodes:
-            node.seen_by.append(self)
-            path = node.list_path(root) or []
-            last = [*text[-longest:], *path][-longest:]
-            for length, rate in self._rates.items():
-                found = self._known.get(tuple(last[-length:])) if len(last) >= length else None
-                if found:
-                    node.add_drafts(rate, found, self._request.eos_ids)
-                    break
-        return None
-
-    def finish(self, root: TreeNode, logits: npt.NDArray[np.float32]) -> None:
-        """Never called: there is no step."""

@@ -9,13 +9,14 @@ a draft model is still computing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest
+from splitup.decode.speculation.ngrams import Followers, InstantDrafts
 from splitup.decode.speculation.rates import DraftRate
 from splitup.decode.speculation.tree import TreeNode
 
@@ -33,28 +34,12 @@ class TargetNgramRates:
         self.by_length = {length: DraftRate(_PRIOR) for length in _LENGTHS}
 
 
-class TargetNgrams:
+class TargetNgrams(InstantDrafts):
     """The pool of one text."""
 
     def __init__(self, request: TextRequest, rates: TargetNgramRates) -> None:
         self._request = request
-        self._rates = rates.by_length
-        self._known: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
-
-    @property
-    def is_instant(self) -> bool:
-        """Return True."""
-        return True
-
-    @property
-    def awaited(self) -> Collection[TreeNode]:
-        """Return nothing: it has no step of its own."""
-        return ()
-
-    @property
-    def typical(self) -> Sequence[float]:
-        """Return nothing: nobody waits for it."""
-        return ()
+        self._followers = Followers(rates.by_length, _MOST_NGRAMS)
 
     def learn(
         self, text: Sequence[int], nodes: Sequence[TreeNode], logits: npt.NDArray[np.float32]
@@ -74,24 +59,13 @@ class TargetNgrams:
             if not ranked:  # a target worker keeps its logits
                 continue
             before = (*text[max(top.position - max(_LENGTHS), 0) : top.position], *path)
-            for length, known in self._known.items():
-                if len(before) >= length:
-                    known.pop(before[-length:], None)
-                    known[before[-length:]] = ranked[0][0]
-                    if len(known) > _MOST_NGRAMS:
-                        del known[next(iter(known))]
+            self._followers.add(before, ranked[0][0])
 
-    def begin(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
-        """Draft at once."""
+    def draft(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
+        """Draft from the pool as it is now."""
         for node in nodes:
             node.seen_by.append(self)
-            path = node.list_path(root) or []
-            last = (*text[-max(_LENGTHS) :], *path)
-            for length, known in self._known.items():
-                token = known.get(last[-length:]) if len(last) >= length else None
-                if token is not None:
-                    node.add_drafts(self._rates[length], (token,), self._request.eos_ids)
-                    break
-
-    def finish(self, root: TreeNode, answer: object) -> None:
-        """Never called: it asks nothing."""
+            last = [*text[-max(_LENGTHS) :], *(node.list_path(root) or ())]
+            for rate, found in self._followers.find(last):
+                node.add_drafts(rate, found, self._request.eos_ids)
+                break

@@ -26,10 +26,10 @@ from splitup.backend.runtime import TaskProgram
 from splitup.client.text.generation import generate_tokens
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.lookahead import LookaheadOptions, make_lookahead_decoder
 from splitup.decode.step import (
     Decoder,
     StepInput,
@@ -198,7 +198,8 @@ def test_lookahead_gives_the_tokens_of_sequential_decoding(program: TaskProgram)
         chunk=CHUNK,
     )
     wanted, single = decode(SequentialDecoder(request))
-    given, steps = decode(LookaheadDecoder(request, LookaheadOptions(2, 3, 3)))
+    decoder = make_lookahead_decoder(request, LookaheadOptions(2, 3, 3), clock=lambda: 0.0)
+    given, steps = decode(decoder)
     assert given == wanted and len(given) == 20 and steps < single
 
 

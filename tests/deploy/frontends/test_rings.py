@@ -21,10 +21,10 @@ from splitup.backend.runtime import State, TaskProgram
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import make_cache_contents
 from splitup.decode.cache_contents import CacheContents
-from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.speculation.lookahead import LookaheadOptions, make_lookahead_decoder
 from splitup.decode.step import (
     Decoder,
     StepInput,
@@ -183,7 +183,7 @@ def test_every_decoder_keeps_the_bound(directory: Path, ring: TaskProgram) -> No
 
     made = {
         "sequential": SequentialDecoder,
-        "lookahead": lambda request: LookaheadDecoder(request, LookaheadOptions(1, 3, 2)),
+        "lookahead": lambda request: make_lookahead_decoder(request, LookaheadOptions(1, 3, 2)),
         "speculative": Speculation(steps_back=BACK).make_decoder,
     }
     found = {}

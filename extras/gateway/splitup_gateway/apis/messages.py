@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -17,6 +17,8 @@ from splitup_gateway.apis.image_parts import TextPart
 from splitup_gateway.apis.requests import MAX_MESSAGES, ChatRequest, ReasoningEffort, parse_request
 from splitup_gateway.apis.tools import MAX_TOOLS, FunctionName
 from splitup_gateway.errors import ApiError
+
+MESSAGES: Final = "/v1/messages"
 
 
 class TextBlock(TextPart):

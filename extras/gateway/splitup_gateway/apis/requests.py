@@ -325,6 +325,14 @@ class CompletionRequest(_Generation):
         return several
 
 
+def parse_body(body: bytes) -> object:
+    """Return what a body holds; raise ApiError for one that is not JSON."""
+    try:
+        return parse_json(body)
+    except ValueError:
+        raise ApiError("the request's body is not JSON") from None
+
+
 def parse_request(kind: type[R], body: Any) -> R:
     """Return a request; raise ApiError that names a field at fault."""
     if not isinstance(body, dict):
