@@ -29,7 +29,7 @@ from splitup_deploy.frontends.gguf.config import (
 )
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.parts import read_gguf_parts
-from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
+from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
@@ -159,8 +159,10 @@ def _read_text(
 
 
 def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:
+    """Return the tokens that end a text: those that the file names, and those known by name."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = {file.metadata.get(f"tokenizer.ggml.{name}") for name in names} - {None}
+    ids |= find_end_tokens(file.metadata)
     if not all(type(item) is int and 0 <= item < vocab for item in ids):
         raise InvalidModel(f"'{file.path}' ends texts with a token that does not exist")
     return tuple(sorted(item for item in ids if isinstance(item, int)))
