@@ -16,6 +16,7 @@ from tests.deploy import checkpoints, variations
 from tests.deploy.checkpoints import Case
 from tests.deploy.ggufs import (
     _GEMMA_NAMES,
+    BLOCKS,
     MIXTURE_NAMES,
     describe_mixture,
     interleave,
@@ -34,6 +35,9 @@ FAMILIES = {
     "granite-hybrid": "granitehybrid",
     "cohere2": "cohere2",
     "gpt-oss": "gpt-oss",
+    "gemma4": "gemma4",
+    "gemma4-e": "gemma4",
+    "gemma4-moe": "gemma4",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
 _INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
@@ -46,11 +50,32 @@ _NAMES = {
     "shared_mlp.output_linear": "ffn_down_shexp",
     **{f"mamba.{part}_proj": f"ssm_{part}" for part in ("in", "out")},
     **{f"mamba.{part}": f"ssm_{part}" for part in ("conv1d", "norm")},
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 _OTHERS = {
     "olmo2": _GEMMA_NAMES,
     "granite": {"shared_mlp.output_linear": "ffn_down"},
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "gemma4": {
+        **_GEMMA_NAMES,
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "router.proj": "ffn_gate_inp",
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+    },
+}
+_WHOLE = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "layer_scalar": "layer_output_scale.weight",
+    "self_attn.sinks": "attn_sinks.weight",
 }
 _HALVES = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
 
@@ -77,16 +102,25 @@ def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.
         yield "ssm_dt.bias", array
     elif rest == "mamba.conv1d.weight":
         yield "ssm_conv1d.weight", array[:, 0]
-    elif rest == "self_attn.sinks":
-        yield "attn_sinks.weight", array
+    elif rest in _WHOLE:
+        yield _WHOLE[rest], array
     else:
         yield f"{(_NAMES | _OTHERS.get(family, {}))[stem]}.{kind}", array
 
 
 def save_converted(
-    path: Path, name: str, case: Case, metadata: Mapping[str, Any] | None = None
+    path: Path,
+    name: str,
+    case: Case,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    form: str = "F32",
+    widened: bool = False,
 ) -> None:
-    """Write a case of one of ``FAMILIES``."""
+    """Write a case of one of ``FAMILIES``.
+
+    Matrices are in ``form`` or, ``widened``, the float32 that this stands for.
+    """
     c, family = case.config, FAMILIES[name]
     shapes = dict(checkpoints.iter_shapes(case))
     size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
@@ -100,10 +134,18 @@ def save_converted(
             layer, _, rest = weight.removeprefix("model.layers.").partition(".")
             found = [(f"blk.{layer}.{one}", part) for one, part in _split(family, rest, array)]
         for place, part in found:
-            data, _ = quantise(np.ascontiguousarray(part), "F32")
+            is_plain = part.ndim < 2 or part.shape[-1] % BLOCKS.get(form, (1, 0))[0]
+            kind = "F32" if is_plain else form
+            data, values = quantise(np.ascontiguousarray(part), kind)
+            if widened:
+                kind, data = "F32", values.astype("<f4").tobytes()
             if family in _INTERLEAVED and place.split(".")[-2] in ("attn_q", "attn_k"):
                 data = interleave(data, len(part), size)
-            tensors[place] = ("F32", part.shape, data)
+            tensors[place] = (kind, part.shape, data)
+    if family == "gemma4":
+        pairs, turned = _count_pairs(case)
+        factors = np.array([1.0] * turned + [1e30] * (pairs - turned), "<f4")
+        tensors["rope_freqs.weight"] = ("F32", (pairs,), factors.tobytes())
     head: dict[str, Any] = {"general.architecture": family}
     head |= {f"{family}.{key}": value for key, value in _describe(case, family).items()}
     head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
@@ -136,6 +178,8 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
             "ssm.state_size": c["mamba_d_state"],
             "ssm.time_step_rank": c["mamba_n_heads"],
         }
+    if family == "gemma4":
+        values |= _describe_gemma4(case)
     if family == "cohere2":
         del values["attention.layer_norm_rms_epsilon"]
         values |= {
@@ -155,4 +199,54 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
             "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
         }
+    return values
+
+
+def _get_global(c: Mapping[str, Any]) -> tuple[int, int]:
+    """Return key heads and head size of Gemma 4's layers without a window."""
+    row: Mapping[str, int] = next(iter(c.get("per_layer_config", {}).values()), {})
+    heads = row.get("num_key_value_heads", c["num_key_value_heads"])
+    size = row.get("head_dim", c.get("global_head_dim"))
+    return c.get("num_global_key_value_heads", heads), size
+
+
+def _count_pairs(case: Case) -> tuple[int, int]:
+    """Return how many pairs a head has where all positions are seen, and how many are turned."""
+    size = _get_global(case.config)[1]
+    full = case.config.get("rope_parameters", {}).get("full_attention", {})
+    return size // 2, int(size * full.get("partial_rotary_factor", 0.25) / 2)
+
+
+def _describe_gemma4(case: Case) -> dict[str, Any]:
+    c = case.config
+    heads, size = _get_global(c)
+    near = [kind == "sliding_attention" for kind in c["layer_types"]]
+    full, local = (
+        c.get("rope_parameters", {}).get(f"{kind}_attention", {}) for kind in ("full", "sliding")
+    )
+    values = {
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "attention.key_length_swa": c["head_dim"],
+        "attention.value_length_swa": c["head_dim"],
+        "attention.sliding_window": c["sliding_window"],
+        "attention.sliding_window_pattern": near,
+        "attention.shared_kv_layers": c.get("num_kv_shared_layers", 0),
+        "embedding_length_per_layer_input": c["hidden_size_per_layer_input"],
+        "final_logit_softcapping": c["final_logit_softcapping"],
+        "rope.freq_base": full.get("rope_theta", 1_000_000.0),
+        "rope.freq_base_swa": local.get("rope_theta", 10_000.0),
+        "rope.dimension_count": size,
+        "rope.dimension_count_swa": c["head_dim"],
+        "expert_count": c.get("num_experts"),
+        "expert_used_count": c.get("top_k_experts"),
+        "expert_feed_forward_length": c.get("moe_intermediate_size"),
+        "vocab_size": None,
+    }
+    if "num_global_key_value_heads" in c:
+        counts = [c["num_key_value_heads"] if one else heads for one in near]
+        values["attention.head_count_kv"] = counts
+    if c.get("use_double_wide_mlp"):
+        inner, own = c["intermediate_size"], len(near) - c["num_kv_shared_layers"]
+        values["feed_forward_length"] = [inner] * own + [2 * inner] * (len(near) - own)
     return values

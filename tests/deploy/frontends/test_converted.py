@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.core.errors import InvalidModel
@@ -19,7 +20,13 @@ from tests.deploy.steps import feed
 
 BOUND = 1e-5
 SIZES = Sizes(chunk=1)
-UNSAID = ("smollm3", "granite-4-dense", "cohere2", "gpt-oss")  # whose cases have what no file says
+UNSAID = (
+    "smollm3",
+    "granite-4-dense",
+    "cohere2",
+    "gpt-oss",
+    "gemma4-e",
+)  # whose cases have what no file says
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,80 @@ def test_one_layer_in_four_of_cohere2_has_no_window(tmp_path: Path) -> None:
 def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
     """Files do not say where. YaRN's ends are not rounded, as in the original."""
     check_like_directory(tmp_path, "gpt-oss", change_case("gpt-oss", swiglu_limit=None))
+
+
+def make_gemma_4_e(**change: Any) -> Case:
+    """Return the case without a factor for positions, which no file has."""
+    ropes = CASES["gemma4-e"].config["rope_parameters"]
+    full = {key: value for key, value in ropes["full_attention"].items() if key != "factor"}
+    return change_case("gemma4-e", rope_parameters={**ropes, "full_attention": full}, **change)
+
+
+def test_gemma_4_e_turns_by_the_factors_of_the_file(tmp_path: Path) -> None:
+    check_like_directory(tmp_path, "gemma4-e", make_gemma_4_e())
+
+
+def test_upper_layers_of_gemma_4_may_have_keys_that_nothing_reads(tmp_path: Path) -> None:
+    case, given = make_gemma_4_e(), {}
+    shapes = dict(iter_shapes(case))
+    others = {f"model.layers.{n}.self_attn.{part}.weight" for n in (3, 5) for part in ("k_norm",)}
+    for name, extra in (("a", ()), ("b", others)):
+        whole = {**shapes, **dict.fromkeys(extra, (8,))}
+        rows = replace(case, shapes=lambda _, whole=whole: iter(whole.items()))
+        save_converted(tmp_path / f"{name}.gguf", "gemma4-e", rows)
+        given[name] = load_model(str(tmp_path / f"{name}.gguf")).traced
+    assert not given["a"].notes
+    assert [note.partition(", the")[2] for note in given["b"].notes] == [
+        " layers attend to another one's keys"
+    ]
+
+
+@pytest.mark.usefixtures("float32_caches")
+@pytest.mark.parametrize("name", ["gemma4-e", "gemma4-moe"])
+def test_quantised_files_of_gemma_4_stand_for_their_numbers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    if name == "gemma4-e":  # a whole block for each layer
+        case, wide = make_gemma_4_e(hidden_size_per_layer_input=32), {72: 6 * 32, 12: 32}
+        rows = [(n, tuple(wide.get(i, i) for i in shape)) for n, shape in iter_shapes(case)]
+        case = replace(case, shapes=lambda _: iter(rows))
+    given = []
+    for widened in (False, True):
+        path = tmp_path / f"{widened}.gguf"
+        save_converted(path, name, case, form="Q8_0", widened=widened)
+        given.append(feed(load_graph(str(path), SIZES), TOKENS))
+    assert relative_error(*given) <= BOUND
+
+
+def test_blocks_of_a_table_that_cross_layers_are_refused(tmp_path: Path) -> None:
+    case, wide = make_gemma_4_e(hidden_size_per_layer_input=16), {72: 6 * 16, 12: 16}
+    rows = [(n, tuple(wide.get(i, i) for i in shape)) for n, shape in iter_shapes(case)]
+    case = replace(case, shapes=lambda _: iter(rows))
+    save_converted(tmp_path / "m.gguf", "gemma4-e", case, form="Q8_0")
+    with pytest.raises(InvalidModel, match="blocks of 32 columns, and 16 from 0 on are needed"):
+        load_model(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"attention.sliding_window_pattern": [True, False]}, "a list of yes and no is wanted"),
+        ({"attention.value_length": 24}, "attention.value_length = 24; supported: 16"),
+        ({"attention.value_length_swa": 16}, "value_length_swa = 16; supported: 8"),
+        ({"attention.head_count": 8}, "8 heads of 8, 2 of keys; the query of block 0 has 32"),
+        ({"attention.head_count_kv": [2, 1, 1]}, "one number is supported"),
+        ({"attention.shared_kv_layers": 3}, "borrows keys in 3 of 3 blocks"),
+        ({"feed_forward_length": [48, 48, 96]}, "and twice that where keys are borrowed"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count = 8; supported: 16"),
+        ({"altup.num_inputs": 4}, "altup.num_inputs', which is unknown"),
+    ],
+)
+def test_what_does_not_fit_gemma_4_is_named(
+    metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    changes = {f"gemma4.{key}": value for key, value in metadata.items()}
+    save_converted(tmp_path / "m.gguf", "gemma4", CASES["gemma4"], changes)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(str(tmp_path / "m.gguf"))
 
 
 def test_granite_without_a_factor_for_scores_divides_as_usual(tmp_path: Path) -> None:

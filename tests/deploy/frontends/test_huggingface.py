@@ -164,7 +164,7 @@ def test_tokens_of_the_configuration_count(
 ) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "\u0120": 3}, "merges": []}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    steps = dict.fromkeys(("pre_tokenizer", "decoder"), {**bytes_, "use_regex": True})
+    steps = {key: {**bytes_, "use_regex": True} for key in ("pre_tokenizer", "decoder")}
     table = {"version": "1.0", "model": model, **steps}
     flags = {"lstrip": False, "normalized": False, "single_word": False}
     decoder = {

@@ -20,6 +20,7 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
+from splitup_deploy.frontends.gguf import gemma4_config
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
     GRANITE_FIELDS,
@@ -245,6 +246,13 @@ FAMILIES: Final = {
         {"final_logit_softcapping": None, "rope_theta": 1_000_000.0},
         names=_GEMMA_NAMES,
     ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        gemma4_config.FIELDS,
+        gemma4_config.DEFAULTS,
+        gemma4_config.CHECKED,
+        gemma4_config.NAMES,
+    ),
 }
 # The largest Gemmas, by their layers, divide queries by another number than the size of a head.
 _LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
@@ -385,6 +393,9 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         keys = {**keys, "attention.head_count_kv": 1}
     if _KV_RANK in keys:
         return table | _read_latent(file, keys)
+    if kind.architecture == "Gemma4ForCausalLM":
+        fields = gemma4_config.read_gemma4(file, keys, table)
+        return {**table, **fields}
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
@@ -541,7 +552,8 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
     """Raise InvalidModel where other keys of the file contradict the configuration."""
     experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
     latent = config.latent
-    value = keys.get("attention.value_length") if latent else config.head_dim
+    size = config.head_dim if config.wide is None else config.wide.head_dim
+    value = keys.get("attention.value_length") if latent else size
     for key, wanted in (
         ("attention.value_length", value),
         ("rope.dimension_count", latent.turned if latent else 2 * config.rope.pairs),
@@ -589,6 +601,10 @@ def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
     """Return the rope, its frequencies divided by the factors in the file, if there are some."""
     if ROPE_FACTORS not in file.tensors:
         return config.rope.frequencies
+    if config.wide is not None:
+        turned = gemma4_config.read_turned(file, ROPE_FACTORS)
+        still = (Decimal(0),) * (config.rope.pairs - turned)
+        return config.rope.frequencies[:turned] + still
     return config.rope.divide(_read_factors(file, ROPE_FACTORS, config.rope.pairs)).frequencies
 
 

@@ -7,7 +7,7 @@ metadata are translated to a config.json of the same family, and the tokenizer t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from splitup_deploy.frontends.gguf.config import (
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
+from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
     FilePart,
@@ -49,10 +49,15 @@ _EXPERT_TENSORS: Final = {
     "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
 }
+_HALVES: Final = ("ffn_gate_exps", "ffn_up_exps")
+_BOTH: Final = "ffn_gate_up_exps"
 _TENSORS: Final = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 _LAYER_TENSORS: Final = {
     "input_layernorm": "attn_norm",
@@ -76,6 +81,7 @@ _LAYER_TENSORS: Final = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.router.proj": "ffn_gate_inp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -115,6 +121,9 @@ _PARAMETERS: Final = {
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "mamba.D": "ssm_d",
+    "mlp.router.scale": "ffn_gate_inp.scale",
+    "mlp.router.per_expert_scale": "ffn_down_exps.scale",
+    ".layer_scalar": "layer_output_scale.weight",
     **{f"mlp.experts.{part}_proj_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
     **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn", "mamba")},
     **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn", "mamba")},
@@ -139,7 +148,10 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, choose_family(file, family))
     traced = trace_language_model(config, weights, sizes.chunk)
-    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
+    others = dict.fromkeys(list_further_blocks(file, config), FURTHER)
+    for layer in config.borrowed.layers if config.borrowed is not None else ():
+        others |= {f"blk.{layer}.attn_{part}": BORROWED for part in ("k.", "v.", "k_norm.")}
+    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), others)
     traced = replace(traced, notes=(*traced.notes, *notes, *said))
     return SourceModel("function" if text is None else "text-generation", traced, text)
 
@@ -203,8 +215,10 @@ class GgufWeights:
 
         A quantised one has dtype uint8 and shape [rows, blocks, bytes per block].
         """
-        tensor, expert = self._find(name)
+        tensor, expert, half = self._find(name)
         whole = shape if expert is None else (self._experts, *shape)
+        if half is not None:
+            whole = (self._experts, 2 * shape[0], *shape[1:])
         if _squeeze(tensor.shape) != _squeeze(whole):
             raise InvalidModel(
                 f"tensor '{tensor.name}' in '{tensor.path}' is {list(tensor.shape)}; "
@@ -214,6 +228,9 @@ class GgufWeights:
         if expert is not None:
             size = (tensor.end - tensor.start) // self._experts
             start = tensor.start + expert * size
+            if half is not None:
+                size //= 2
+                start += half * size
             part = FileSlice(tensor.path, start, start + size)
         turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
         if self._family.interleaved and turned:
@@ -239,25 +256,32 @@ class GgufWeights:
         return join_sources(spec, sources)
 
     def check_all_read(
-        self, allowed: tuple[str, ...], prefixes: tuple[str, ...]
+        self, allowed: tuple[str, ...], others: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return what to say of tensors that were left out: those with ``prefixes``.
+        """Return what to say of tensors that were left out.
 
-        Raises InvalidModel for any other that was not read: it would change the results.
+        ``others`` says for prefixes of names what such tensors are. Raises InvalidModel for any
+        other that was not read: it would change the results.
         """
-        rest = [name for name in self._file.tensors if name not in {*allowed, *self._asked}]
-        further = [name for name in rest if name.startswith(prefixes)] if prefixes else []
-        if unknown := [name for name in rest if name not in further]:
+        left: dict[str, list[str]] = {}
+        for name in self._file.tensors:
+            if name not in self._asked and name not in allowed:
+                why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
+                left.setdefault(why, []).append(name)
+        if unknown := left.pop("", []):
             raise InvalidModel(
                 f"'{self._file.path}' has a tensor {name_some(unknown)} for which its architecture "
                 "has no use here: it is an unknown variation"
             )
-        return (f"left out: {name_some(further)}, {FURTHER}",) if further else ()
+        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
 
-    def _find(self, name: str) -> tuple[GgufTensor, int | None]:
-        """Return the tensor that holds a weight, and which of its experts the weight is."""
+    def _find(self, name: str) -> tuple[GgufTensor, int | None, int | None]:
+        """Return the tensor that holds a weight, which of its experts that is, and which half.
+
+        An expert's gate and up projection may be the halves of one matrix.
+        """
         stem, _, kind = name.rpartition(".")
-        expert = None
+        expert, half = None, None
         layer, _, rest = stem.removeprefix("model.layers.").partition(".")
         if stem in _TENSORS:
             found = f"{_TENSORS[stem]}.{kind}"
@@ -266,11 +290,13 @@ class GgufWeights:
         else:
             if (match := _EXPERT.fullmatch(rest)) is not None:
                 expert, rest = int(match[1]), _EXPERT_TENSORS[match[2]]
+                if rest in _HALVES and f"blk.{layer}.{_BOTH}.{kind}" in self._file.tensors:
+                    half, rest = _HALVES.index(rest), _BOTH
             place = _LAYER_TENSORS.get(rest, rest)
             found = f"blk.{layer}.{self._family.names.get(place, place)}.{kind}"
         self._asked.add(found)
         self._file.get_shape(found)
-        return self._file.tensors[found], expert
+        return self._file.tensors[found], expert, half
 
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -28,7 +28,12 @@ from splitup_deploy.frontends.families.text_towers import (
     rename_weight,
 )
 from splitup_deploy.frontends.huggingface.chat import read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import (
+    BORROWED,
+    FURTHER,
+    DirectoryWeights,
+    read_json,
+)
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
@@ -120,7 +125,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
         others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
-    others |= dict.fromkeys(_list_unused_keys(config), "the layers attend to another one's keys")
+    others |= dict.fromkeys(_list_unused_keys(config), BORROWED)
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
