@@ -38,11 +38,13 @@ FAMILIES = {
     "gemma4": "gemma4",
     "gemma4-e": "gemma4",
     "gemma4-moe": "gemma4",
+    "llama4": "llama4",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
 _INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
 _NAMES = {
     **MIXTURE_NAMES,
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -68,6 +70,10 @@ _OTHERS = {
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",
     },
+}
+_TURNED = {
+    "feed_forward.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "feed_forward.experts.down_proj": ("ffn_down_exps",),
 }
 _WHOLE = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
@@ -102,6 +108,10 @@ def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.
         yield "ssm_dt.bias", array
     elif rest == "mamba.conv1d.weight":
         yield "ssm_conv1d.weight", array[:, 0]
+    elif rest in _TURNED:
+        parts = np.split(array.swapaxes(1, 2), len(_TURNED[rest]), axis=1)
+        for found, part in zip(_TURNED[rest], parts, strict=True):
+            yield f"{found}.weight", part
     elif rest in _WHOLE:
         yield _WHOLE[rest], array
     else:
@@ -132,6 +142,8 @@ def save_converted(
             found = [(f"{_NAMES[stem]}.{kind}", array)]
         else:
             layer, _, rest = weight.removeprefix("model.layers.").partition(".")
+            if family == "llama4" and "experts" not in rest:
+                rest = rest.replace("feed_forward.", "mlp.")
             found = [(f"blk.{layer}.{one}", part) for one, part in _split(family, rest, array)]
         for place, part in found:
             is_plain = part.ndim < 2 or part.shape[-1] % BLOCKS.get(form, (1, 0))[0]
@@ -180,6 +192,12 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
         }
     if family == "gemma4":
         values |= _describe_gemma4(case)
+    if family == "llama4":
+        values |= {
+            "feed_forward_length": c["intermediate_size_mlp"],
+            "expert_feed_forward_length": c["intermediate_size"],
+            "interleave_moe_layer_step": c["interleave_moe_layer_step"],
+        }
     if family == "cohere2":
         del values["attention.layer_norm_rms_epsilon"]
         values |= {

@@ -83,6 +83,44 @@ def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
     check_like_directory(tmp_path, "gpt-oss", change_case("gpt-oss", swiglu_limit=None))
 
 
+def make_llama_4(experts: int = 6, **change: Any) -> Case:
+    """Return the case with four layers, and with chunks and growth as published files have them."""
+    said = {"attention_chunk_size": 8192, "floor_scale": 8192, "no_rope_layers": None}
+    sizes = {"num_hidden_layers": 4, "num_local_experts": experts}
+    rows: dict[str, tuple[int, ...]] = {}
+    for name, shape in iter_shapes(CASES["llama4"]):
+        size = experts if "experts." in name or "router" in name else shape[0]
+        for layer in (0, 2):
+            others = name.replace(".layers.1.", f".layers.{layer + 1}.")
+            rows[others.replace(".layers.0.", f".layers.{layer}.")] = (size, *shape[1:])
+    case = change_case("llama4", **{**said, **sizes, **change})
+    return replace(case, shapes=lambda _: iter(rows.items()))
+
+
+@pytest.mark.parametrize("experts", [6, 128])
+def test_llama_4_has_what_files_do_not_say(experts: int, tmp_path: Path) -> None:
+    """One of four layers has no rope, 8,192 positions are a chunk, and 128 experts are Maverick."""
+    change = {"use_qk_norm": experts == 6, "max_position_embeddings": 20_000}
+    graphs = []
+    for name, size in (("m.gguf", 8192), ("m", 8192), ("n", 4096)):
+        case = make_llama_4(experts, **change, attention_chunk_size=size)
+        if name == "m.gguf":
+            save_converted(tmp_path / name, "llama4", case)
+        else:
+            save_checkpoint(tmp_path / name, case)
+        traced = load_model(str(tmp_path / name), Sizes(chunk=4)).traced
+        graphs.append(traced.read_weights().graph.to_bytes())
+    assert graphs[0] == graphs[1] != graphs[2]
+
+
+def test_logits_of_llama_4_are_those_of_its_directory(tmp_path: Path) -> None:
+    check_like_directory(tmp_path, "llama4", make_llama_4())
+    with pytest.raises(InvalidModel, match="without chunks"):
+        check_like_directory(
+            tmp_path, "llama4", make_llama_4(), **{"llama4.attention.sliding_window": 0}
+        )
+
+
 def make_gemma_4_e(**change: Any) -> Case:
     """Return the case without a factor for positions, which no file has."""
     ropes = CASES["gemma4-e"].config["rope_parameters"]

@@ -253,6 +253,17 @@ FAMILIES: Final = {
         gemma4_config.CHECKED,
         gemma4_config.NAMES,
     ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        {
+            **_EXPERT_FIELDS,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        {"attention_chunk_size": 8192},  # files do not say it, nor at which layers rope is absent
+    ),
 }
 # The largest Gemmas, by their layers, divide queries by another number than the size of a head.
 _LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
@@ -277,6 +288,7 @@ _GRANITE_HYBRID_EXPERTS: Final = replace(FAMILIES["granitehybrid"], names=_GRANI
 MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
+_MAVERICK: Final = 128  # experts of the Llama 4 whose queries and keys are not normalised
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
@@ -407,6 +419,10 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
     if is_qwen:
         table |= read_qwen(file, keys, size)
+    if kind.architecture == "Llama4ForCausalLM":
+        if keys.get("attention.sliding_window", 1) == 0:  # MobileLLM, which has rope everywhere
+            raise InvalidModel(f"'{file.path}' is a Llama 4 without chunks, which is not supported")
+        table["use_qk_norm"] = table.get("num_local_experts") != _MAVERICK
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
     if kind.fields.items() >= _GRANITE_FIELDS.items():
