@@ -6,6 +6,7 @@ They are written as ``conversion/*.py`` of llama.cpp write them, from the cases 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ FAMILIES = {
     "gemma4-e": "gemma4",
     "gemma4-moe": "gemma4",
     "llama4": "llama4",
+    "nemotron-h": "nemotron_h",
+    "nemotron-3": "nemotron_h_moe",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
 _INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
@@ -132,6 +135,9 @@ def save_converted(
     Matrices are in ``form`` or, ``widened``, the float32 that this stands for.
     """
     c, family = case.config, FAMILIES[name]
+    if family.startswith("nemotron"):
+        save_nemotron(path, name, case, metadata)
+        return
     shapes = dict(checkpoints.iter_shapes(case))
     size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
@@ -192,6 +198,8 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
         }
     if family == "gemma4":
         values |= _describe_gemma4(case)
+    if family.startswith("nemotron"):
+        values = _describe_nemotron(case, values)
     if family == "llama4":
         values |= {
             "feed_forward_length": c["intermediate_size_mlp"],
@@ -268,3 +276,84 @@ def _describe_gemma4(case: Case) -> dict[str, Any]:
         inner, own = c["intermediate_size"], len(near) - c["num_kv_shared_layers"]
         values["feed_forward_length"] = [inner] * own + [2 * inner] * (len(near) - own)
     return values
+
+
+_NEMOTRON_NAMES = {
+    "backbone.embeddings": "token_embd",
+    "backbone.norm_f": "output_norm",
+    "norm": "attn_norm",
+    **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "mixer.o_proj": "attn_output",
+    **{f"mixer.{part}_proj": f"ssm_{part}" for part in ("in", "out")},
+    **{f"mixer.{part}": f"ssm_{part}" for part in ("conv1d", "norm")},
+    **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
+    **{f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("up", "down")},
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+}
+_EXPERT = re.compile(r"mixer\.experts\.([0-9]+)\.(up|down)_proj\.weight")
+
+
+def save_nemotron(
+    path: Path, name: str, case: Case, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write a Nemotron, whose weights have names of their own."""
+    c, family = case.config, FAMILIES[name]
+    shapes, tensors = dict(checkpoints.iter_shapes(case)), dict[str, np.ndarray]()
+    for weight, raw in checkpoints.make_weights(case).items():
+        array = np.frombuffer(raw, "<f4").reshape(shapes[weight])
+        stem, _, kind = weight.rpartition(".")
+        layer, _, rest = weight.removeprefix("backbone.layers.").partition(".")
+        prefix = f"blk.{layer}."
+        if (match := _EXPERT.fullmatch(rest)) is not None:
+            place = f"{prefix}ffn_{match[2]}_exps.weight"
+            others = [tensors[place]] if place in tensors else []
+            tensors[place] = np.concatenate([*others, array[None]])
+        elif rest in ("mixer.A_log", "mixer.D"):  # as columns
+            values = -np.exp(array) if rest == "mixer.A_log" else array
+            tensors[f"{prefix}ssm_{rest.removeprefix('mixer.')[0].lower()}"] = values[:, None]
+        elif rest == "mixer.dt_bias":
+            tensors[f"{prefix}ssm_dt.bias"] = array
+        elif kind == "e_score_correction_bias":
+            tensors[f"{prefix}exp_probs_b.bias"] = array
+        elif rest == "mixer.conv1d.weight":
+            tensors[f"{prefix}ssm_conv1d.weight"] = array[:, 0]
+        elif rest == "mixer.norm.weight":
+            tensors[f"{prefix}ssm_norm.weight"] = array.reshape(c["n_groups"], -1)
+        else:
+            found = (_NAMES | _NEMOTRON_NAMES).get(stem)
+            found = found or prefix + _NEMOTRON_NAMES[rest.rpartition(".")[0]]
+            tensors[f"{found}.{kind}"] = array
+    head: dict[str, Any] = {"general.architecture": family}
+    head |= {f"{family}.{key}": value for key, value in _describe(case, family).items()}
+    head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
+    rows = {n: ("F32", a.shape, np.ascontiguousarray(a).tobytes()) for n, a in tensors.items()}
+    write_gguf(path, {k: v for k, v in head.items() if v is not None}, rows)
+
+
+def _describe_nemotron(case: Case, values: dict[str, Any]) -> dict[str, Any]:
+    c, pattern = case.config, case.config["hybrid_override_pattern"]
+    is_moe = "n_routed_experts" in c
+    width = c["moe_intermediate_size"] if is_moe else c["intermediate_size"]
+    return values | {
+        "context_length": 2**20,
+        "feed_forward_length": [width * (kind in "-E") for kind in pattern],
+        "attention.head_count_kv": [c["num_key_value_heads"] * (k == "*") for k in pattern],
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "attention.layer_norm_epsilon": c["layer_norm_epsilon"],
+        "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"],
+        "rope.dimension_count": c["hidden_size"] // c["num_attention_heads"],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": c["conv_kernel"],
+        "ssm.group_count": c["n_groups"],
+        "ssm.inner_size": c["mamba_num_heads"] * c["mamba_head_dim"],
+        "ssm.state_size": c["ssm_state_size"],
+        "ssm.time_step_rank": c["mamba_num_heads"],
+        "leading_dense_block_count": None,
+        "expert_gating_func": None,
+        "expert_shared_feed_forward_length": c.get("moe_shared_expert_intermediate_size"),
+        "expert_count": c.get("n_routed_experts"),
+        "moe_latent_size": c.get("moe_latent_size"),
+    }

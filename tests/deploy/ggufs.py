@@ -406,7 +406,7 @@ def describe_mixture(case: Case, split: bool) -> dict[str, Any]:
         values |= {
             "expert_feed_forward_length": c["moe_intermediate_size"],
             "expert_shared_count": c["n_shared_experts"],
-            "leading_dense_block_count": c["first_k_dense_replace"],
+            "leading_dense_block_count": c.get("first_k_dense_replace"),
             "expert_weights_scale": c["routed_scaling_factor"],
             "expert_weights_norm": c["norm_topk_prob"],
             "expert_gating_func": 1 if is_softmax else 2,

@@ -19,7 +19,7 @@ from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
 
 BOUND = 1e-5
-SIZES = Sizes(chunk=1)
+SIZES = Sizes(context=32, chunk=1)  # files of models without positions say a million
 UNSAID = (
     "smollm3",
     "granite-4-dense",
@@ -81,6 +81,28 @@ def test_one_layer_in_four_of_cohere2_has_no_window(tmp_path: Path) -> None:
 def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
     """Files do not say where. YaRN's ends are not rounded, as in the original."""
     check_like_directory(tmp_path, "gpt-oss", change_case("gpt-oss", swiglu_limit=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "message"),
+    [
+        ("nemotron-h", {"feed_forward_length": 48}, "a list of 0 and one other number is wanted"),
+        ("nemotron-h", {"attention.head_count_kv": [0, 0]}, "one per block"),
+        ("nemotron-h", {"attention.head_count": 8}, "8 heads of 16; its query has 64 rows"),
+        ("nemotron-h", {"ssm.inner_size": 50}, "4 heads of 50 in all"),
+        ("nemotron-h", {"ssm.group_count": 1}, "the metadata want"),
+        ("nemotron-h", {"attention.layer_norm_epsilon": 0.5}, "another layer_norm_epsilon"),
+        ("nemotron-3", {"moe_latent_size": None}, "the metadata want"),
+        ("nemotron-3", {"expert_shared_count": 2}, "n_shared_experts"),
+    ],
+)
+def test_what_does_not_fit_nemotron_is_named(
+    name: str, metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    named = {f"{FAMILIES[name]}.{key}": value for key, value in metadata.items()}
+    save_converted(tmp_path / "m.gguf", name, CASES[name], named)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(str(tmp_path / "m.gguf"), SIZES)
 
 
 def make_llama_4(experts: int = 6, **change: Any) -> Case:

@@ -20,7 +20,7 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
-from splitup_deploy.frontends.gguf import gemma4_config
+from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
     GRANITE_FIELDS,
@@ -265,6 +265,10 @@ FAMILIES: Final = {
         {"attention_chunk_size": 8192},  # files do not say it, nor at which layers rope is absent
     ),
 }
+for _name in ("nemotron_h", "nemotron_h_moe"):
+    FAMILIES[_name] = Family(
+        "NemotronHForCausalLM", nemotron_config.FIELDS, checked=nemotron_config.CHECKED
+    )
 # The largest Gemmas, by their layers, divide queries by another number than the size of a head.
 _LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 _DEEPSEEK_V2: Final = Family(  # with a router of its own
@@ -408,6 +412,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     if kind.architecture == "Gemma4ForCausalLM":
         fields = gemma4_config.read_gemma4(file, keys, table)
         return {**table, **fields}
+    if kind.architecture == "NemotronHForCausalLM":
+        return table | nemotron_config.read_nemotron(file, keys, table)
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
@@ -570,9 +576,12 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
     latent = config.latent
     size = config.head_dim if config.wide is None else config.wide.head_dim
     value = keys.get("attention.value_length") if latent else size
+    turned = latent.turned if latent else 2 * config.rope.pairs
+    if config.unturned == frozenset(range(config.layers)):
+        turned = keys.get("rope.dimension_count")
     for key, wanted in (
         ("attention.value_length", value),
-        ("rope.dimension_count", latent.turned if latent else 2 * config.rope.pairs),
+        ("rope.dimension_count", turned),
         ("vocab_size", config.vocab),
         ("expert_count", experts.count if experts else 0),
         ("expert_used_count", experts.active if experts else 0),
