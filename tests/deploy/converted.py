@@ -42,6 +42,8 @@ FAMILIES = {
     "llama4": "llama4",
     "nemotron-h": "nemotron_h",
     "nemotron-3": "nemotron_h_moe",
+    "olmo3": "olmo2",
+    "minimax-m2": "minimax-m2",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
 _INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
@@ -85,7 +87,9 @@ _WHOLE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "layer_scalar": "layer_output_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
 }
+_EACH = re.compile(r"(block_sparse_moe\.experts)\.[0-9]+(\.w[123])\.weight")
 _HALVES = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
 
 
@@ -141,6 +145,7 @@ def save_converted(
     shapes = dict(checkpoints.iter_shapes(case))
     size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    experts: dict[str, np.ndarray] = {}
     for weight, raw in checkpoints.make_weights(case).items():
         array = np.frombuffer(raw, "<f4").reshape(shapes[weight])
         stem, _, kind = weight.rpartition(".")
@@ -150,6 +155,10 @@ def save_converted(
             layer, _, rest = weight.removeprefix("model.layers.").partition(".")
             if family == "llama4" and "experts" not in rest:
                 rest = rest.replace("feed_forward.", "mlp.")
+            if (match := _EACH.fullmatch(rest)) is not None:  # all of a layer's in one tensor
+                rest = f"{match[1]}{match[2]}.weight"
+                before = [experts[place]] if (place := f"{layer}.{rest}") in experts else []
+                array = experts[place] = np.concatenate([*before, array[None]])
             found = [(f"blk.{layer}.{one}", part) for one, part in _split(family, rest, array)]
         for place, part in found:
             is_plain = part.ndim < 2 or part.shape[-1] % BLOCKS.get(form, (1, 0))[0]
@@ -165,12 +174,12 @@ def save_converted(
         factors = np.array([1.0] * turned + [1e30] * (pairs - turned), "<f4")
         tensors["rope_freqs.weight"] = ("F32", (pairs,), factors.tobytes())
     head: dict[str, Any] = {"general.architecture": family}
-    head |= {f"{family}.{key}": value for key, value in _describe(case, family).items()}
+    head |= {f"{family}.{key}": value for key, value in _describe(case, family, name).items()}
     head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
     write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
 
 
-def _describe(case: Case, family: str) -> dict[str, Any]:
+def _describe(case: Case, family: str, name: str) -> dict[str, Any]:
     c = case.config
     filled = Case("", "", {"num_experts_per_tok": None, **c})
     values = describe_mixture(filled, split=False)
@@ -200,6 +209,26 @@ def _describe(case: Case, family: str) -> dict[str, Any]:
         values |= _describe_gemma4(case)
     if family.startswith("nemotron"):
         values = _describe_nemotron(case, values)
+    if name == "olmo3":
+        scaling = c["rope_scaling"]
+        values |= {
+            "attention.sliding_window": c["sliding_window"],
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in c["layer_types"]
+            ],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": scaling["factor"],
+            "rope.scaling.yarn_attn_factor": scaling["attention_factor"],
+            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
+            "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
+        }
+    if family == "minimax-m2":
+        values |= {
+            "expert_feed_forward_length": c["intermediate_size"],
+            "expert_gating_func": 2,
+            "rope.dimension_count": c["rotary_dim"],
+        }
     if family == "llama4":
         values |= {
             "feed_forward_length": c["intermediate_size_mlp"],
@@ -326,7 +355,7 @@ def save_nemotron(
             found = found or prefix + _NEMOTRON_NAMES[rest.rpartition(".")[0]]
             tensors[f"{found}.{kind}"] = array
     head: dict[str, Any] = {"general.architecture": family}
-    head |= {f"{family}.{key}": value for key, value in _describe(case, family).items()}
+    head |= {f"{family}.{key}": value for key, value in _describe(case, family, name).items()}
     head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
     rows = {n: ("F32", a.shape, np.ascontiguousarray(a).tobytes()) for n, a in tensors.items()}
     write_gguf(path, {k: v for k, v in head.items() if v is not None}, rows)

@@ -49,6 +49,7 @@ _FIELDS: Final = {
 _ROPE_FIELDS: Final = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -191,6 +192,11 @@ FAMILIES: Final = {
         "Olmo2ForCausalLM",
         names={"ffn_norm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
     ),
+    "minimax-m2": Family(
+        "MiniMaxM2ForCausalLM",
+        {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
+        checked=("expert_gating_func",),
+    ),
     "granite": Family(
         "GraniteForCausalLM", _GRANITE_FIELDS, checked=_GRANITE_UNUSED, interleaved=True
     ),
@@ -282,6 +288,12 @@ _MIXTRAL: Final = Family(  # a llama with experts
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
+_OLMO3: Final = replace(  # an olmo2 with windows
+    FAMILIES["olmo2"],
+    architecture="Olmo3ForCausalLM",
+    fields={"attention.sliding_window": "sliding_window"},
+    checked=("attention.sliding_window_pattern",),
+)
 _GRANITE_SHARED: Final = replace(  # with a shared MLP beside the experts
     FAMILIES["granitemoe"],
     architecture="GraniteMoeSharedForCausalLM",
@@ -296,6 +308,7 @@ _MAVERICK: Final = 128  # experts of the Llama 4 whose queries and keys are not 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
+_PATTERN: Final = "attention.sliding_window_pattern"
 _KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
 # Keys for which zero means that there is none.
@@ -304,7 +317,10 @@ _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_s
 
 def list_gguf_names() -> dict[str, tuple[str, ...]]:
     """Return for every architecture that files can have what files call it."""
-    special = (("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL), ("granitemoe", _GRANITE_SHARED))
+    special = (
+        *(("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL), ("olmo2", _OLMO3)),
+        ("granitemoe", _GRANITE_SHARED),
+    )
     names: dict[str, tuple[str, ...]] = {}
     for name, family in (*FAMILIES.items(), *special):
         names[family.architecture] = (*names.get(family.architecture, ()), name)
@@ -324,6 +340,8 @@ def choose_family(file: GgufFile, name: str) -> Family:
         return _MIXTRAL
     if name == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
         return _DEEPSEEK_V2
+    if name == "olmo2" and keys.get("attention.sliding_window", 0) != 0:
+        return _OLMO3
     if name == "granitemoe" and keys.get(_SHARED, 0) != 0:
         return _GRANITE_SHARED
     if name == "granitehybrid" and keys.get("expert_count", 0) != 0:
@@ -431,6 +449,12 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         table["use_qk_norm"] = table.get("num_local_experts") != _MAVERICK
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
+    if kind.architecture == "MiniMaxM2ForCausalLM":
+        _expect_sigmoid(file, keys)
+        table["rotary_dim"] = keys.get("rope.dimension_count")
+    if kind.architecture == "Olmo3ForCausalLM" and _PATTERN in keys:
+        pattern = gemma4_config.read_pattern(file, keys, table["num_hidden_layers"])
+        table["layer_types"] = gemma4_config.name_layers(pattern)
     if kind.fields.items() >= _GRANITE_FIELDS.items():
         table.setdefault("attention_multiplier", size**-0.5)  # as in llama.cpp
         cached = table["num_key_value_heads"]
@@ -535,15 +559,20 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
     turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
+    _expect_sigmoid(file, keys)
+    return {
+        "partial_rotary_factor": turned / size,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _expect_sigmoid(file: GgufFile, keys: dict[str, Any]) -> None:
+    """Raise InvalidModel for a router with another function."""
     if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
         raise InvalidModel(
             f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
             f"supported: {_SIGMOID}, sigmoid"
         )
-    return {
-        "partial_rotary_factor": turned / size,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-    }
 
 
 def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -576,8 +605,8 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
     latent = config.latent
     size = config.head_dim if config.wide is None else config.wide.head_dim
     value = keys.get("attention.value_length") if latent else size
-    turned = latent.turned if latent else 2 * config.rope.pairs
-    if config.unturned == frozenset(range(config.layers)):
+    turned: Any = latent.turned if latent else 2 * config.rope.pairs
+    if config.unturned == frozenset(range(config.layers)):  # nothing is turned
         turned = keys.get("rope.dimension_count")
     for key, wanted in (
         ("attention.value_length", value),

@@ -47,13 +47,8 @@ _TOKEN_TABLE: Final = "per_layer_token_embd.weight"
 
 def read_gemma4(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a config.json that has those of ``table``."""
-    pattern = keys.get("attention.sliding_window_pattern")
     layers = table["num_hidden_layers"]
-    if not isinstance(pattern, list) or len(pattern) != layers or not set(pattern) <= {True, False}:
-        raise InvalidModel(
-            f"'{file.path}' has attention.sliding_window_pattern = {pattern!r:.40}; a list of yes "
-            "and no is wanted, one per block"
-        )
+    pattern = read_pattern(file, keys, layers)
     near, far = keys.get("attention.key_length_swa"), keys.get("attention.key_length")
     heads, cached = table.get("num_attention_heads"), table.get("num_key_value_heads")
     counts = cached if isinstance(cached, list) else [cached] * layers
@@ -86,11 +81,27 @@ def read_gemma4(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> 
         "num_key_value_heads": local[0],
         "per_layer_config": rows,
         "attention_k_eq_v": f"{first}attn_v.weight" not in file.tensors,
-        "layer_types": [("full", "sliding")[is_near] + "_attention" for is_near in pattern],
+        "layer_types": name_layers(pattern),
         "rope_parameters": ropes,
         "enable_moe_block": table.get("num_experts", 0) != 0,
         "vocab_size_per_layer_input": vectors,
     }
+
+
+def read_pattern(file: GgufFile, keys: dict[str, Any], layers: int) -> list[bool]:
+    """Return for each block whether it has a window."""
+    pattern = keys.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) != layers or not set(pattern) <= {True, False}:
+        raise InvalidModel(
+            f"'{file.path}' has attention.sliding_window_pattern = {pattern!r:.40}; a list of yes "
+            "and no is wanted, one per block"
+        )
+    return pattern
+
+
+def name_layers(pattern: list[bool]) -> list[str]:
+    """Return what a config.json calls these blocks."""
+    return [f"{'sliding' if is_near else 'full'}_attention" for is_near in pattern]
 
 
 def read_turned(file: GgufFile, name: str) -> int:
