@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup_deploy.cutting.build import build
-from splitup_deploy.frontends.gguf.model_file import load_gguf
+from splitup_deploy.frontends.gguf.load import load_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.onnx.model_file import load_onnx

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import InvalidModel
@@ -20,7 +19,6 @@ from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
 from splitup_deploy.frontends.gguf.config import (
-    FAMILIES,
     LONG_FACTORS,
     ROPE_FACTORS,
     Family,
@@ -29,7 +27,6 @@ from splitup_deploy.frontends.gguf.config import (
     read_config,
 )
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
@@ -134,19 +131,8 @@ _PARAMETERS: Final = {
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def is_gguf_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.gguf."""
-    return source.endswith(".gguf") and Path(source).is_file()
-
-
-def load_gguf(source: str, sizes: Sizes) -> SourceModel:
-    """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
-    file = read_gguf_parts(Path(source))
-    family = file.metadata.get("general.architecture")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise InvalidModel(
-            f"'{source}' has the architecture {family!r:.40}; supported: {', '.join(FAMILIES)}"
-        )
+def load_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> SourceModel:
+    """Trace the file of a model of a family; raises InvalidModel for what is not supported."""
     config = read_config(file, family, sizes.context)
     text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, choose_family(file, family))
@@ -207,8 +193,12 @@ class SplitHeads:
 class GgufWeights:
     """The tensors of a file by their Hugging Face names."""
 
-    def __init__(self, file: GgufFile, config: DecoderConfig, family: Family) -> None:
-        self._file, self._head_dim, self._family = file, config.head_dim, family
+    def __init__(
+        self, file: GgufFile, config: DecoderConfig | None = None, family: Family | None = None
+    ) -> None:
+        """Find the tensors of a decoder of a family; of another model, a subclass names them."""
+        self._file, self._names = file, {} if family is None else family.names
+        self._turned = config.head_dim if config and family and family.interleaved else 0
         self._asked: set[str] = set()
         experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
         self._experts = experts.count if experts else 0
@@ -238,11 +228,11 @@ class GgufWeights:
                 size //= 2
                 start += half * size
             part = FileSlice(tensor.path, start, start + size)
-        turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
-        if self._family.interleaved and turned:
+        is_turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
+        if self._turned and is_turned:
             row_bytes = (tensor.end - tensor.start) // shape[0]
             part = SplitHeads(
-                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._head_dim
+                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._turned
             )
         form = tensor.format
         if form.name in _PLAIN:
@@ -299,10 +289,14 @@ class GgufWeights:
                 if rest in _HALVES and f"blk.{layer}.{_BOTH}.{kind}" in self._file.tensors:
                     half, rest = _HALVES.index(rest), _BOTH
             place = _LAYER_TENSORS.get(rest, rest)
-            found = f"blk.{layer}.{self._family.names.get(place, place)}.{kind}"
-        self._asked.add(found)
-        self._file.get_shape(found)
-        return self._file.tensors[found], expert, half
+            found = f"blk.{layer}.{self._names.get(place, place)}.{kind}"
+        return self.take(found), expert, half
+
+    def take(self, name: str) -> GgufTensor:
+        """Return a tensor by its own name; then it counts as read. Raises InvalidModel."""
+        self._asked.add(name)
+        self._file.get_shape(name)
+        return self._file.tensors[name]
 
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
