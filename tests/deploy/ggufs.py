@@ -84,7 +84,10 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Return a metadata value with its kind: bool, int (uint32), float (float32), str or a list."""
+    """Return a metadata value with its kind: bool, int (uint32), float (float32), str or a list.
+
+    Lists of ints are int32, as the converter writes them.
+    """
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -95,6 +98,8 @@ def encode_value(value: Any) -> bytes:
         return struct.pack("<I", 8) + encode_text(value)
     items = [encode_value(item) for item in value]
     kind = items[0][:4] if items else struct.pack("<I", 8)
+    if kind == struct.pack("<I", 4):
+        kind = struct.pack("<I", 5)
     return (
         struct.pack("<I", ARRAY)
         + kind
