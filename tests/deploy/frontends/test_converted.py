@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.gguf.gemma4_config import read_turned
+from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.core.errors import InvalidModel
@@ -83,6 +85,7 @@ def test_gpt_oss_bounds_activations_at_seven(tmp_path: Path) -> None:
     [
         ("nemotron-h", {"feed_forward_length": 48}, "a list of 0 and one other number is wanted"),
         ("nemotron-h", {"attention.head_count_kv": [0, 0]}, "one per block"),
+        ("nemotron-h", {"attention.head_count_kv": [], "block_count": 0}, "one per block"),
         ("nemotron-h", {"attention.head_count": 8}, "8 heads of 16; its query has 64 rows"),
         ("nemotron-h", {"ssm.inner_size": 50}, "4 heads of 50 in all"),
         ("nemotron-h", {"ssm.group_count": 1}, "the metadata want"),
@@ -178,6 +181,16 @@ def test_quantised_files_of_gemma_4_stand_for_their_numbers(name: str, tmp_path:
         save_converted(path, name, case, form="Q8_0", widened=widened)
         given.append(feed(load_graph(str(path), SIZES), TOKENS))
     assert relative_error(*given) <= BOUND
+
+
+def test_factors_of_gemma_4_only_say_what_is_turned(tmp_path: Path) -> None:
+    save_converted(tmp_path / "m.gguf", "gemma4", CASES["gemma4"])
+    file = read_gguf(tmp_path / "m.gguf")
+    assert read_turned(file, "rope_freqs.weight", 8) == 2
+    with pytest.raises(InvalidModel, match="of another shape than its heads"):
+        read_turned(file, "rope_freqs.weight", 4)
+    with pytest.raises(InvalidModel, match="of other numbers than 1 and 1e30"):
+        read_turned(file, "output_norm.weight", 32)
 
 
 def test_blocks_of_a_table_that_cross_layers_are_refused(tmp_path: Path) -> None:

@@ -656,7 +656,7 @@ def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
     if ROPE_FACTORS not in file.tensors:
         return config.rope.frequencies
     if config.wide is not None:
-        turned = gemma4_config.read_turned(file, ROPE_FACTORS)
+        turned = gemma4_config.read_turned(file, ROPE_FACTORS, config.rope.pairs)
         still = (Decimal(0),) * (config.rope.pairs - turned)
         return config.rope.frequencies[:turned] + still
     return config.rope.divide(_read_factors(file, ROPE_FACTORS, config.rope.pairs)).frequencies

@@ -104,11 +104,13 @@ def name_layers(pattern: list[bool]) -> list[str]:
     return [f"{'sliding' if is_near else 'full'}_attention" for is_near in pattern]
 
 
-def read_turned(file: GgufFile, name: str) -> int:
-    """Return how many pairs of a head are turned: the factors are 1, and then too large to turn."""
+def read_turned(file: GgufFile, name: str, count: int) -> int:
+    """Return how many of ``count`` pairs of a head are turned.
+
+    Their factors are 1, those of the others too large to turn anything.
+    """
     file.get_shape(name)
     tensor = file.tensors[name]
-    count = tensor.shape[0]
     if tensor.format.name != "F32" or tensor.shape != (count,):
         raise InvalidModel(f"'{file.path}' has {name} of another shape than its heads")
     data = b"".join(FileSlice(file.path, tensor.start, tensor.end).read())

@@ -76,7 +76,12 @@ def _read_list(file: GgufFile, keys: dict[str, Any], key: str, blocks: int) -> l
     """Return a list by block, of those that do not only predict further, one number or none."""
     found = keys.get(key)
     rows = found[:blocks] if isinstance(found, list) else []
-    if len(rows) != blocks or any(type(n) is not int for n in rows) or len({*rows, 0}) > 2:
+    if (
+        not rows
+        or len(rows) != blocks
+        or any(type(n) is not int for n in rows)
+        or len({*rows, 0}) > 2
+    ):
         raise InvalidModel(
             f"'{file.path}' has {key} = {found!r:.40}; a list of 0 and one other number is wanted, "
             "one per block"
