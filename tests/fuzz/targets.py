@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup_deploy.cutting.build import build
-from splitup_deploy.frontends.gguf.model_file import load_gguf
+from splitup_deploy.frontends.gguf.load import load_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.onnx.model_file import load_onnx
@@ -33,8 +33,10 @@ from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import parse_safetensors
 from splitup.graph.manifest import get_task_key, load_manifest
 from splitup.graph.rules import load_graph
-from tests.deploy import hybrids, mixtures
+from tests.deploy import converted, hybrids, mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
+from tests.deploy.converted import save_converted
+from tests.deploy.frontends.test_gguf_encoders import save_bert
 from tests.deploy.ggufs import save_gguf, save_mixture
 from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.llamas import EXAMPLE
@@ -93,6 +95,12 @@ def _write(kind: str) -> bytes:
             save_hybrid(path, hybrids.CASES["qwen3.5-moe"])
         elif kind == "gguf with decay by channel":
             save_hybrid(path, hybrids.CASES["kimi-linear"])
+        elif kind.removeprefix("gguf of ") in converted.CASES:
+            name = kind.removeprefix("gguf of ")
+            context = {f"{converted.FAMILIES[name]}.context_length": 32}
+            save_converted(path, name, converted.CASES[name], context)
+        elif kind == "gguf of bert":
+            save_bert(path)
         elif kind == "onnx":
             save_vision(path)
         else:
@@ -135,6 +143,7 @@ _GGUF_PARTS: Final = (
     "recurrent layers",
     "decay by channel",
 )
+_GGUF_FAMILIES: Final = ("bert", "gemma4-e", "gemma4-moe", "nemotron-h", "nemotron-3")
 TARGETS: Final[dict[str, Target]] = {
     "config": Target(
         lambda: [
@@ -149,6 +158,7 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [
             _write("gguf"),
             *(_write(f"gguf with {what}") for what in _GGUF_PARTS),
+            *(_write(f"gguf of {name}") for name in _GGUF_FAMILIES),
         ],
         lambda path: _use(load_gguf, path),
     ),

@@ -12,7 +12,7 @@ from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.chat import check_tokenizer
-from splitup_deploy.frontends.gguf.model_file import is_gguf_file, load_gguf
+from splitup_deploy.frontends.gguf.load import is_gguf_file, load_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import WEIGHT_SUFFIXES
 from splitup_deploy.frontends.huggingface.config_only import is_without_weights, load_shapes
 from splitup_deploy.frontends.huggingface.directory import (

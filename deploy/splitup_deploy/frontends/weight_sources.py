@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Final, Protocol
@@ -284,6 +284,26 @@ def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) ->
         parts += _cut(source.parts, offsets, start, start + box[last][1] * unit)
     chosen, sizes = zip(*parts, strict=True)
     return WeightSource(spec, chosen, sizes=sizes, is_piece=True)
+
+
+def select_matrix(
+    source: WeightSource, name: str, rows: tuple[int, int], columns: tuple[int, int], width: int
+) -> WeightSource:
+    """Return a part of a matrix of ``width`` columns, each (start, size), called ``name``.
+
+    Of a quantised one these must be whole blocks; raises InvalidModel.
+    """
+    if not source.encoding:
+        return select(source, name, (rows, columns))
+    count, nbytes = source.spec.shape[1:]
+    block = width // count
+    if any(number % block for number in columns):
+        raise InvalidModel(
+            f"'{source.spec.name}' is stored in blocks of {block} columns, and {columns[1]} from "
+            f"{columns[0]} on are needed: convert the model again, with this weight as F16"
+        )
+    box = (rows, (columns[0] // block, columns[1] // block), (0, nbytes))
+    return replace(select(source, name, box), encoding=source.encoding)
 
 
 def _cut(

@@ -11,6 +11,7 @@ from splitup_deploy.frontends.families import block_diffusion, vision_towers
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
+from splitup_deploy.frontends.gguf import encoder_file
 from splitup_deploy.frontends.gguf.config import list_gguf_names
 
 # Published models that ran, by architecture: the demo's, and the one of docs/compiler.md.
@@ -42,7 +43,7 @@ def list_families() -> list[dict[str, Any]]:
     ``images``: its tower for images can be compiled, too. ``decoder`` is the only one that the
     family's models are used with, if there is such a one.
     """
-    names = list_gguf_names()
+    names = {**list_gguf_names(), "BertModel": (encoder_file.FAMILY,)}
     tower_of = {name: tower.architecture for name, tower in TOWERS.items()}
     uses = dict.fromkeys((*ARCHITECTURES, *TOWERS), "text-generation")
     uses |= {name: use for name, (_, use) in ENCODERS.items()}
@@ -73,7 +74,8 @@ def render_families(rows: Sequence[dict[str, Any]]) -> Text:
         if row["decoder"]:
             also = "writes blocks of tokens (--decoder diffusion)"
         if row["use"] != "text-generation":
-            also = "embeddings" if row["use"] == "text-embedding" else "reranking, with one label"
+            used = "embeddings" if row["use"] == "text-embedding" else "reranking, with one label"
+            also = f"{used}; GGUF: {gguf}" if gguf else used
         name = row["architecture"]
         shown = "; ".join(part for part in (tested.get(name, row["tested_with"]), also) if part)
         text.append(name, "bold")

@@ -67,9 +67,10 @@ class Recurrent:
 
     ``taps`` is the length of the convolution. A memory decays as a whole, or by key channel
     (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
-    ``converted`` means the form that GGUF's converter writes: value head h uses key head
-    h mod key_heads, and the file holds -exp(A_log) instead of A_log. ``grouped``: queries, keys,
-    values and gates are one projection, of every key head in turn; strengths and decays another.
+    ``exponentiated``: the file holds -exp(A_log) instead of A_log, as those of GGUF. ``converted``:
+    in the order of GGUF's converter value head h uses key head h mod key_heads. ``grouped``:
+    queries, keys, values and gates are one projection, of every key head in turn; strengths and
+    decays another.
     ``selective``: a state space (Mamba-2) instead of the delta rule. ``activation`` is that of the
     convolution.
     """
@@ -81,6 +82,7 @@ class Recurrent:
     value_dim: int
     taps: int
     by_channel: bool = False
+    exponentiated: bool = False
     converted: bool = False
     grouped: bool = False
     selective: bool = False

@@ -237,7 +237,7 @@ class DeltaRule:
         soft = compute_soft_plus(alpha.reshape(step.rows, *sizes) + bias.reshape(1, *sizes))
         shape = (1, 1, heads, 1) if s.by_channel else (heads,)
         slope = step.tensor(step.weights.get(f"{prefix}.A_log", *shape)).reshape(1, heads, 1)
-        rate = self._mark(soft * (slope if s.converted else -slope.exp()), "decay of a row")
+        rate = self._mark(soft * (slope if s.exponentiated else -slope.exp()), "decay of a row")
         return rate, self._mark(compute_sigmoid(beta), "strength")
 
     def _gate(self, h: Tensor, values: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class StateSpace(DeltaRule):
         bias = step.tensor(step.weights.get(f"{self.prefix}.dt_bias", heads))
         stretch = self._mark(compute_soft_plus(inputs[:, width + s.channels :] + bias), "dt")
         slope = step.tensor(step.weights.get(f"{self.prefix}.A_log", heads))
-        slope = slope if s.converted else -slope.exp()
+        slope = slope if s.exponentiated else -slope.exp()
         rate = self._mark((stretch * slope).reshape(rows, heads, 1), "decay of a row")
         seen = self._find_seen()
         decay, before = self._add_up(rate, seen)

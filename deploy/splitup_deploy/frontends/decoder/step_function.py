@@ -42,7 +42,7 @@ from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
-from splitup_deploy.frontends.weight_sources import WeightSource, select
+from splitup_deploy.frontends.weight_sources import WeightSource, select_matrix
 
 CHUNK = 64  # default of the largest number of rows of one step
 
@@ -361,10 +361,11 @@ class Step(RowOperations):
         first, width = layer * size, c.layers * size
         table = self.weights.get("model.embed_tokens_per_layer.weight", vectors.vocab, width)
         name = f"{prefix}.token_table.weight"
-        table = select(table, name, ((0, vectors.vocab), (first, size)))
+        table = select_matrix(table, name, (0, vectors.vocab), (first, size), width)
         known = self.select(self.tokens, vectors.vocab, self.tensor(table)) * math.sqrt(size)
         matrix = self.weights.get("model.per_layer_model_projection.weight", width, c.hidden)
-        matrix = select(matrix, f"{prefix}.token_proj.weight", ((first, size), (0, c.hidden)))
+        name = f"{prefix}.token_proj.weight"
+        matrix = select_matrix(matrix, name, (first, size), (0, c.hidden), c.hidden)
         made = self.matmul(self.embedded, matrix, size, c.hidden) * c.hidden**-0.5
         made = mark(made, f"{label}: computed")
         weight = self.norm_weight("model.per_layer_projection_norm.weight", size)

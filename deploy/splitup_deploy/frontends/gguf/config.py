@@ -20,6 +20,7 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
+from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
     GRANITE_FIELDS,
@@ -48,6 +49,7 @@ _FIELDS: Final = {
 _ROPE_FIELDS: Final = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -190,6 +192,11 @@ FAMILIES: Final = {
         "Olmo2ForCausalLM",
         names={"ffn_norm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
     ),
+    "minimax-m2": Family(
+        "MiniMaxM2ForCausalLM",
+        {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
+        checked=("expert_gating_func",),
+    ),
     "granite": Family(
         "GraniteForCausalLM", _GRANITE_FIELDS, checked=_GRANITE_UNUSED, interleaved=True
     ),
@@ -245,7 +252,29 @@ FAMILIES: Final = {
         {"final_logit_softcapping": None, "rope_theta": 1_000_000.0},
         names=_GEMMA_NAMES,
     ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        gemma4_config.FIELDS,
+        gemma4_config.DEFAULTS,
+        gemma4_config.CHECKED,
+        gemma4_config.NAMES,
+    ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        {
+            **_EXPERT_FIELDS,
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        {"attention_chunk_size": 8192},  # files do not say it, nor at which layers rope is absent
+    ),
 }
+for _name in ("nemotron_h", "nemotron_h_moe"):
+    FAMILIES[_name] = Family(
+        "NemotronHForCausalLM", nemotron_config.FIELDS, checked=nemotron_config.CHECKED
+    )
 # The largest Gemmas, by their layers, divide queries by another number than the size of a head.
 _LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 _DEEPSEEK_V2: Final = Family(  # with a router of its own
@@ -259,6 +288,12 @@ _MIXTRAL: Final = Family(  # a llama with experts
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
+_OLMO3: Final = replace(  # an olmo2 with windows
+    FAMILIES["olmo2"],
+    architecture="Olmo3ForCausalLM",
+    fields={"attention.sliding_window": "sliding_window"},
+    checked=("attention.sliding_window_pattern",),
+)
 _GRANITE_SHARED: Final = replace(  # with a shared MLP beside the experts
     FAMILIES["granitemoe"],
     architecture="GraniteMoeSharedForCausalLM",
@@ -269,9 +304,11 @@ _GRANITE_HYBRID_EXPERTS: Final = replace(FAMILIES["granitehybrid"], names=_GRANI
 MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
+_MAVERICK: Final = 128  # experts of the Llama 4 whose queries and keys are not normalised
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
+_PATTERN: Final = "attention.sliding_window_pattern"
 _KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
 # Keys for which zero means that there is none.
@@ -280,7 +317,10 @@ _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_s
 
 def list_gguf_names() -> dict[str, tuple[str, ...]]:
     """Return for every architecture that files can have what files call it."""
-    special = (("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL), ("granitemoe", _GRANITE_SHARED))
+    special = (
+        *(("deepseek2", _DEEPSEEK_V2), ("llama", _MIXTRAL), ("olmo2", _OLMO3)),
+        ("granitemoe", _GRANITE_SHARED),
+    )
     names: dict[str, tuple[str, ...]] = {}
     for name, family in (*FAMILIES.items(), *special):
         names[family.architecture] = (*names.get(family.architecture, ()), name)
@@ -300,6 +340,8 @@ def choose_family(file: GgufFile, name: str) -> Family:
         return _MIXTRAL
     if name == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
         return _DEEPSEEK_V2
+    if name == "olmo2" and keys.get("attention.sliding_window", 0) != 0:
+        return _OLMO3
     if name == "granitemoe" and keys.get(_SHARED, 0) != 0:
         return _GRANITE_SHARED
     if name == "granitehybrid" and keys.get("expert_count", 0) != 0:
@@ -385,6 +427,11 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         keys = {**keys, "attention.head_count_kv": 1}
     if _KV_RANK in keys:
         return table | _read_latent(file, keys)
+    if kind.architecture == "Gemma4ForCausalLM":
+        fields = gemma4_config.read_gemma4(file, keys, table)
+        return {**table, **fields}
+    if kind.architecture == "NemotronHForCausalLM":
+        return table | nemotron_config.read_nemotron(file, keys, table)
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
@@ -396,8 +443,18 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
     if is_qwen:
         table |= read_qwen(file, keys, size)
+    if kind.architecture == "Llama4ForCausalLM":
+        if keys.get("attention.sliding_window", 1) == 0:  # MobileLLM, which has rope everywhere
+            raise InvalidModel(f"'{file.path}' is a Llama 4 without chunks, which is not supported")
+        table["use_qk_norm"] = table.get("num_local_experts") != _MAVERICK
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
+    if kind.architecture == "MiniMaxM2ForCausalLM":
+        _expect_sigmoid(file, keys)
+        table["rotary_dim"] = keys.get("rope.dimension_count")
+    if kind.architecture == "Olmo3ForCausalLM" and _PATTERN in keys:
+        pattern = gemma4_config.read_pattern(file, keys, table["num_hidden_layers"])
+        table["layer_types"] = gemma4_config.name_layers(pattern)
     if kind.fields.items() >= _GRANITE_FIELDS.items():
         table.setdefault("attention_multiplier", size**-0.5)  # as in llama.cpp
         cached = table["num_key_value_heads"]
@@ -502,15 +559,20 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
     turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
+    _expect_sigmoid(file, keys)
+    return {
+        "partial_rotary_factor": turned / size,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _expect_sigmoid(file: GgufFile, keys: dict[str, Any]) -> None:
+    """Raise InvalidModel for a router with another function."""
     if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
         raise InvalidModel(
             f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
             f"supported: {_SIGMOID}, sigmoid"
         )
-    return {
-        "partial_rotary_factor": turned / size,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-    }
 
 
 def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -541,10 +603,14 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
     """Raise InvalidModel where other keys of the file contradict the configuration."""
     experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
     latent = config.latent
-    value = keys.get("attention.value_length") if latent else config.head_dim
+    size = config.head_dim if config.wide is None else config.wide.head_dim
+    value = keys.get("attention.value_length") if latent else size
+    turned: Any = latent.turned if latent else 2 * config.rope.pairs
+    if config.unturned == frozenset(range(config.layers)):  # nothing is turned
+        turned = keys.get("rope.dimension_count")
     for key, wanted in (
         ("attention.value_length", value),
-        ("rope.dimension_count", latent.turned if latent else 2 * config.rope.pairs),
+        ("rope.dimension_count", turned),
         ("vocab_size", config.vocab),
         ("expert_count", experts.count if experts else 0),
         ("expert_used_count", experts.active if experts else 0),
@@ -589,6 +655,10 @@ def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
     """Return the rope, its frequencies divided by the factors in the file, if there are some."""
     if ROPE_FACTORS not in file.tensors:
         return config.rope.frequencies
+    if config.wide is not None:
+        turned = gemma4_config.read_turned(file, ROPE_FACTORS, config.rope.pairs)
+        still = (Decimal(0),) * (config.rope.pairs - turned)
+        return config.rope.frequencies[:turned] + still
     return config.rope.divide(_read_factors(file, ROPE_FACTORS, config.rope.pairs)).frequencies
 
 

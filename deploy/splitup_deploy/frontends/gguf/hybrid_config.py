@@ -1,4 +1,4 @@
-"""The recurrent layers of GGUF files: Qwen3.5, Kimi Linear and Granite 4.
+"""The recurrent layers of GGUF files: Qwen3.5, Kimi Linear, Granite 4 and Nemotron-H.
 
 Source: llama.cpp's converters. They store -exp(A_log) in place of A_log. For Qwen3.5 value heads
 are reordered so that value head h uses key head h mod key_heads, and the 1 is added to the weights
@@ -120,4 +120,6 @@ def complete_recurrent(config: DecoderConfig) -> DecoderConfig:
     """Return the configuration with recurrent layers in the converter's form."""
     if config.recurrent is None:
         return config
-    return replace(config, recurrent=replace(config.recurrent, converted=True), unit_norms=False)
+    is_reordered = not config.recurrent.selective
+    recurrent = replace(config.recurrent, exponentiated=True, converted=is_reordered)
+    return replace(config, recurrent=recurrent, unit_norms=False)

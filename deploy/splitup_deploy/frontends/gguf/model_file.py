@@ -6,10 +6,10 @@ metadata are translated to a config.json of the same family, and the tokenizer t
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import InvalidModel
@@ -19,7 +19,6 @@ from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
 from splitup_deploy.frontends.gguf.config import (
-    FAMILIES,
     LONG_FACTORS,
     ROPE_FACTORS,
     Family,
@@ -28,9 +27,8 @@ from splitup_deploy.frontends.gguf.config import (
     read_config,
 )
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
-from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer, read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import FURTHER
+from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
+from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
     FilePart,
@@ -49,10 +47,15 @@ _EXPERT_TENSORS: Final = {
     "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
 }
+_HALVES: Final = ("ffn_gate_exps", "ffn_up_exps")
+_BOTH: Final = "ffn_gate_up_exps"
 _TENSORS: Final = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 _LAYER_TENSORS: Final = {
     "input_layernorm": "attn_norm",
@@ -76,6 +79,7 @@ _LAYER_TENSORS: Final = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.router.proj": "ffn_gate_inp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -83,6 +87,8 @@ _LAYER_TENSORS: Final = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.fc1_latent_proj": "ffn_latent_down",
+    "mlp.fc2_latent_proj": "ffn_latent_up",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
@@ -115,6 +121,9 @@ _PARAMETERS: Final = {
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "mamba.D": "ssm_d",
+    "mlp.router.scale": "ffn_gate_inp.scale",
+    "mlp.router.per_expert_scale": "ffn_down_exps.scale",
+    ".layer_scalar": "layer_output_scale.weight",
     **{f"mlp.experts.{part}_proj_bias": f"ffn_{part}_exps.bias" for part in ("gate", "up", "down")},
     **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn", "mamba")},
     **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn", "mamba")},
@@ -122,24 +131,16 @@ _PARAMETERS: Final = {
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def is_gguf_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.gguf."""
-    return source.endswith(".gguf") and Path(source).is_file()
-
-
-def load_gguf(source: str, sizes: Sizes) -> SourceModel:
-    """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
-    file = read_gguf_parts(Path(source))
-    family = file.metadata.get("general.architecture")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise InvalidModel(
-            f"'{source}' has the architecture {family!r:.40}; supported: {', '.join(FAMILIES)}"
-        )
+def load_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> SourceModel:
+    """Trace the file of a model of a family; raises InvalidModel for what is not supported."""
     config = read_config(file, family, sizes.context)
     text, said = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, choose_family(file, family))
     traced = trace_language_model(config, weights, sizes.chunk)
-    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), list_further_blocks(file, config))
+    others = dict.fromkeys(list_further_blocks(file, config), FURTHER)
+    for layer in config.borrowed.layers if config.borrowed is not None else ():
+        others |= {f"blk.{layer}.attn_{part}": BORROWED for part in ("k.", "v.", "k_norm.")}
+    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), others)
     traced = replace(traced, notes=(*traced.notes, *notes, *said))
     return SourceModel("function" if text is None else "text-generation", traced, text)
 
@@ -159,8 +160,10 @@ def _read_text(
 
 
 def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:
+    """Return the tokens that end a text: those that the file names, and those known by name."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = {file.metadata.get(f"tokenizer.ggml.{name}") for name in names} - {None}
+    ids |= find_end_tokens(file.metadata)
     if not all(type(item) is int and 0 <= item < vocab for item in ids):
         raise InvalidModel(f"'{file.path}' ends texts with a token that does not exist")
     return tuple(sorted(item for item in ids if isinstance(item, int)))
@@ -190,8 +193,12 @@ class SplitHeads:
 class GgufWeights:
     """The tensors of a file by their Hugging Face names."""
 
-    def __init__(self, file: GgufFile, config: DecoderConfig, family: Family) -> None:
-        self._file, self._head_dim, self._family = file, config.head_dim, family
+    def __init__(
+        self, file: GgufFile, config: DecoderConfig | None = None, family: Family | None = None
+    ) -> None:
+        """Find the tensors of a decoder of a family; of another model, a subclass names them."""
+        self._file, self._names = file, {} if family is None else family.names
+        self._turned = config.head_dim if config and family and family.interleaved else 0
         self._asked: set[str] = set()
         experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
         self._experts = experts.count if experts else 0
@@ -201,9 +208,14 @@ class GgufWeights:
 
         A quantised one has dtype uint8 and shape [rows, blocks, bytes per block].
         """
-        tensor, expert = self._find(name)
+        tensor, expert, half = self._find(name)
         whole = shape if expert is None else (self._experts, *shape)
-        if _squeeze(tensor.shape) != _squeeze(whole):
+        if half is not None:
+            whole = (self._experts, 2 * shape[0], *shape[1:])
+        stored = tensor.shape
+        if name.endswith(".mamba.norm.weight"):  # a row for each group
+            stored = (math.prod(stored),)
+        if _squeeze(stored) != _squeeze(whole):
             raise InvalidModel(
                 f"tensor '{tensor.name}' in '{tensor.path}' is {list(tensor.shape)}; "
                 f"the metadata want {list(whole)}"
@@ -212,12 +224,15 @@ class GgufWeights:
         if expert is not None:
             size = (tensor.end - tensor.start) // self._experts
             start = tensor.start + expert * size
+            if half is not None:
+                size //= 2
+                start += half * size
             part = FileSlice(tensor.path, start, start + size)
-        turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
-        if self._family.interleaved and turned:
+        is_turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
+        if self._turned and is_turned:
             row_bytes = (tensor.end - tensor.start) // shape[0]
             part = SplitHeads(
-                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._head_dim
+                FileSlice(tensor.path, tensor.start, tensor.end), row_bytes, self._turned
             )
         form = tensor.format
         if form.name in _PLAIN:
@@ -237,25 +252,32 @@ class GgufWeights:
         return join_sources(spec, sources)
 
     def check_all_read(
-        self, allowed: tuple[str, ...], prefixes: tuple[str, ...]
+        self, allowed: tuple[str, ...], others: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return what to say of tensors that were left out: those with ``prefixes``.
+        """Return what to say of tensors that were left out.
 
-        Raises InvalidModel for any other that was not read: it would change the results.
+        ``others`` says for prefixes of names what such tensors are. Raises InvalidModel for any
+        other that was not read: it would change the results.
         """
-        rest = [name for name in self._file.tensors if name not in {*allowed, *self._asked}]
-        further = [name for name in rest if name.startswith(prefixes)] if prefixes else []
-        if unknown := [name for name in rest if name not in further]:
+        left: dict[str, list[str]] = {}
+        for name in self._file.tensors:
+            if name not in self._asked and name not in allowed:
+                why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
+                left.setdefault(why, []).append(name)
+        if unknown := left.pop("", []):
             raise InvalidModel(
                 f"'{self._file.path}' has a tensor {name_some(unknown)} for which its architecture "
                 "has no use here: it is an unknown variation"
             )
-        return (f"left out: {name_some(further)}, {FURTHER}",) if further else ()
+        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
 
-    def _find(self, name: str) -> tuple[GgufTensor, int | None]:
-        """Return the tensor that holds a weight, and which of its experts the weight is."""
+    def _find(self, name: str) -> tuple[GgufTensor, int | None, int | None]:
+        """Return the tensor that holds a weight, which of its experts that is, and which half.
+
+        An expert's gate and up projection may be the halves of one matrix.
+        """
         stem, _, kind = name.rpartition(".")
-        expert = None
+        expert, half = None, None
         layer, _, rest = stem.removeprefix("model.layers.").partition(".")
         if stem in _TENSORS:
             found = f"{_TENSORS[stem]}.{kind}"
@@ -264,11 +286,17 @@ class GgufWeights:
         else:
             if (match := _EXPERT.fullmatch(rest)) is not None:
                 expert, rest = int(match[1]), _EXPERT_TENSORS[match[2]]
+                if rest in _HALVES and f"blk.{layer}.{_BOTH}.{kind}" in self._file.tensors:
+                    half, rest = _HALVES.index(rest), _BOTH
             place = _LAYER_TENSORS.get(rest, rest)
-            found = f"blk.{layer}.{self._family.names.get(place, place)}.{kind}"
-        self._asked.add(found)
-        self._file.get_shape(found)
-        return self._file.tensors[found], expert
+            found = f"blk.{layer}.{self._names.get(place, place)}.{kind}"
+        return self.take(found), expert, half
+
+    def take(self, name: str) -> GgufTensor:
+        """Return a tensor by its own name; then it counts as read. Raises InvalidModel."""
+        self._asked.add(name)
+        self._file.get_shape(name)
+        return self._file.tensors[name]
 
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:

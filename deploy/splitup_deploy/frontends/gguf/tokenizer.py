@@ -35,6 +35,16 @@ _BPE: Final = {
 _LONGEST: Final = 128  # characters of a token that is made by merging; models' longest has 48
 # Phi-3's other special tokens take the spaces that follow them.
 _PHI3_KEEPS_SPACES: Final = ("<unk>", "<s>", "<|endoftext|>")
+# Special tokens that end a text or a turn: many files name only one of theirs. As in llama.cpp.
+_ENDS: Final = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>"),
+        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "</s>", "<end_of_utterance>"),
+        *("<|return|>", "<|call|>", "<EOT>", "[EOT]", "[EOS]", "[e~["),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
+)
+_HARMONY: Final = {"<|return|>", "<|call|>"}  # beside these "<|end|>" only ends a message
 
 
 def make_tokenizer(metadata: Metadata, vocab: int) -> bytes:
@@ -70,6 +80,19 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes:
     return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def find_end_tokens(metadata: Metadata) -> set[int]:
+    """Return the special tokens whose names say that they end a text or a turn."""
+    tokens, kinds = _get_list(metadata, "tokens", str), _get_list(metadata, "token_type", int)
+    found = {
+        token: place
+        for place, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if token in _ENDS and kind in (_CONTROL, _USER)
+    }
+    if found.keys() >= _HARMONY:
+        found.pop("<|end|>", None)
+    return set(found.values())
+
+
 def _make_merged(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
     """Return the parts of a tokenizer.json that merge bytes, written as printable characters."""
     name = metadata.get("tokenizer.ggml.pre", "default")
@@ -84,6 +107,8 @@ def _make_merged(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
         _expect(left in ids and right in ids and left + right in ids, "merges unknown tokens")
         merges.append([left, right])
     if split.is_plain:
+        if name == "gemma4":  # whose first files say no, which makes the model worse
+            metadata = {**metadata, "tokenizer.ggml.add_bos_token": True}
         return _make_plain(metadata, ids, kinds, merges, prefix=False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     patterns, last = split.patterns, split.patterns[-1]
@@ -204,7 +229,7 @@ def _make_words(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> di
     GGUF writes a space before tokens that begin words, and nothing before those within.
     """
     names = [
-        token if kind == _CONTROL else token[1:] if token[0] == _SPACE else f"##{token}"
+        token if kind == _CONTROL else token[1:] if token[:1] == _SPACE else f"##{token}"
         for token, kind in zip(ids, kinds, strict=True)
     ]
     table = {name: index for index, name in enumerate(names)}

@@ -26,6 +26,7 @@ from splitup_deploy.frontends.weight_sources import (
 )
 
 FURTHER: Final = "of blocks that only predict tokens further ahead"
+BORROWED: Final = "the layers attend to another one's keys"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.

@@ -28,7 +28,12 @@ from splitup_deploy.frontends.families.text_towers import (
     rename_weight,
 )
 from splitup_deploy.frontends.huggingface.chat import read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import FURTHER, DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import (
+    BORROWED,
+    FURTHER,
+    DirectoryWeights,
+    read_json,
+)
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
@@ -120,7 +125,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
         others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
-    others |= dict.fromkeys(_list_unused_keys(config), "the layers attend to another one's keys")
+    others |= dict.fromkeys(_list_unused_keys(config), BORROWED)
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
@@ -134,10 +139,10 @@ def _read_text(
     if sizes.without == "text":
         return None, ()
     with offer_way_out("text"):
-        tokenizer = read_tokenizer(directory)
+        tokenizer, eos_id = read_tokenizer(directory)
     with offer_way_out("chat"):
         chat, notes = (None, ()) if sizes.without == "chat" else read_chat(directory)
-    eos_ids = _read_eos_ids(directory, table)
+    eos_ids = _read_eos_ids(directory, table, eos_id)
     return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
 
 
@@ -238,12 +243,16 @@ def _list_unused_keys(config: DecoderConfig) -> Iterator[str]:
             yield f"model.layers.{layer}.self_attn.{part}."
 
 
-def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:
+def _read_eos_ids(
+    directory: Path, table: dict[str, Any], of_tokenizer: int | None
+) -> tuple[int, ...]:
+    """Return the tokens that end a text; ``of_tokenizer`` is one, of which others may not know."""
     value = table.get("eos_token_id")
     generation = directory / "generation_config.json"
     if generation.is_file():
         value = read_json(generation, tuning.MAX_CONFIG_BYTES).get("eos_token_id", value)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [*value] if isinstance(value, list) else [] if value is None else [value]
+    ids += [] if of_tokenizer is None else [of_tokenizer]
     if len(ids) > limits.MAX_PORTS or not all(
         type(item) is int and 0 <= item < limits.MAX_DIMENSION for item in ids
     ):

@@ -1,0 +1,122 @@
+"""GGUF files as the tests write them, in llama.cpp: whether they are what its own reader expects.
+
+    pip install --no-deps --target /tmp/peer xllamacpp==2026.10.11549
+    PYTHONPATH=/tmp/peer python -m tests.deploy.converted_in_llama_cpp
+
+Prints the largest difference of a logit from ours, as a share of the largest. llama.cpp keeps keys
+and values in 16 bits and looks up GELU in a table of 16 bits, so it is not zero.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.measure.perplexity import compute_in_peer
+from tests.deploy.checkpoints import TOKENS, Case, iter_shapes
+from tests.deploy.converted import CASES, save_converted
+from tests.deploy.frontends.test_converted import (
+    SIZES,
+    change_case,
+    make_gemma_4_e,
+    make_llama_4,
+)
+from tests.deploy.reference_program import load_graph
+from tests.deploy.steps import feed
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _change(case: Case, shapes: Shapes, **change: Any) -> Case:
+    return replace(case, change={**case.change, **change}, shapes=lambda _: iter(shapes.items()))
+
+
+def _make_gemma_4_e() -> Case:
+    """Return the case with the last layers of both kinds that have keys next to each other."""
+    case = make_gemma_4_e()
+    shapes = {
+        name: tuple(96 if "layers.2.mlp" in name and size == 48 else size for size in shape)
+        for name, shape in iter_shapes(case)
+    }
+    return _change(case, shapes, num_kv_shared_layers=4)
+
+
+def _make_olmo_3() -> Case:
+    """Return the case with four layers, the last without a window, and YaRN's usual factor."""
+    case = CASES["olmo3"]
+    shapes = {
+        name.replace(f"layers.{layer}.", f"layers.{layer + more}."): shape
+        for name, shape in iter_shapes(case)
+        for layer in (0, 1)
+        for more in (0, 2)
+        if f"layers.{1 - layer}." not in name
+    }
+    kinds = 3 * ["sliding_attention"] + ["full_attention"]
+    scaling = {**case.config["rope_scaling"], "attention_factor": 0.1 * math.log(4) + 1}
+    return _change(case, shapes, num_hidden_layers=4, layer_types=kinds, rope_scaling=scaling)
+
+
+def _list_unbiased(name: str) -> Shapes:
+    """Return a case's shapes without biases of Mamba's projections, which llama.cpp has not."""
+    rows = dict(iter_shapes(CASES[name]))
+    biases = [
+        f".{module}.{part}_proj.bias" for module in ("mixer", "mamba") for part in ("in", "out")
+    ]
+    return {n: shape for n, shape in rows.items() if not n.endswith(tuple(biases))}
+
+
+def _make_granite_hybrid() -> Case:
+    return _change(CASES["granite-hybrid"], _list_unbiased("granite-hybrid"), mamba_proj_bias=False)
+
+
+def _make_nemotron_h() -> Case:
+    return _change(CASES["nemotron-h"], _list_unbiased("nemotron-h"), use_bias=False)
+
+
+def _make_nemotron_3() -> Case:
+    """Return the case behind a recurrent layer, without which llama.cpp has no state."""
+    shapes = {n: s for n, s in _list_unbiased("nemotron-h").items() if "layers.0." in n}
+    for name, shape in iter_shapes(CASES["nemotron-3"]):
+        later = name.replace("layers.1.", "layers.2.").replace("layers.0.", "layers.1.")
+        shapes = {**shapes, later: shape}
+    pattern = "ME*"
+    return _change(
+        CASES["nemotron-3"],
+        shapes,
+        use_bias=False,
+        num_hidden_layers=len(pattern),
+        hybrid_override_pattern=pattern,
+    )
+
+
+_CHANGED: Final[dict[str, Callable[[], Case]]] = {
+    "gemma4-e": _make_gemma_4_e,
+    "granite-4-dense": lambda: change_case("granite-4-dense", intermediate_size=20),
+    "granite-hybrid": _make_granite_hybrid,
+    "llama4": make_llama_4,
+    "nemotron-h": _make_nemotron_h,
+    "nemotron-3": _make_nemotron_3,
+    "olmo3": _make_olmo_3,
+}
+
+
+def compare(name: str) -> float:
+    """Return the largest difference of a logit, as a share of the largest."""
+    case = _CHANGED[name]() if name in _CHANGED else CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        save_converted(path, name, case)
+        ours = feed(load_graph(str(path), SIZES), TOKENS)
+        (theirs,) = compute_in_peer(path, [TOKENS])
+    return float(np.abs(ours - theirs).max() / np.abs(ours).max())
+
+
+if __name__ == "__main__":
+    for name in CASES:
+        print(f"{name:20} {compare(name):.0e}", flush=True)
