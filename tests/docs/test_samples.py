@@ -174,7 +174,7 @@ def test_a_check_is_shown_as_it_is_printed() -> None:
 
 def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
     model = RegisteredModel(
-        model_id="0x589b0192a3f9b635eacbc77dcbf37ea8c4d3f107a6b7ea04df7e5c025ef3066e",
+        model_id="0x748492b94cc04c1efbbc6b8290389684732621c652060048ce34d683bfac212f",
         name="packages-4m",
         developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
         task_count=12,
@@ -197,7 +197,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         {
             "index": index,
             "label": label,
-            "model_id": "0x589b0192" + "0" * 56,
+            "model_id": "0x748492b9" + "0" * 56,
             "verdict": "equal",
             "detail": "all bytes as they must be",
             "may_serve": True,
