@@ -58,7 +58,7 @@ class Assembler:
         self.labels[name] = len(self.code)
 
     def jump(self, kind: str, label: str) -> None:
-        """Jump always ("jmp"), if less or not (signed: "jl", "jge"), if zero or not ("jz", "jnz")."""
+        """Jump always, if less or not less (signed: "jl", "jge"), if zero or not ("jz", "jnz")."""
         self.code += _JUMPS[kind] + bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 

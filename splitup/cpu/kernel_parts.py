@@ -15,17 +15,23 @@ def get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp | None]:
 
     The reduction is None where there is none. Raises NoMatch for other kernels.
     """
-    if sink.op is not Ops.SINK or len(sink.src) != 1:
-        raise NoMatch
-    store, *loops = sink.src[0].src if sink.src[0].op is Ops.END else sink.src
-    if store.op is not Ops.STORE:
-        raise NoMatch
-    if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
-        raise NoMatch
+    store, loops = get_store(sink)
     reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
     if len(reduces) > 2 or (reduces and reduces[0] not in reduces[-1].toposort()):
         raise NoMatch
-    return store, list(loops), reduces[-1] if reduces else None
+    return store, loops, reduces[-1] if reduces else None
+
+
+def get_store(sink: UOp) -> tuple[UOp, list[UOp]]:
+    """Return the store of a kernel and its loops; raise NoMatch if it has several."""
+    if sink.op is not Ops.SINK or len(sink.src) != 1:
+        raise NoMatch
+    store, *loops = sink.src[0].src if sink.src[0].op is Ops.END else sink.src
+    if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
+        raise NoMatch
+    if not is_buffer(store.src[0].src[0]):
+        raise NoMatch
+    return store, list(loops)
 
 
 def split_reduction(call: UOp, matches: Callable[[UOp], bool]) -> tuple[UOp, ...]:

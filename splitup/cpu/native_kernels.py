@@ -22,6 +22,7 @@ from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies, StateWrite,
 from splitup.cpu.kernel_parts import split_reduction
 from splitup.cpu.matmul_match import Matmul, match_matmul
 from splitup.cpu.matmul_shape import BlockDecoder, LookupShape, MatmulShape
+from splitup.cpu.row_copies import BoundRowCopy, CopyShape, RowCopy, match_row_copy
 from splitup.cpu.threads import get_kernel_threads
 from splitup.cpu.vector_codegen import Pointer, VectorShape
 from splitup.cpu.vector_match import BoundVectors, VectorKernel, match_vectors
@@ -52,7 +53,7 @@ def split_call(call: UOp) -> tuple[UOp, ...]:
 
 def match_kernel(kernel: UOp) -> tuple[Hashable, tuple[int, ...]] | None:
     """Return native code for a kernel, and the slots of the arguments it takes; None if none."""
-    found = match_matmul(kernel) or match_vectors(kernel)
+    found = match_matmul(kernel) or match_vectors(kernel) or match_row_copy(kernel)
     return None if found is None else (found, found.slots)
 
 
@@ -67,6 +68,8 @@ def encode_kernel(kernel: Hashable) -> list[Any]:
         return ["cache write", *astuple(kernel)]
     if isinstance(kernel, VectorKernel):
         return ["vectors", *astuple(kernel)]
+    if isinstance(kernel, RowCopy):
+        return ["row copy", *astuple(kernel)]
     assert isinstance(kernel, Matmul)
     sizes = [kernel.n, kernel.t, kernel.rows]
     return ["matmul", astuple(kernel.shape), kernel.slots, sizes, kernel.symbol, kernel.table]
@@ -77,6 +80,9 @@ def decode_kernel(fields: Sequence[Any]) -> Hashable:
     kind, *values = fields
     if kind == "cache write":
         return CacheWrite(*values)
+    if kind == "row copy":
+        shape, *rest = map(_freeze, values)
+        return RowCopy(CopyShape(*shape), *rest)
     if kind == "vectors":
         (arguments, pointers, *rest), slots, symbol = map(_freeze, values)
         pointers = tuple(Pointer(*pointer) for pointer in pointers)
@@ -100,7 +106,7 @@ def bind_kernel(
     rows: Mapping[str, ctypes.c_uint64],
     threads: int,
     state: tuple[Copies, int, int],
-) -> BoundMatmul | BoundVectors | BoundWrite:
+) -> BoundMatmul | BoundRowCopy | BoundVectors | BoundWrite:
     """Return a kernel on certain memory; the result may depend on neither threads nor addresses.
 
     ``rows`` holds the value of each symbol. ``state`` is, for the update of a state, what is known
@@ -110,6 +116,8 @@ def bind_kernel(
         return BoundWrite(kernel, addresses, state, rows)
     if isinstance(kernel, VectorKernel):
         return BoundVectors(kernel, addresses, rows)
+    if isinstance(kernel, RowCopy):
+        return BoundRowCopy(kernel, addresses, rows)
     assert isinstance(kernel, Matmul)
     return BoundMatmul(kernel, addresses, get_kernel_threads(threads), rows)
 

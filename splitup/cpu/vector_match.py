@@ -21,7 +21,15 @@ from tinygrad.uop.symbolic import symbolic_simple
 
 from splitup.cpu.assembler import MachineCode
 from splitup.cpu.kernel_parts import get_parts
-from splitup.cpu.loop_indices import AffineIndex, Axis, IndexReader, NoMatch, SubLoop, join_axes
+from splitup.cpu.loop_indices import (
+    AffineIndex,
+    Axis,
+    IndexReader,
+    NoMatch,
+    SubLoop,
+    check_bounds,
+    join_axes,
+)
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES
 from splitup.cpu.registers import allocate_registers
 from splitup.cpu.vector_codegen import (
@@ -131,7 +139,7 @@ def _match(
     for load, (other, index) in read.items():
         if other == slot and (reduce is not None or index != out):
             raise NoMatch  # what it reads may have been written
-        _check_bounds(load, index)
+        check_bounds(load, index)
     indices = [out, *(index for _, index in read.values())]
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     row, axes = _find_row(subs, indices, [] if reduce is None else reader.split_loop(reduce.src[1]))
@@ -171,15 +179,6 @@ def _find_loads(value: UOp) -> list[UOp]:
             found[uop] = None
             rest += [] if uop.op is Ops.INDEX else uop.src
     return [uop for uop in found if uop.op is Ops.INDEX]
-
-
-def _check_bounds(load: UOp, index: AffineIndex) -> None:
-    """Raise NoMatch if a load may be outside its buffer, as where the graph pads and chooses."""
-    steps = [factor * (sub.size - 1) for sub, factor in index.factors.items()]
-    first = index.const + sum(step for step in steps if step < 0)
-    last = index.const + sum(step for step in steps if step > 0)
-    if first < 0 or last >= int(load.src[0].max_numel()):
-        raise NoMatch
 
 
 def _find_row(
