@@ -62,6 +62,14 @@ _TESTS: Final = "tests/protocol"
 MUTANTS: Final = (
     # ---- what a stranger's message costs --------------------------------------------------------
     Mutant(
+        "numbers beyond a table",
+        "splitup/cpu/row_copies.py",
+        '        asm.jump("jge", "zeros")\n',
+        "",
+        "tests/cpu/test_row_copies.py::test_rows_that_numbers_name_are_copied",
+        is_quick=False,
+    ),
+    Mutant(
         "scans of a JPEG",
         "splitup/client/images/image_reader.py",
         "            if scans * pixels > (most",

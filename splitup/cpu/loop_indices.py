@@ -267,12 +267,3 @@ def _make_axis(
             raise NoMatch
         symbol = str(size.expr)
     return kind(sub.size, tuple(index.get(sub) for index in indices), symbol)
-
-
-def check_bounds(load: UOp, index: AffineIndex) -> None:
-    """Raise NoMatch if a load may be outside its buffer, as where the graph pads and chooses."""
-    steps = [factor * (sub.size - 1) for sub, factor in index.factors.items()]
-    first = index.const + sum(step for step in steps if step < 0)
-    last = index.const + sum(step for step in steps if step > 0)
-    if first < 0 or last >= int(load.src[0].max_numel()):
-        raise NoMatch

@@ -38,7 +38,6 @@ from splitup.cpu.loop_indices import (
     Axis,
     IndexReader,
     NoMatch,
-    check_bounds,
     join_axes,
 )
 
@@ -245,7 +244,6 @@ def _match(sink: UOp) -> RowCopy:
 
 def _read_load(reader: IndexReader, load: UOp, dtype: DType) -> _Load:
     slot, index = reader.read_load(load, dtype)
-    check_bounds(load, index)
     return _Load(slot, index, dtype.itemsize)
 
 

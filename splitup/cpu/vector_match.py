@@ -27,7 +27,6 @@ from splitup.cpu.loop_indices import (
     IndexReader,
     NoMatch,
     SubLoop,
-    check_bounds,
     join_axes,
 )
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES
@@ -136,10 +135,8 @@ def _match(
     slot, out = reader.read_load(store.src[0], kind)
     loads = _find_loads(value)
     read = {load: reader.read_load(load, load.src[0].dtype) for load in loads}
-    for load, (other, index) in read.items():
-        if other == slot and (reduce is not None or index != out):
-            raise NoMatch  # what it reads may have been written
-        check_bounds(load, index)
+    if any(other == slot and (reduce or index != out) for other, index in read.values()):
+        raise NoMatch  # what it reads may have been written
     indices = [out, *(index for _, index in read.values())]
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     row, axes = _find_row(subs, indices, [] if reduce is None else reader.split_loop(reduce.src[1]))
