@@ -3,8 +3,8 @@
 Validators are asked in the order that the draw gives them, only as many as are needed. Each first
 commits to its answer. The answer counts if 2f+1 members held the commitment before anything was
 revealed to the validator. When a validator is late the next one is asked, too, and all of them
-together have no more time than the settlement leaves. A late one is passed over when reveals are
-due, or when nobody is left who could answer instead.
+together have no more time than the settlement leaves. A late one is passed over when another has
+answered or nobody is left who could.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class TaskCheck:
     fixed_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, ValidatorAnswer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
+    closed_at: float | None = None  # when we first said that reveals are due
     disputed_claims: int = 0  # the most that members were asked to rule on together
     disputed_at: float | None = None  # since when they are asked that
     is_recomputing: bool = False  # here, at the moment
@@ -91,7 +92,9 @@ class TaskCheck:
         """Ask as many other validators as are needed when some are late, and pass over the silent.
 
         ``commitment`` is the executor's, once revealed; reveals are due since ``due_at``. All who
-        may still be asked share the time ``until`` which answers are of use.
+        may still be asked share the time ``until`` which answers are of use. After
+        ``closed_at`` who was asked before and is late is passed over at once: it might copy what
+        the others reveal.
         """
         open_ = [v for v in self.asked_at if self._get_answer(attestations, v) is None]
         fixed = {v for v in open_ if attestations.find_fixed(self.task, v) is not None}
@@ -102,8 +105,8 @@ class TaskCheck:
         late = {v for v in open_ if v not in fixed and now >= self.late_at[v]}
         if len(self.asked_at) == len(self.validators) and late.issuperset(set(open_) - fixed):
             self.given_up |= late
-        elif due_at is not None:  # it might copy what the others reveal
-            self.given_up |= {v for v in late if self.asked_at[v] < due_at}
+        elif self.closed_at is not None:
+            self.given_up |= {v for v in late if self.asked_at[v] < self.closed_at}
         wanted = 1
         if commitment is not None:
             wanted = count_needed(commitment, self.get_usable(attestations, commitment))

@@ -73,6 +73,8 @@ class VerificationRounds:
                 commitment = verification.find_commitment(task)
                 check.advance(verification.attestations, commitment, due_at, until, now)
             commands += self._attest(execution_id, verification, now)
+            for check in checks.values() if verification.has_closed() else ():
+                check.closed_at = now if check.closed_at is None else check.closed_at
         heard = _count_rulings(verification)
         if heard > verification.heard_rulings:
             verification.heard_rulings = heard

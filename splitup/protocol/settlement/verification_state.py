@@ -70,6 +70,10 @@ class Verification:
         if check is not None:
             check.hold(commitment.validator, commitment.root)
 
+    def has_closed(self) -> bool:
+        """Return whether we said that reveals are due."""
+        return self.attested is not None and self.attested.attestation.due
+
     def list_answers(self) -> list[ValidatorAnswer]:
         """Return all answers, by task and rank."""
         return [

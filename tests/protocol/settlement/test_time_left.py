@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -103,33 +104,32 @@ def test_s40_a_liar_gains_nothing_by_silent_validators_and_a_task_that_takes_mem
     outcomes = simulation.find_outcomes(execution_id)
     assert outcomes[0] == "undecided" and not get_slashes(simulation, execution_id)
     liar, other = simulation.find_plan(execution_id).executors()
-    assert liar not in simulation.get_paid(execution_id) or liar == other
-    if answers_s:
-        assert outcomes[1] == "honest"
-        assert simulation.get_paid(execution_id)[other] == 10 * STEPS // 1_000 or True
+    paid = simulation.get_paid(execution_id)
+    if answers_s:  # of the other task's validators, too
+        assert liar != other and liar not in paid and outcomes[1] == "honest"
+        assert paid.keys() == {other, simulation.asked[1][0]}
+    else:
+        assert outcomes[1] == "undecided" and not paid, "nobody can tell an honest task from a lie"
 
 
 class Watched(Ring):
     """Three nodes check only each other, and members take long to look."""
 
-    is_fast: frozenset[str] = frozenset()
-
     def _recompute(self, account: str, command: cmd.RecomputeTask) -> None:
-        if account in self.is_fast:
-            super()._recompute(account, command)
-        else:
-            self.asked[command.order.draw.execution_id, command.order.task] = account
+        pass  # it takes longer than there is time
 
 
-def find_own(simulation: Watched) -> tuple[str, set[int]]:
+def find_own(simulation: Ring) -> tuple[str, set[int]]:
     """Return an execution of many steps in which the ring has tasks, and these."""
-    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    assert simulation.run(60, lambda: simulation.chain.sequence >= 2), "it tells its own class"
     for number in range(1, 30):
         execution_id = simulation.request(number, steps=STEPS, deadline_s=DEADLINE_S)
         settle(simulation, execution_id, within_s=DEADLINE_S + GRACE_S)
         plan = next(iter(simulation.certificates[execution_id].values())).plan
         own = {t for t, node in enumerate(plan.executors()) if node in simulation.ring}
         if own:
+            checked = {node for task, node in simulation.verified_by(execution_id) if task in own}
+            assert checked <= simulation.ring
             return execution_id, own
     raise AssertionError("the ring got no work")
 
@@ -145,8 +145,8 @@ def test_s40_a_ring_gains_nothing_by_a_task_that_takes_members_long() -> None:
 
 
 def test_s40_a_ring_is_seen_by_the_next_member_when_the_first_is_silent() -> None:
-    simulation = Watched()
-    simulation.is_fast = frozenset(list(simulation.members)[1:])
+    simulation = Ring()
+    simulation.first_asked = "silent"
     execution_id, own = find_own(simulation)
     outcomes = simulation.find_outcomes(execution_id)
     assert {task for task, outcome in outcomes.items() if outcome == "lied"} == own
@@ -164,6 +164,4 @@ def test_all_validators_together_have_no_more_time_than_is_left(steps: int, coun
         now += 1.0
     usual_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * steps
     starts = [*check.asked_at.values(), now]
-    assert min(b - a for a, b in zip(starts, starts[1:], strict=False)) >= int(
-        min(until / count, usual_s)
-    )
+    assert min(b - a for a, b in pairwise(starts)) >= int(min(until / count, usual_s))
