@@ -306,7 +306,8 @@ class VerificationRounds:
         next has as much time again.
         """
         request = verification.context.plan.request
-        last_s = request.deadline + self._context.grace_s * limits.RULING_GRACE_BPS // 10_000
+        grace_s = min(self._context.grace_s, limits.VERIFICATION_GRACE_S)
+        last_s = request.deadline + grace_s * limits.RULING_GRACE_BPS // 10_000
         return max(0, last_s - self._context.timestamp_s)
 
     def _is_too_late(self, verification: Verification, check: TaskCheck, now: float) -> bool:

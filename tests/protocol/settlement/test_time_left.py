@@ -60,7 +60,7 @@ class Quiet(Simulation):
         return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
-def test_s40_silent_validators_do_not_leave_an_honest_executor_unpaid() -> None:
+def test_s41_silent_validators_do_not_leave_an_honest_executor_unpaid() -> None:
     """Members compute instead, and have as much time as all validators had."""
     simulation = Quiet()
     simulation.members_s = 15.0
@@ -71,7 +71,7 @@ def test_s40_silent_validators_do_not_leave_an_honest_executor_unpaid() -> None:
     assert simulation.get_paid(execution_id).keys() == {executor}
 
 
-def test_s40_the_first_validator_that_answers_after_silent_ones_is_heard() -> None:
+def test_s41_the_first_validator_that_answers_after_silent_ones_is_heard() -> None:
     simulation = Quiet(math.inf, math.inf, math.inf, 10.0)
     execution_id = simulation.play()
     (executor,) = simulation.find_plan(execution_id).executors()
@@ -90,7 +90,7 @@ def test_a_slow_validator_is_heard_although_others_were_asked_meanwhile() -> Non
 
 
 @pytest.mark.parametrize("answers_s", [(), (1.0,)])
-def test_s40_a_liar_gains_nothing_by_silent_validators_and_a_task_that_takes_members_long(
+def test_s41_a_liar_gains_nothing_by_silent_validators_and_a_task_that_takes_members_long(
     answers_s: tuple[float, ...],
 ) -> None:
     """Nor if one validator contradicts it and the others are silent; the others are paid."""
@@ -134,7 +134,7 @@ def find_own(simulation: Ring) -> tuple[str, set[int]]:
     raise AssertionError("the ring got no work")
 
 
-def test_s40_a_ring_gains_nothing_by_a_task_that_takes_members_long() -> None:
+def test_s41_a_ring_gains_nothing_by_a_task_that_takes_members_long() -> None:
     simulation = Watched()
     execution_id, own = find_own(simulation)
     outcomes = simulation.find_outcomes(execution_id)
@@ -144,7 +144,7 @@ def test_s40_a_ring_gains_nothing_by_a_task_that_takes_members_long() -> None:
     assert set(plan.executors()) - simulation.ring <= paid and not paid & simulation.ring
 
 
-def test_s40_a_ring_is_seen_by_the_next_member_when_the_first_is_silent() -> None:
+def test_s41_a_ring_is_seen_by_the_next_member_when_the_first_is_silent() -> None:
     simulation = Ring()
     simulation.first_asked = "silent"
     execution_id, own = find_own(simulation)
