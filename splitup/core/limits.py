@@ -191,8 +191,8 @@ RULING_S: Final = 180.0  # in which members recompute a disputed task, twice wit
 RULING_STEP_S: Final = 0.5  # more for every step: a member's machine may be slow
 RULING_BYTES_PER_S: Final = 2 * 10**9  # speed of reading the task's memory, if that takes longer
 RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which verdicts are waited for
-MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
-MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
+MAX_ASKED: Final = 8  # validators of one task; if none of them answers, members recompute it
+MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
 # grow with that number, because what is to be answered in them is seen so much later
 # (splitup.protocol.committee.key_generation).
