@@ -92,9 +92,9 @@ class TaskCheck:
         """Ask as many other validators as are needed when some are late, and pass over the silent.
 
         ``commitment`` is the executor's, once revealed; reveals are due since ``due_at``. All who
-        may still be asked share the time ``until`` which answers are of use. After
-        ``closed_at`` who was asked before and is late is passed over at once: it might copy what
-        the others reveal.
+        may still be asked have equal shares of the time ``until`` which validators are heard. From
+        ``closed_at`` on who was asked before and is late is passed over: it might copy what the
+        others reveal.
         """
         open_ = [v for v in self.asked_at if self._get_answer(attestations, v) is None]
         fixed = {v for v in open_ if attestations.find_fixed(self.task, v) is not None}
