@@ -51,7 +51,7 @@ class Verification:
     checks: dict[int, TaskCheck]  # by drawn task
     completions: dict[str, Completion] = field(default_factory=dict)  # checked, by node
     due_at: float | None = None  # since when we know that reveals are due
-    ask_until: float | None = None  # validators share the time until then; what follows has the rest
+    ask_until: float | None = None  # validators share the time until then; then others decide
     rulings: dict[tuple[int, str], Ruling] = field(default_factory=dict)  # our own, by claim
     heard_rulings: int = 0  # the most that all members had stated together
     attested: SignedAttestation | None = None  # our own, the latest
