@@ -26,7 +26,15 @@ from typing import Final, NoReturn
 
 ROOT: Final = Path(__file__).parent.parent
 COPIED: Final = ("splitup", "node", "oracle", "deploy", "extras", "tests")
-LINKED: Final = ("contracts", "docs", "examples", ".venv", "pyproject.toml", "constraints.txt")
+LINKED: Final = (
+    "bench",
+    "contracts",
+    "docs",
+    "examples",
+    ".venv",
+    "pyproject.toml",
+    "constraints.txt",
+)
 # Third parties, imported once: every mutant then runs in a fork that imports only our code.
 PRELOADED: Final = (
     "numpy",
@@ -717,10 +725,67 @@ MUTANTS: Final = (
     Mutant(
         "time of slow members",
         f"{_SETTLEMENT}/verification_rounds.py",
-        "        if verification.attestations.is_delayed(check.task):\n            return False\n",
-        "",
+        "if check.disputed_at is None or verification.attestations.is_delayed(check.task):",
+        "if check.disputed_at is None:",
         f"{_TESTS}/settlement/test_verdicts.py::"
         "test_members_that_are_slow_at_first_convict_a_liar_before_the_deadline",
+    ),
+    Mutant(
+        "time of silent validators",
+        f"{_SETTLEMENT}/task_checks.py",
+        "now + min(share_s, self._compute_usual_s())",
+        "now + self._compute_usual_s()",
+        f"{_TESTS}/settlement/test_time_left.py::"
+        "test_s41_silent_validators_do_not_leave_an_honest_executor_unpaid",
+    ),
+    Mutant(
+        "time of slow validators",
+        f"{_SETTLEMENT}/task_checks.py",
+        "        elif self.closed_at is not None:\n            self.given_up |= ",
+        "        else:\n            self.given_up |= late or ",
+        f"{_TESTS}/settlement/test_time_left.py::"
+        "test_a_slow_validator_is_heard_although_others_were_asked_meanwhile",
+    ),
+    Mutant(
+        "late commitments of validators",
+        f"{_SETTLEMENT}/task_checks.py",
+        "if self.asked_at[v] < self.closed_at}",
+        "if not self.closed_at}",
+        f"{_TESTS}/settlement/test_task_checks.py::"
+        "test_a_late_commitment_is_not_attested_once_we_said_that_reveals_are_due",
+    ),
+    Mutant(
+        "time of silent members",
+        f"{_SETTLEMENT}/verification_rounds.py",
+        "        return not self._is_impossible(verification, check), False\n",
+        "        return False, False\n",
+        f"{_TESTS}/settlement/test_time_left.py::"
+        "test_s41_a_ring_gains_nothing_by_a_task_that_takes_members_long",
+    ),
+    Mutant(
+        "pay for what nobody could check in time",
+        f"{_SETTLEMENT}/proof_of_sampling.py",
+        "is_backed = 0 < len(contradicting)",
+        "is_backed = 0 <= len(contradicting)",
+        f"{_TESTS}/settlement/test_time_left.py::"
+        "test_s41_a_liar_gains_nothing_by_silent_validators_and_a_task_that_takes_members_long[0]",
+    ),
+    Mutant(
+        "reveals in a long verification",
+        "node/splitup_node/settlement/reports.py",
+        "        return self.deadline_s + limits.VERIFICATION_GRACE_S\n",
+        "        return self.give_up_s\n",
+        "tests/node/settlement/test_reports.py::"
+        "test_s41_a_completion_is_revealed_as_long_as_members_may_wait_for_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "reads in a long verification",
+        "oracle/splitup_oracle/gateway/http_gateway.py",
+        "self._compute_expiry_s(request.deadline, limits.VERIFICATION_GRACE_S)",
+        "self._compute_expiry_s(request.deadline)",
+        "tests/oracle/gateway/test_http_gateway.py::"
+        "test_s41_drawn_tasks_are_read_as_long_as_members_may_wait_for_results",
     ),
     Mutant(
         "numbers of a validator",

@@ -132,7 +132,9 @@ MAX_GATEWAYS: Final = 8  # behind one bucket; each is tried once, which bounds t
 MAX_UPLOAD_OBJECTS: Final = 3 * MAX_TASKS  # graph and weights of every task, and some blobs
 MAX_UPLOAD_BYTES: Final = 5 * 1024 * MIB  # what S3 takes in one PUT
 MAX_GRANTS: Final = 4_096  # ≈ 4 MB of reply and 1 s of signing; one party, one execution
-GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written, the drawn tasks checked
+GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written
+# And so long drawn tasks are read, computed and revealed, if the settlement's grace is not shorter.
+VERIFICATION_GRACE_S: Final = 3_600
 MAX_MODEL_NAME_BYTES: Final = 64  # the ModelRegistry's bound
 
 # ---- data connections --------------------------------------------------------------------------
@@ -175,8 +177,8 @@ MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs
 MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
 REST_MEMBER_HEARTBEAT_S: Final = 15.0  # the same while they rest
 MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
-VERIFICATION_SILENCE_S: Final = 10.0  # then a validator that does not answer is replaced
-VERIFICATION_STEP_S: Final = 0.1  # more for every step that it has to recompute
+VERIFICATION_SILENCE_S: Final = 10.0  # then another validator is asked, too
+VERIFICATION_STEP_S: Final = 0.1  # more for every step, where the time until verdicts suffices
 # A reveal needs no computing, but members may be busy, and a node may have to start again.
 # Validators come first: who of them is silent belongs to the settlement of executors that withhold.
 VALIDATOR_REVEAL_S: Final = 20.0
@@ -188,9 +190,9 @@ SMALL_POOL_BPS: Final = 4_000
 RULING_S: Final = 180.0  # in which members recompute a disputed task, twice with noise
 RULING_STEP_S: Final = 0.5  # more for every step: a member's machine may be slow
 RULING_BYTES_PER_S: Final = 2 * 10**9  # speed of reading the task's memory, if that takes longer
-RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which members wait for rulings
-MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
-MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
+RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which verdicts are waited for
+MAX_ASKED: Final = 8  # validators of one task; if none of them answers, members recompute it
+MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
 # grow with that number, because what is to be answered in them is seen so much later
 # (splitup.protocol.committee.key_generation).

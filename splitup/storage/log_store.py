@@ -262,7 +262,7 @@ def open_verification_logs(
         request.execution_id,
         http,
         ask,
-        deadline_s=request.deadline + limits.GRANT_GRACE_S,
+        deadline_s=request.deadline + limits.VERIFICATION_GRACE_S,
         now_s=now_s,
     )
 

@@ -405,7 +405,7 @@ def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Ve
     attestations = attest(commitment, results)
     check = TaskCheck(commitment.task, tuple(results), steps=1)
     while True:
-        check.advance(attestations, commitment, 0.0, 0.0)
+        check.advance(attestations, commitment, 0.0, 1.0, 0.0)
         for name in check.asked_at:
             check.add(ValidatorAnswer(results[name], ""), attestations)
         if check.is_heard(attestations, commitment):

@@ -116,7 +116,7 @@ async def overhear(self: Verifier, result: VerificationResult, until_s: float) -
 
 async def repeat(self: Verifier, order: VerificationOrder, result: VerificationResult) -> None:
     """Commit to somebody's commitment, and when it is due show what there is."""
-    give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
+    give_up_s = order.certificate.plan.request.deadline + limits.VERIFICATION_GRACE_S
     patience_s = limits.VERIFICATION_SILENCE_S / 2  # then it would be passed over
     root = result.root()
     if result.outputs == NOTHING.outputs:

@@ -32,7 +32,7 @@ _log = logging.getLogger("splitup.node.reports")
 
 @dataclass(frozen=True, slots=True)
 class CompletionReport:
-    """A completion to be reported; it is given up after ``give_up_s`` (Unix seconds).
+    """A completion to be reported; no commitment is waited for after ``give_up_s`` (Unix seconds).
 
     ``earlier`` are those that may count if the executors of the other tasks lack the client's final
     end: for its earlier interim ends, and for steps that it ordered, as ``order`` shows.
@@ -46,6 +46,11 @@ class CompletionReport:
     @property
     def deadline_s(self) -> int:
         return self.give_up_s - limits.GRANT_GRACE_S
+
+    @property
+    def reveal_until_s(self) -> int:
+        """Until when it is revealed, if the chain has the commitments: hiding it costs stake."""
+        return self.deadline_s + limits.VERIFICATION_GRACE_S
 
     def find(self, steps: int) -> Completion | None:
         """Return the completion for so many steps."""
@@ -135,7 +140,9 @@ class Reporter:
         """Commit towards the members; reveal once the chain has the root over all commitments."""
         execution_id = report.completion.execution_id
         reason = ""
-        while self._chain.clock.now_s() <= report.give_up_s:
+        is_last = False
+        while not is_last:
+            is_last = self._chain.clock.now_s() > report.give_up_s  # we may have been down
             self._send_commitments(report)
             try:
                 execution = await self._chain.call("market", "executionOf", execution_id)
@@ -150,7 +157,8 @@ class Reporter:
                     await self._mark_revealed(report)
                     return
                 reason = "the members have not brought it to the chain"
-            await asyncio.sleep(tuning.REPORT_RETRY_S)
+            if not is_last:
+                await asyncio.sleep(tuning.REPORT_RETRY_S)
         _log.error("%s is not reported any more: %s", execution_id, reason)
         self._committed.pop(execution_id, None)
 
@@ -178,11 +186,11 @@ class Reporter:
         completion = report.completion
         self._committed.pop(completion.execution_id, None)
         steps = await self._committee_client.wait_until_due(
-            completion.execution_id, _make_takeovers(completion), report.give_up_s
+            completion.execution_id, _make_takeovers(completion), report.reveal_until_s
         )
         revealed = report.find(steps)
         if revealed is None or await self._committee_client.spread(
-            api.COMPLETION, revealed, report.give_up_s
+            api.COMPLETION, revealed, report.reveal_until_s
         ):
             await self._mark_revealed(report)
 

@@ -154,7 +154,7 @@ class Verifier:
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result and reveal it when that is due; a failure is sent at once."""
         committee_client = self._context.committee_client
-        give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
+        give_up_s = order.certificate.plan.request.deadline + limits.VERIFICATION_GRACE_S
         validator_commitment = ValidatorCommitment(
             execution_id=result.execution_id,
             task=result.task,

@@ -323,7 +323,7 @@ class Gateway:
                 f"the key {key} is not that of a node that the order shows",
                 status=403,
             )
-        expiry_s = self._compute_expiry_s(request.deadline)
+        expiry_s = self._compute_expiry_s(request.deadline, limits.VERIFICATION_GRACE_S)
         committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
         await self._check_standing(key, nodes)
@@ -345,9 +345,9 @@ class Gateway:
         except PeerFault as error:
             raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
 
-    def _compute_expiry_s(self, deadline: int) -> int:
+    def _compute_expiry_s(self, deadline: int, grace_s: int = limits.GRANT_GRACE_S) -> int:
         """Return how long URLs of an execution are valid: until deadline and grace, 1 h at most."""
-        left_s = int(deadline + limits.GRANT_GRACE_S - self._now_s())
+        left_s = int(deadline + grace_s - self._now_s())
         if left_s < 1:
             raise Refused("the execution's deadline and grace period have passed", status=403)
         return min(left_s, limits.PRESIGN_EXPIRY_S)

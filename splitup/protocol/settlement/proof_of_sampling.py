@@ -182,12 +182,14 @@ def judge(
         ruling = None
     if ruling is not None and ruling.compared:
         return _judge_numbers(task, executor, usable, ruling, compared)
+    if ruling is None and not in_time:
+        is_backed = 0 < len(contradicting) <= len(usable) - len(contradicting)
+        return Verdict(task, Outcome.UNRESOLVED if is_backed else Outcome.UNDECIDED, (), ())
     if usable and not contradicting and ruling is None:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
     if ruling is None:
         outvoted = 2 * len(contradicting) > len(usable) + 1
-        unpaid = Outcome.OUTVOTED if in_time else Outcome.UNDECIDED
-        return Verdict(task, unpaid if outvoted else Outcome.UNRESOLVED, (), ())
+        return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)
     right = tuple(r.validator for r in usable if (r.outputs, r.state) == truth)
     wrong = tuple(r.validator for r in usable if (r.outputs, r.state) != truth)

@@ -2,8 +2,9 @@
 
 Validators are asked in the order that the draw gives them, only as many as are needed. Each first
 commits to its answer. The answer counts if 2f+1 members held the commitment before anything was
-revealed to the validator. A validator that is silent too long is passed over, and the next is
-asked.
+revealed to the validator. When a validator is late the next one is asked, too, and all of them
+together have no more time than the settlement leaves. A late one is passed over when another has
+answered or nobody is left who could.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ class TaskCheck:
     steps: int
     needs_outsider: bool = False  # a member recomputes it, too
     outsider_at: float | None = None  # when the validators' answers were here
+    outsider_s: float = 0.0  # from then on, until each next member looks, too
     asked_at: dict[str, float] = field(default_factory=dict)  # of the first ``validators``
+    late_at: dict[str, float] = field(default_factory=dict)  # then another is asked, too
     order_at: dict[str, float] = field(default_factory=dict)  # validator -> when to send its order
     held: dict[str, str] = field(default_factory=dict)  # validator -> root
     fixed_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, ValidatorAnswer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
+    closed_at: float | None = None  # when we first said that reveals are due
     disputed_claims: int = 0  # the most that members were asked to rule on together
     disputed_at: float | None = None  # since when they are asked that
     is_recomputing: bool = False  # here, at the moment
@@ -82,29 +86,40 @@ class TaskCheck:
         attestations: Attestations,
         commitment: TaskCommitment | None,
         due_at: float | None,
+        until: float,
         now: float,
     ) -> None:
-        """Pass over validators that were silent too long, and ask as many others as are needed.
+        """Ask as many other validators as are needed when some are late, and pass over the silent.
 
-        ``commitment`` is the executor's, once revealed; reveals are due since ``due_at``.
+        ``commitment`` is the executor's, once revealed; reveals are due since ``due_at``. All who
+        may still be asked have equal shares of the time ``until`` which validators are heard. From
+        ``closed_at`` on who was asked before and is late is passed over: it might copy what the
+        others reveal.
         """
-        silence_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
-        for validator, asked_at in self.asked_at.items():
-            if attestations.find_fixed(self.task, validator) is None:
-                late = now - asked_at >= silence_s
-            else:
-                fixed_at = self.fixed_at.setdefault(validator, now)
-                late = (
-                    due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S
-                )
-            if late and self._get_answer(attestations, validator) is None:
+        open_ = [v for v in self.asked_at if self._get_answer(attestations, v) is None]
+        fixed = {v for v in open_ if attestations.find_fixed(self.task, v) is not None}
+        for validator in fixed:
+            fixed_at = self.fixed_at.setdefault(validator, now)
+            if due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S:
                 self.given_up.add(validator)
+        late = {v for v in open_ if v not in fixed and now >= self.late_at[v]}
+        if len(self.asked_at) == len(self.validators) and late.issuperset(set(open_) - fixed):
+            self.given_up |= late
+        elif self.closed_at is not None:
+            self.given_up |= {v for v in late if self.asked_at[v] < self.closed_at}
         wanted = 1
         if commitment is not None:
             wanted = count_needed(commitment, self.get_usable(attestations, commitment))
-        missing = wanted - sum(self._may_count(attestations, v, commitment) for v in self.asked_at)
+        counting = {v for v in self.asked_at if self._may_count(attestations, v, commitment)}
+        missing = wanted - len(counting - late)
         for validator in self.validators[len(self.asked_at) :][: max(0, missing)]:
+            share_s = max(0.0, until - now) / (len(self.validators) - len(self.asked_at))
             self.asked_at[validator] = now
+            self.late_at[validator] = now + min(share_s, self._compute_usual_s())
+
+    def _compute_usual_s(self) -> float:
+        """Return after how long another validator is asked, where time is plenty."""
+        return limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
 
     def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
         """Return the validators to send the order to now; members take turns by ``place``.

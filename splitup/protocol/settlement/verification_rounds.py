@@ -60,13 +60,21 @@ class VerificationRounds:
         """Bring every drawn task as far as it gets: ask validators, attest, judge."""
         execution_id, checks = state.request.execution_id, verification.checks
         commands: list[Command] = []
+        until = verification.ask_until
+        if until is None:
+            until = verification.ask_until = now + self._get_left_s(verification) / 2
         for _ in range(2):  # our own attestation may be the one that was missing
             if verification.due_at is None and verification.attestations.is_due():
                 verification.due_at = now
+                # of what is left now half is for validators that decide after a mismatch
+                until = verification.ask_until = now + self._get_left_s(verification) / 2
+            due_at = verification.due_at
             for task, check in checks.items():
                 commitment = verification.find_commitment(task)
-                check.advance(verification.attestations, commitment, verification.due_at, now)
+                check.advance(verification.attestations, commitment, due_at, until, now)
             commands += self._attest(execution_id, verification, now)
+            for check in checks.values() if verification.has_closed() else ():
+                check.closed_at = now if check.closed_at is None else check.closed_at
         heard = _count_rulings(verification)
         if heard > verification.heard_rulings:
             verification.heard_rulings = heard
@@ -219,9 +227,11 @@ class VerificationRounds:
     ) -> tuple[bool | None, bool]:
         """Return whether a member contradicts the validators, and whether it is our turn to look.
 
-        The first is None while that is open. Members are asked one after the other; one that is
-        silent too long or cannot recompute the task is passed over. If more than f contradict, one
-        of them is honest, and was told another thing than we were.
+        The first is None while that is open. Members are asked one after the other; when one is
+        silent for its share of half of the time that is left, or cannot recompute the task, the
+        next looks, too. If more than f contradict, one of them is honest, and was told another
+        thing than we were. If all were silent who could have told, they have to rule: else who
+        checks each other would only need a task that takes the members long.
         """
         order = compute_member_order(verification.draw.seed, self._context.accounts())
         first = check.task % len(order)  # the tasks of one execution are shared out
@@ -234,17 +244,21 @@ class VerificationRounds:
             return True, False
         if check.outsider_at is None:
             check.outsider_at = now
-        patience_s = _compute_patience_s(verification, check)
-        late = int((now - check.outsider_at) / patience_s)
+            share_s = self._get_left_s(verification) / 2 / len(order)
+            check.outsider_s = min(share_s, _compute_patience_s(verification, check))
+        late = len(order)
+        if now < check.outsider_at + late * check.outsider_s:
+            late = int((now - check.outsider_at) / check.outsider_s)
+        is_over = late == len(order)
         for member, found, doubt in zip(order, said, doubts, strict=True):
             if found is not None and not found.error:
                 return doubt, False
-            if found is None and member == self._context.account:
+            if found is None and member == self._context.account and not is_over:
                 return None, True
             late -= found is None
             if late < 0:
                 return None, False
-        return False, False  # nobody can tell
+        return not self._is_impossible(verification, check), False
 
     def _ask_for_ruling(
         self,
@@ -285,6 +299,17 @@ class VerificationRounds:
         members, quorum = len(self._context.view.members), self._context.view.quorum
         return verification.attestations.count_unable(check.task) > members - quorum
 
+    def _get_left_s(self, verification: Verification) -> int:
+        """Return how much time is left for verdicts: the rest is for agreeing about the payments.
+
+        Each round may take half of it at most, so that however many parties are silent in one, the
+        next has as much time again.
+        """
+        request = verification.context.plan.request
+        grace_s = min(self._context.grace_s, limits.VERIFICATION_GRACE_S)
+        last_s = request.deadline + grace_s * limits.RULING_GRACE_BPS // 10_000
+        return max(0, last_s - self._context.timestamp_s)
+
     def _is_too_late(self, verification: Verification, check: TaskCheck, now: float) -> bool:
         """Return whether members took too long to recompute the task.
 
@@ -293,13 +318,9 @@ class VerificationRounds:
         or enough of them say that they try again, and the others of the execution can still be paid
         before it ends.
         """
-        if check.disputed_at is None:
-            return False
-        request = verification.context.plan.request
-        last_s = request.deadline + self._context.grace_s * limits.RULING_GRACE_BPS // 10_000
-        if self._context.timestamp_s >= last_s:
+        if self._get_left_s(verification) == 0:
             return True
-        if verification.attestations.is_delayed(check.task):
+        if check.disputed_at is None or verification.attestations.is_delayed(check.task):
             return False
         patience_s = _compute_patience_s(verification, check)
         return now - max(check.disputed_at, self._ruled_at) >= patience_s

@@ -51,6 +51,7 @@ class Verification:
     checks: dict[int, TaskCheck]  # by drawn task
     completions: dict[str, Completion] = field(default_factory=dict)  # checked, by node
     due_at: float | None = None  # since when we know that reveals are due
+    ask_until: float | None = None  # validators share the time until then; then others decide
     rulings: dict[tuple[int, str], Ruling] = field(default_factory=dict)  # our own, by claim
     heard_rulings: int = 0  # the most that all members had stated together
     attested: SignedAttestation | None = None  # our own, the latest
@@ -68,6 +69,10 @@ class Verification:
         check = self.checks.get(commitment.task)
         if check is not None:
             check.hold(commitment.validator, commitment.root)
+
+    def has_closed(self) -> bool:
+        """Return whether we said that reveals are due."""
+        return self.attested is not None and self.attested.attestation.due
 
     def list_answers(self) -> list[ValidatorAnswer]:
         """Return all answers, by task and rank."""

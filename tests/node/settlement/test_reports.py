@@ -263,6 +263,16 @@ async def test_nothing_is_revealed_before_a_quorum_says_so(
     assert len(await hear(http, 4)) == 4
 
 
+async def test_s41_a_completion_is_revealed_as_long_as_members_may_wait_for_it(
+    reporter: Reporter, http: FakeHttp
+) -> None:
+    """Else who is silent in a long verification would have honest executors count as silent."""
+    wait_s = limits.VERIFICATION_GRACE_S * limits.RULING_GRACE_BPS // 10_000
+    await submit(reporter, 1, left_s=-wait_s)
+    number = make_completion(1).execution_id
+    assert await hear(http, 4) == {(f"http://m{n}", int(number, 16)) for n in range(1, 5)}
+
+
 async def test_a_closed_execution_is_not_revealed(
     reporter: Reporter, http: FakeHttp, chain: FakeChain
 ) -> None:

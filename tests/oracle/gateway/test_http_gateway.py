@@ -64,10 +64,12 @@ def manifest() -> Manifest:
     return make_chain_manifest(TASKS)
 
 
-def certify(network: Network, manifest: Manifest, **options: object) -> PlanCertificate:
+def certify(
+    network: Network, manifest: Manifest, *, left_s: int = 60, **options: object
+) -> PlanCertificate:
     """A plan in which node i of the network executes task i."""
     snapshot = network.make_snapshot(manifest)
-    request = network.make_request(manifest, snapshot, steps=STEPS)
+    request = network.make_request(manifest, snapshot, steps=STEPS, left_s=left_s)
     executors = {task: network.nodes[task].address for task in range(3)}
     executors[3] = network.nodes[0].address
     return network.committee.certify(request, snapshot, manifest, restrict=executors, **options)  # type: ignore[arg-type]
@@ -328,9 +330,11 @@ async def test_the_store_enforces_length_and_writes_once(
 # ---- verification ------------------------------------------------------------------------------
 
 
-async def make_order(network: Network, manifest: Manifest) -> tuple[VerificationOrder, list[str]]:
+async def make_order(
+    network: Network, manifest: Manifest, *, left_s: int = 60
+) -> tuple[VerificationOrder, list[str]]:
     """An order for a task that the draw really picks, and who may carry it out."""
-    certificate = certify(network, manifest)
+    certificate = certify(network, manifest, left_s=left_s)
     snapshot = network.make_snapshot(manifest)
     for nonce in range(1000):
         draw = network.committee.draw(certificate.plan, nonce)
@@ -366,6 +370,21 @@ async def test_validator_reads_inputs_and_never_the_output(
     }
     with pytest.raises(Refused, match="is no input of task"):
         await verify(network, validator, order, make_read(order.certificate, order.task))
+
+
+async def test_s41_drawn_tasks_are_read_as_long_as_members_may_wait_for_results(
+    network: Network, manifest: Manifest
+) -> None:
+    wait_s = limits.VERIFICATION_GRACE_S * limits.RULING_GRACE_BPS // 10_000
+    by_address = {node.address: node for node in network.nodes}
+    for left_s in (-wait_s, -limits.VERIFICATION_GRACE_S):
+        order, ranking = await make_order(network, manifest, left_s=left_s)
+        inputs = make_read(order.certificate, order.task - 1)
+        if left_s == -wait_s:
+            assert split(await verify(network, by_address[ranking[0]], order, inputs))["GET"]
+        else:
+            with pytest.raises(Refused, match="grace period have passed"):
+                await verify(network, by_address[ranking[0]], order, inputs)
 
 
 async def test_wrong_validators_and_forged_draws_are_refused(

@@ -20,6 +20,7 @@ TASK, STEPS = 2, 4
 VALIDATORS = tuple(address(n) for n in range(11, 17))
 MEMBERS = tuple(address(n) for n in range(1, 5))
 SILENCE_S = limits.VERIFICATION_SILENCE_S + STEPS * limits.VERIFICATION_STEP_S
+UNTIL_S = 1_000.0  # more than these few steps need
 
 
 def commit(outputs: str = GOOD) -> TaskCommitment:
@@ -66,7 +67,7 @@ def attest(
 
 def start() -> tuple[TaskCheck, Attestations]:
     check, attestations = TaskCheck(TASK, VALIDATORS, STEPS), Attestations(quorum=3)
-    check.advance(attestations, None, None, 0.0)
+    check.advance(attestations, None, None, UNTIL_S, 0.0)
     return check, attestations
 
 
@@ -82,7 +83,7 @@ def test_one_is_asked_and_its_confirmation_is_enough() -> None:
     assert check.is_covered(attestations)
     assert not check.is_heard(attestations, commit())
     assert check.add(answer(0), attestations)
-    check.advance(attestations, commit(), 1.0, 1.0)
+    check.advance(attestations, commit(), 1.0, UNTIL_S, 1.0)
     assert check.is_heard(attestations, commit())
     assert asked(check) == VALIDATORS[:1]
 
@@ -93,11 +94,11 @@ def test_after_a_mismatch_a_third_node_is_heard_and_then_five() -> None:
     attest(attestations, *wanted)
     for place, count in ((0, 2), (1, 4), (2, 4)):
         check.add(wanted[place], attestations)
-        check.advance(attestations, commit(), 1.0, 1.0)
+        check.advance(attestations, commit(), 1.0, UNTIL_S, 1.0)
         assert asked(check) == VALIDATORS[:count]
         assert not check.is_heard(attestations, commit())
     check.add(wanted[3], attestations)
-    check.advance(attestations, commit(), 1.0, 1.0)
+    check.advance(attestations, commit(), 1.0, UNTIL_S, 1.0)
     assert check.is_heard(attestations, commit())
     assert len(check.get_usable(attestations, commit())) == 4
 
@@ -107,7 +108,7 @@ def test_an_answer_without_a_commitment_that_a_quorum_held_does_not_count() -> N
     attest(attestations, answer(0), members=2)
     check.add(answer(0), attestations)
     assert check.get_heard(attestations) == []
-    check.advance(attestations, commit(), 0.0, SILENCE_S)
+    check.advance(attestations, commit(), 0.0, UNTIL_S, SILENCE_S)
     assert asked(check) == VALIDATORS[:2], "the next one is asked"
     attest(attestations, answer(0))
     assert check.get_heard(attestations) == [answer(0).result]
@@ -117,9 +118,9 @@ def test_an_answer_that_is_not_what_was_committed_to_is_silence() -> None:
     check, attestations = start()
     attest(attestations, answer(0, BAD))
     check.add(answer(0, GOOD), attestations)
-    check.advance(attestations, commit(), 0.0, 0.0)
+    check.advance(attestations, commit(), 0.0, UNTIL_S, 0.0)
     assert check.get_heard(attestations) == []
-    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
+    check.advance(attestations, commit(), 0.0, UNTIL_S, limits.VALIDATOR_REVEAL_S)
     assert check.is_overdue(attestations, VALIDATORS[0])
     assert asked(check) == VALIDATORS[:2]
     attest(attestations, silent=(Silence(node=VALIDATORS[0], task=TASK),))
@@ -130,15 +131,15 @@ def test_who_has_committed_may_not_back_out_with_an_excuse() -> None:
     check, attestations = start()
     attest(attestations, answer(0))
     check.add(answer(0, error="oops"), attestations)
-    check.advance(attestations, commit(), 0.0, 0.0)
-    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
+    check.advance(attestations, commit(), 0.0, UNTIL_S, 0.0)
+    check.advance(attestations, commit(), 0.0, UNTIL_S, limits.VALIDATOR_REVEAL_S)
     assert check.is_overdue(attestations, VALIDATORS[0])
 
 
 def test_an_excuse_passes_the_turn_at_once_and_costs_nothing() -> None:
     check, attestations = start()
     check.add(answer(0, error="the object was gone"), attestations)
-    check.advance(attestations, None, None, 0.1)
+    check.advance(attestations, None, None, UNTIL_S, 0.1)
     assert asked(check) == VALIDATORS[:2]
     assert check.get_withheld(attestations) == ()
 
@@ -147,18 +148,35 @@ def test_other_inputs_pass_the_turn() -> None:
     check, attestations = start()
     attest(attestations, answer(0, inputs="9" * 64))
     check.add(answer(0, inputs="9" * 64), attestations)
-    check.advance(attestations, commit(), 1.0, 1.0)
+    check.advance(attestations, commit(), 1.0, UNTIL_S, 1.0)
     assert asked(check) == VALIDATORS[:2]
 
 
-def test_a_late_commitment_is_not_attested_any_more() -> None:
-    """Else who was passed over could wait for what the others reveal."""
+def test_a_late_commitment_is_not_attested_once_we_said_that_reveals_are_due() -> None:
+    """Else who was late could wait for what the others reveal."""
     check, attestations = start()
-    check.advance(attestations, None, None, SILENCE_S)
+    check.advance(attestations, None, None, UNTIL_S, SILENCE_S)
     assert asked(check) == VALIDATORS[:2]
-    check.hold(VALIDATORS[0], answer(0).result.root())
-    check.hold(VALIDATORS[1], answer(1).result.root())
-    assert check.get_attested() == [(VALIDATORS[1], answer(1).result.root())]
+    roots = [(VALIDATORS[place], answer(place).result.root()) for place in (0, 1)]
+    for validator, root in roots:
+        check.hold(validator, root)
+    assert check.get_attested() == roots, "it may still be the first that is heard"
+    check.closed_at = SILENCE_S + 1.0
+    check.advance(attestations, None, None, UNTIL_S, SILENCE_S + 1.0)
+    assert check.get_attested() == roots[1:]
+
+
+def test_who_is_asked_after_a_mismatch_has_as_long_as_anybody_is_left() -> None:
+    check, attestations = start()
+    attest(attestations, answer(0, BAD))
+    check.add(answer(0, BAD), attestations)
+    check.closed_at = 1.0
+    for place in range(1, 6):
+        check.advance(attestations, commit(), 1.0, UNTIL_S, 2.0 + (place - 1) * SILENCE_S)
+        assert asked(check) == VALIDATORS[: place + 1]
+        assert not check.given_up
+    check.advance(attestations, commit(), 1.0, UNTIL_S, 2.0 + 5 * SILENCE_S)
+    assert check.given_up == set(VALIDATORS[1:])
 
 
 def test_a_volunteer_is_not_heard_before_its_turn() -> None:
@@ -173,23 +191,23 @@ def test_a_volunteer_is_not_heard_before_its_turn() -> None:
 def test_all_fixed_answers_are_waited_for() -> None:
     """A copy that came late must not end what another validator is about to contradict."""
     check, attestations = start()
-    check.advance(attestations, None, None, SILENCE_S)
+    check.advance(attestations, None, None, UNTIL_S, SILENCE_S)
     attest(attestations, answer(0), answer(1, BAD))
     check.add(answer(0), attestations)
-    check.advance(attestations, commit(), 20.0, 20.0)
+    check.advance(attestations, commit(), 20.0, UNTIL_S, 20.0)
     assert not check.is_heard(attestations, commit())
-    check.advance(attestations, commit(), 20.0, 20.0 + limits.VALIDATOR_REVEAL_S)
+    check.advance(attestations, commit(), 20.0, UNTIL_S, 20.0 + limits.VALIDATOR_REVEAL_S)
     assert check.is_heard(attestations, commit())
 
 
 def test_when_nobody_is_left_there_is_nothing_to_wait_for() -> None:
     check, attestations = start()
     for place in range(len(VALIDATORS)):
-        check.advance(attestations, None, None, (place + 1) * (SILENCE_S + 0.1))
+        check.advance(attestations, None, None, UNTIL_S, (place + 1) * (SILENCE_S + 0.1))
     assert check.is_covered(attestations)
     assert check.is_heard(attestations, commit())
     alone = TaskCheck(TASK, (), STEPS)
-    alone.advance(attestations, None, None, 0.0)
+    alone.advance(attestations, None, None, UNTIL_S, 0.0)
     assert alone.is_covered(attestations) and alone.is_heard(attestations, commit())
 
 
@@ -226,12 +244,16 @@ def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     attest(attestations, answer(0, BAD))  # committed to: it has the order
     assert check.find_orders(attestations, staged + 2 * again, 1) == []
     check.add(answer(0, BAD), attestations)
-    check.advance(attestations, commit(), 2.0, 3.0)
+    check.advance(attestations, commit(), 2.0, UNTIL_S, 3.0)
     assert check.find_orders(attestations, 3.0, 0) == [VALIDATORS[1]]
 
 
 def test_who_was_passed_over_gets_no_order() -> None:
     check, attestations = start()
     late = SILENCE_S + 0.1
-    check.advance(attestations, None, None, late)
-    assert check.find_orders(attestations, late, 0) == [VALIDATORS[1]]
+    check.advance(attestations, None, None, UNTIL_S, late)
+    assert check.find_orders(attestations, late, 0) == list(VALIDATORS[:2])
+    check.closed_at = late + 0.1
+    later = late + tuning.VERIFICATION_REPEAT_S + 0.1
+    check.advance(attestations, None, None, UNTIL_S, later)
+    assert check.find_orders(attestations, later, 0) == [VALIDATORS[1]]
