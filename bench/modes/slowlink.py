@@ -20,11 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure import block_model
 from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
-from bench.testbed.jacobi import JacobiDecoder
 from bench.testbed.models import BLOCKS as BLOCK_MODEL
 from bench.testbed.models import (
     LLAMA_36M,
@@ -71,6 +69,12 @@ PROMPTS: Final = {
         "Priority: optional\n\nPackage:",
     ),
 }
+DESCRIPTIONS: Final = (  # of source packages that the models of records were not trained on
+    *("bindings to the ICU library; documentation", "library of Unicode annotation data"),
+    *("GNU R client-side REST access to KEGG", "LDAP interface module for Python3"),
+    *("GRIB decoding/encoding software (utilities)", "Flexible test automation (Documentation)"),
+    *("Supplementary CLI bindings for GTK 2.14+", "Go package for writing services"),
+)
 EXAMPLE: Final = "example, 4M"
 LLAMA: Final = "random, 36M"
 BLOCKS: Final = {EXAMPLE: (0, 2), LLAMA: (0, 2, 4)}  # that the client keeps at each end
@@ -90,7 +94,6 @@ DECODERS: Final[dict[str, Decode]] = {
     "lookahead": LookaheadDecoder,
     "prompt n-grams": lambda request: LookaheadDecoder(request, LookaheadOptions(columns=0)),
     SPECULATIVE: lambda request: Speculation().make_decoder(request),
-    "jacobi": JacobiDecoder,
 }
 COMPARED: Final = tuple(DECODERS)
 ADAPTIVE: Final = ("sequential", "lookahead", SPECULATIVE)  # the last two turn drafts off
@@ -256,7 +259,7 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
         for each in (RECORDS, BLOCK_MODEL)
     ]
     ways: tuple[Decode, ...] = SequentialDecoder, lambda request: BlockDiffusionDecoder(request)
-    prompts = block_model.PROMPTS[: 2 if quick else 8]
+    prompts = DESCRIPTIONS[: 2 if quick else None]
     gains, rates = [], []
     async with run_engines(place_tasks(models)) as engines:
         targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
