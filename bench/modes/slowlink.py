@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,12 +96,6 @@ DECODERS: Final[dict[str, Decode]] = {
 }
 COMPARED: Final = tuple(DECODERS)
 ADAPTIVE: Final = ("sequential", "lookahead", SPECULATIVE)  # the last two turn drafts off
-ABLATION: Final = [(7, length) for length in (2, 3, 5)] + [(columns, 4) for columns in (3, 15)]
-_ABLATED: Final = "lookahead, window {}, n-grams of {}"
-for columns, length in ABLATION:
-    DECODERS[_ABLATED.format(columns, length)] = partial(
-        LookaheadDecoder, options=LookaheadOptions(columns, length)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +124,6 @@ def list_cases(*, quick: bool) -> Iterator[Case]:
         for kind in ("prose",) if quick or not is_plain(asdict(link)) else ("code", "prose"):
             for decoder in COMPARED[:1] if quick else ADAPTIVE:
                 yield Case(EXAMPLE, None, link, kind, PROMPTS[kind][0], decoder, few)
-    for columns, length in ABLATION[: 1 if quick else None]:
-        for kind in ("code", "prose"):
-            name = _ABLATED.format(columns, length)
-            yield Case(EXAMPLE, None, compared, kind, PROMPTS[kind][0], name, many)
 
 
 def list_private_cases(model: str, blocks: int, *, quick: bool) -> Iterator[Case]:
