@@ -283,7 +283,18 @@ class NgramRates:
         self.by_length = {length: DraftRate(prior) for length, prior in _NGRAM_PRIORS.items()}
 
 
-class NgramDrafts:
+class InstantDrafts:
+    """What sources that need no step have alike."""
+
+    is_instant = True
+    awaited: Collection[TreeNode] = ()
+    typical: Sequence[float] = ()  # nobody waits for them
+
+    def finish(self, root: TreeNode, answer: object) -> None:
+        """Never called: there is no step."""
+
+
+class NgramDrafts(InstantDrafts):
     """What followed the last tokens where they occurred before in the text, newest first."""
 
     def __init__(self, request: TextRequest, rates: NgramRates) -> None:
@@ -292,24 +303,7 @@ class NgramDrafts:
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._read = 0  # tokens of the text that are known as followers
 
-    @property
-    def is_instant(self) -> bool:
-        """Return True."""
-        return True
-
-    @property
-    def awaited(self) -> Collection[TreeNode]:
-        """Return nothing: there is no step."""
-        return ()
-
-    @property
-    def typical(self) -> Sequence[float]:
-        """Return nothing: nobody waits for n-grams."""
-        return ()
-
-    def begin(
-        self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]
-    ) -> StepInput | None:
+    def begin(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
         """Draft at once."""
         for place in range(self._read, len(text)):
             for length, rate in self._rates.items():
@@ -330,7 +324,3 @@ class NgramDrafts:
                 if found:
                     node.add_drafts(rate, found, self._request.eos_ids)
                     break
-        return None
-
-    def finish(self, root: TreeNode, logits: npt.NDArray[np.float32]) -> None:
-        """Never called: there is no step."""

@@ -9,7 +9,7 @@ a draft model is still computing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.rates import DraftRate
+from splitup.decode.speculation.sources import InstantDrafts
 from splitup.decode.speculation.tree import TreeNode
 
 _LENGTHS: Final = (3, 2, 1)  # tokens that have to agree, the longest first
@@ -33,28 +34,13 @@ class TargetNgramRates:
         self.by_length = {length: DraftRate(_PRIOR) for length in _LENGTHS}
 
 
-class TargetNgrams:
+class TargetNgrams(InstantDrafts):
     """The pool of one text."""
 
     def __init__(self, request: TextRequest, rates: TargetNgramRates) -> None:
         self._request = request
         self._rates = rates.by_length
         self._known: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
-
-    @property
-    def is_instant(self) -> bool:
-        """Return True."""
-        return True
-
-    @property
-    def awaited(self) -> Collection[TreeNode]:
-        """Return nothing: it has no step of its own."""
-        return ()
-
-    @property
-    def typical(self) -> Sequence[float]:
-        """Return nothing: nobody waits for it."""
-        return ()
 
     def learn(
         self, text: Sequence[int], nodes: Sequence[TreeNode], logits: npt.NDArray[np.float32]
@@ -92,6 +78,3 @@ class TargetNgrams:
                 if token is not None:
                     node.add_drafts(self._rates[length], (token,), self._request.eos_ids)
                     break
-
-    def finish(self, root: TreeNode, answer: object) -> None:
-        """Never called: it asks nothing."""
