@@ -9,7 +9,6 @@ writes blocks stands against the autoregressive one that it was adapted from, on
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -221,7 +220,7 @@ async def run(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
         folder = Path(name)
         model = await asyncio.to_thread(cut_example, folder / "whole", CHUNK)
-        rows += await measure([(model, list(list_cases(quick=quick)))], folder / "ports")
+        rows += await measure([(model, list(list_cases(quick=quick)))])
         for size, config in ((EXAMPLE, None), (LLAMA, LLAMA_36M)):
             parts = []
             for blocks in BLOCKS[size][: 1 if quick else None]:
@@ -232,7 +231,7 @@ async def run(quick: bool) -> Report:
                 kept = sum(task.vram_bytes for task in cut.manifest.client.tasks)
                 memory.append({"model": size, "blocks": blocks, "device_mb": round(kept / 1e6, 1)})
                 parts.append((cut, list(list_private_cases(size, blocks, quick=quick))))
-            rows += await measure(parts, folder / f"{size} ports")
+            rows += await measure(parts)
         blocks = await measure_blocks(folder, quick=quick)
     report = make_report(rows, memory)
     return Report([*report.bars, blocks], report.figures)
@@ -251,10 +250,7 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
     prompts = DESCRIPTIONS[: 2 if quick else None]
     gains, rates = [], []
     async with run_engines(place_tasks(models)) as engines:
-        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-        file = folder / "block ports"
-        async with run_delay(file, targets) as set_quality:
-            ports = json.loads(await asyncio.to_thread(file.read_text))
+        async with run_delay(engines.ports) as (ports, set_quality):
             with closing(Link(engines, models[0], ports)) as plain:
                 with closing(Link(engines, models[1], ports)) as blocks:
                     await set_quality(Quality(COMPARED_MS))
@@ -279,13 +275,11 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
     )
 
 
-async def measure(parts: list[tuple[Model, list[Case]]], file: Path) -> list[dict[str, Any]]:
+async def measure(parts: list[tuple[Model, list[Case]]]) -> list[dict[str, Any]]:
     """Return one row for each case; nodes hold all of the models."""
     rows = []
     async with run_engines(place_tasks([model for model, _ in parts])) as engines:
-        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-        async with run_delay(file, targets) as set_quality:
-            ports = json.loads(await asyncio.to_thread(file.read_text))
+        async with run_delay(engines.ports) as (ports, set_quality):
             for model, cases in parts:
                 programs = None if model.manifest.client is None else await load_client(model)
                 with closing(Link(engines, model, ports, programs)) as link:
