@@ -18,7 +18,6 @@ import json
 import math
 import os
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
@@ -34,31 +33,28 @@ from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 
+from bench.testbed.models import LLAMA_15M, LLAMA_124M
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.rules import check_graph
+from tests.deploy.ggufs import save_gguf
 
-
-class Shape(NamedTuple):
-    """The dimensions of a random Llama."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-
-
-LARGE: Final = Shape(768, 2_048, 12, 12, 4, 32_000)
-SHAPES: Final = {  # as the example, and as bench.testbed.models
-    "4 M": Shape(256, 640, 5, 8, 4, 2_048),
-    "15 M": Shape(288, 768, 6, 6, 6, 32_000),
-    "124 M": LARGE,
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "4 M": {  # as the example
+        **LLAMA_15M,
+        "vocab_size": 2_048,
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "15 M": LLAMA_15M,
+    "124 M": LLAMA_124M,
 }
 CONTEXT, ROWS, TOKENS = 256, 64, 24
-FORMS: Final = {"f32": 0, "f16": 1, "q8_0": 8}  # GGUF's numbers
+FORMS: Final = ("f32", "f16", "q8_0")
 ROUNDS: Final = 5
 
 Run = Callable[[], float]  # seconds
@@ -81,75 +77,11 @@ for line in sys.stdin:
 """
 
 
-def write_model(path: Path, form: str, size: Shape = LARGE) -> int:
+def write_model(path: Path, form: str, config: dict[str, Any] = LLAMA_124M) -> int:
     """Write a random Llama; return the bytes that one token reads, all except the embedding."""
-    random = np.random.default_rng(0)
-    hidden, inner, layers, heads, kv_heads, vocab = size
-    shapes = {"token_embd": (vocab, hidden), "output": (vocab, hidden), "output_norm": (hidden,)}
-    for layer in range(layers):
-        block = f"blk.{layer}."
-        kv = kv_heads * hidden // heads
-        shapes |= {block + name: (hidden,) for name in ("attn_norm", "ffn_norm")}
-        shapes |= {block + name: (hidden, hidden) for name in ("attn_q", "attn_output")}
-        shapes |= {block + name: (kv, hidden) for name in ("attn_k", "attn_v")}
-        shapes |= {block + name: (inner, hidden) for name in ("ffn_gate", "ffn_up")}
-        shapes[block + "ffn_down"] = (hidden, inner)
-    head, body, read = b"", b"", 0
-    for name, shape in shapes.items():
-        kind = form if len(shape) == 2 else "f32"
-        data = _encode(random.standard_normal(shape, dtype=np.float32) * 0.02, kind)
-        read += len(data) if name != "token_embd" else 0
-        head += _text(f"{name}.weight") + struct.pack("<I", len(shape))
-        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
-        head += struct.pack("<IQ", FORMS[kind], len(body))
-        body += data + bytes(-len(data) % 32)
-    head = _make_metadata(len(shapes), size) + head
-    path.write_bytes(head + bytes(-len(head) % 32) + body)
-    return read
-
-
-def _make_metadata(tensors: int, size: Shape) -> bytes:
-    numbers = {
-        "block_count": size.layers,
-        "context_length": CONTEXT,
-        "embedding_length": size.hidden,
-        "feed_forward_length": size.inner,
-        "attention.head_count": size.heads,
-        "attention.head_count_kv": size.kv_heads,
-        "rope.dimension_count": size.hidden // size.heads,
-    }
-    floats = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10_000.0}
-    tokens = [f"<{index}>" for index in range(size.vocab)]
-    tokens[3:6] = ["a", "b", "ab"]
-    texts = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
-    head = [_text(key) + struct.pack("<I", 8) + _text(text) for key, text in texts.items()]
-    head += [_text(f"llama.{k}") + struct.pack("<II", 4, v) for k, v in numbers.items()]
-    head += [_text(f"llama.{k}") + struct.pack("<If", 6, v) for k, v in floats.items()]
-    lists: dict[str, tuple[int, list[Any]]] = {
-        "tokens": (8, tokens),
-        "merges": (8, ["a b"]),
-        "token_type": (5, [1] * size.vocab),
-    }
-    for key, (kind, items) in lists.items():
-        name = _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, kind, len(items))
-        encoded = (_text(i) if isinstance(i, str) else struct.pack("<i", i) for i in items)
-        head.append(name + b"".join(encoded))
-    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(head)) + b"".join(head)
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
-
-
-def _encode(values: np.ndarray, kind: str) -> bytes:
-    if kind == "f32":
-        return values.tobytes()
-    if kind == "f16":
-        return values.astype(np.float16).tobytes()
-    blocks = values.reshape(-1, 32)
-    scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
-    numbers = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
-    return np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], 1).tobytes()
+    save_gguf(path, config, forms={"": form.upper()})
+    tensors = read_gguf(path).tensors
+    return sum(one.end - one.start for name, one in tensors.items() if name != "token_embd.weight")
 
 
 def load_program(path: Path, threads: int, *, uses_native_code: bool) -> TaskProgram:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from splitup_deploy.cutting.timing import CARD, PROCESSOR, Clock
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
+from bench.report import say
 from splitup.backend.runtime import State, TaskProgram, describe_device
 from splitup.core.errors import SplitUpError
 from splitup.core.tensors import TensorSpec
@@ -167,10 +167,6 @@ def run_bench(
         "time_rank_correlation": round(rank_correlation(times_ps, shortest), 3),
         "cutting_overhead": round(compute_overhead(tasks, whole), 4),
     }
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _describe(row: Measured) -> str:

@@ -9,22 +9,18 @@ writes blocks stands against the autoregressive one that it was adapted from, on
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure import block_model
 from bench.report import Bar, Report, fit_line, say, spread
 from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
-from bench.testbed.jacobi import JacobiDecoder
 from bench.testbed.models import BLOCKS as BLOCK_MODEL
 from bench.testbed.models import (
     LLAMA_36M,
@@ -71,6 +67,12 @@ PROMPTS: Final = {
         "Priority: optional\n\nPackage:",
     ),
 }
+DESCRIPTIONS: Final = (  # of source packages that the models of records were not trained on
+    *("bindings to the ICU library; documentation", "library of Unicode annotation data"),
+    *("GNU R client-side REST access to KEGG", "LDAP interface module for Python3"),
+    *("GRIB decoding/encoding software (utilities)", "Flexible test automation (Documentation)"),
+    *("Supplementary CLI bindings for GTK 2.14+", "Go package for writing services"),
+)
 EXAMPLE: Final = "example, 4M"
 LLAMA: Final = "random, 36M"
 BLOCKS: Final = {EXAMPLE: (0, 2), LLAMA: (0, 2, 4)}  # that the client keeps at each end
@@ -90,16 +92,9 @@ DECODERS: Final[dict[str, Decode]] = {
     "lookahead": make_lookahead_decoder,
     "prompt n-grams": lambda request: make_lookahead_decoder(request, LookaheadOptions(columns=0)),
     SPECULATIVE: lambda request: Speculation().make_decoder(request),
-    "jacobi": JacobiDecoder,
 }
 COMPARED: Final = tuple(DECODERS)
 ADAPTIVE: Final = ("sequential", "lookahead", SPECULATIVE)  # the last two turn drafts off
-ABLATION: Final = [(7, length) for length in (2, 3, 5)] + [(columns, 4) for columns in (3, 15)]
-_ABLATED: Final = "lookahead, window {}, n-grams of {}"
-for columns, length in ABLATION:
-    DECODERS[_ABLATED.format(columns, length)] = partial(
-        make_lookahead_decoder, options=LookaheadOptions(columns, length)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +123,6 @@ def list_cases(*, quick: bool) -> Iterator[Case]:
         for kind in ("prose",) if quick or not is_plain(asdict(link)) else ("code", "prose"):
             for decoder in COMPARED[:1] if quick else ADAPTIVE:
                 yield Case(EXAMPLE, None, link, kind, PROMPTS[kind][0], decoder, few)
-    for columns, length in ABLATION[: 1 if quick else None]:
-        for kind in ("code", "prose"):
-            name = _ABLATED.format(columns, length)
-            yield Case(EXAMPLE, None, compared, kind, PROMPTS[kind][0], name, many)
 
 
 def list_private_cases(model: str, blocks: int, *, quick: bool) -> Iterator[Case]:
@@ -229,7 +220,7 @@ async def run(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
         folder = Path(name)
         model = await asyncio.to_thread(cut_example, folder / "whole", CHUNK)
-        rows += await measure([(model, list(list_cases(quick=quick)))], folder / "ports")
+        rows += await measure([(model, list(list_cases(quick=quick)))])
         for size, config in ((EXAMPLE, None), (LLAMA, LLAMA_36M)):
             parts = []
             for blocks in BLOCKS[size][: 1 if quick else None]:
@@ -240,7 +231,7 @@ async def run(quick: bool) -> Report:
                 kept = sum(task.vram_bytes for task in cut.manifest.client.tasks)
                 memory.append({"model": size, "blocks": blocks, "device_mb": round(kept / 1e6, 1)})
                 parts.append((cut, list(list_private_cases(size, blocks, quick=quick))))
-            rows += await measure(parts, folder / f"{size} ports")
+            rows += await measure(parts)
         blocks = await measure_blocks(folder, quick=quick)
     report = make_report(rows, memory)
     return Report([*report.bars, blocks], report.figures)
@@ -256,13 +247,10 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
         for each in (RECORDS, BLOCK_MODEL)
     ]
     ways: tuple[Decode, ...] = SequentialDecoder, lambda request: BlockDiffusionDecoder(request)
-    prompts = block_model.PROMPTS[: 2 if quick else 8]
+    prompts = DESCRIPTIONS[: 2 if quick else None]
     gains, rates = [], []
     async with run_engines(place_tasks(models)) as engines:
-        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-        file = folder / "block ports"
-        async with run_delay(file, targets) as set_quality:
-            ports = json.loads(await asyncio.to_thread(file.read_text))
+        async with run_delay(engines.ports) as (ports, set_quality):
             with closing(Link(engines, models[0], ports)) as plain:
                 with closing(Link(engines, models[1], ports)) as blocks:
                     await set_quality(Quality(COMPARED_MS))
@@ -287,13 +275,11 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
     )
 
 
-async def measure(parts: list[tuple[Model, list[Case]]], file: Path) -> list[dict[str, Any]]:
+async def measure(parts: list[tuple[Model, list[Case]]]) -> list[dict[str, Any]]:
     """Return one row for each case; nodes hold all of the models."""
     rows = []
     async with run_engines(place_tasks([model for model, _ in parts])) as engines:
-        targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-        async with run_delay(file, targets) as set_quality:
-            ports = json.loads(await asyncio.to_thread(file.read_text))
+        async with run_delay(engines.ports) as (ports, set_quality):
             for model, cases in parts:
                 programs = None if model.manifest.client is None else await load_client(model)
                 with closing(Link(engines, model, ports, programs)) as link:

@@ -8,7 +8,6 @@ one machine, which on a real network they do not.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 from contextlib import closing
@@ -69,10 +68,7 @@ async def run(quick: bool) -> Report:
         model = await asyncio.to_thread(cut_example, Path(name) / "cut", CHUNK)
         manifest, programs = await load_draft(Path(name) / "draft", CHUNK)
         async with run_engines(place_tasks([model])) as engines:
-            targets = [int(n.entry.endpoint.rpartition(":")[2]) for n in engines.nodes]
-            file = Path(name) / "ports"
-            async with run_delay(file, targets) as set_quality:
-                ports = json.loads(file.read_text())
+            async with run_delay(engines.ports) as (ports, set_quality):
                 with closing(programs), closing(Link(engines, model, ports)) as link:
                     drafts = Drafts(manifest, programs)
                     rows = await measure(link, drafts, set_quality, quick)

@@ -1,8 +1,8 @@
 """TCP proxies that pass bytes on as a slow link would, in both directions.
 
-    python -m bench.testbed.delay FILE PORT…    # each line on stdin has the numbers of a Quality
+    python -m bench.testbed.delay PORT…    # each line on stdin has the numbers of a Quality
 
-``FILE`` gets the ports to connect to, in order.
+It first prints the ports to connect to, in order.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass
-from pathlib import Path
-
-from splitup.devnet.state import write_json
 
 HOST = "127.0.0.1"
 _CHUNK_BYTES = 2**18
@@ -85,10 +82,10 @@ class Delay:
         return seconds
 
 
-async def serve(file: Path, targets: Sequence[int]) -> None:
+async def serve(targets: Sequence[int]) -> None:
     """Serve until stdin ends."""
     delay = Delay()
-    write_json(file, [await delay.listen(target) for target in targets])
+    print(*[await delay.listen(target) for target in targets], flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         delay.quality = Quality(*map(float, line.split()))
@@ -97,11 +94,11 @@ async def serve(file: Path, targets: Sequence[int]) -> None:
 
 @asynccontextmanager
 async def run_delay(
-    file: Path, targets: Sequence[int]
-) -> AsyncIterator[Callable[[Quality], object]]:
-    """Start the proxies; yields the function that sets their quality."""
+    targets: Sequence[int],
+) -> AsyncIterator[tuple[list[int], Callable[[Quality], Awaitable[None]]]]:
+    """Start the proxies; yields their ports and the function that sets their quality."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.testbed.delay", str(file), *map(str, targets)),
+        *(sys.executable, "-m", "bench.testbed.delay", *map(str, targets)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -113,12 +110,13 @@ async def run_delay(
         await stdout.readline()
 
     try:
+        ports = [int(port) for port in (await stdout.readline()).split()]
         await set_quality(Quality())
-        yield set_quality
+        yield ports, set_quality
     finally:
         stdin.close()
         await process.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), [int(port) for port in sys.argv[2:]]))
+    asyncio.run(serve([int(port) for port in sys.argv[1:]]))

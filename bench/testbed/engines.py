@@ -76,6 +76,10 @@ class Engines:
     direct_bytes: int = tuning.DIRECT_BYTES
 
     @property
+    def ports(self) -> list[int]:
+        return [int(node.entry.endpoint.rpartition(":")[2]) for node in self.nodes]
+
+    @property
     def place(self) -> ObjectPlace:
         server = self.objects
         return ObjectPlace(server.endpoint_url, server.bucket, str(server.credentials_path))

@@ -86,7 +86,10 @@ def test_a_model_of_round_trips_is_fitted_at_two_and_tested_at_others() -> None:
     assert error.measured == pytest.approx(100 * 12 / 137, abs=0.1)
     assert error.beside["ms per step"] == "5.0 + 1.000 × round trip"
     figures = make_report(rows, []).figures
-    assert figures["at_80_ms"]["records"]["jacobi"] == {"gain": 2.0, "tokens_per_round_trip": 2.0}
+    assert figures["at_80_ms"]["records"]["lookahead"] == {
+        "gain": 2.0,
+        "tokens_per_round_trip": 2.0,
+    }
     rows[-1]["found"] = [7]
     assert not make_report(rows, []).bars[0].beside["tokens equal"]
 
