@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.measure.perplexity import compute_in_peer
+from bench.measure.llama_peer import Peer
 from tests.deploy.checkpoints import TOKENS, Case, iter_shapes
 from tests.deploy.converted import CASES, save_converted
 from tests.deploy.frontends.test_converted import (
@@ -113,7 +113,7 @@ def compare(name: str) -> float:
         path = Path(folder) / "m.gguf"
         save_converted(path, name, case)
         ours = feed(load_graph(str(path), SIZES), TOKENS)
-        (theirs,) = compute_in_peer(path, [TOKENS])
+        (theirs,) = Peer(path).compute([TOKENS])
     return float(np.abs(ours - theirs).max() / np.abs(ours).max())
 
 
