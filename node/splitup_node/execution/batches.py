@@ -51,7 +51,7 @@ class BatchScheduler:
         while (run := self._queue.next()) is not None:
             execution = self._table.by_id[run.execution_id]
             self._prepare(execution, run)
-            if execution.is_over:
+            if execution.life.is_over:
                 continue
             if run.gate is not None:
                 return [(execution, run)]
@@ -62,7 +62,7 @@ class BatchScheduler:
                 return [(execution, run)]
             batch = [(execution, run), *self._take_others(execution, run)]
             # an execution may have been failed since, to make room for another one's state
-            batch = [(one, its_run) for one, its_run in batch if not one.is_over]
+            batch = [(one, its_run) for one, its_run in batch if not one.life.is_over]
             if batch:
                 return batch
         return []
@@ -79,7 +79,7 @@ class BatchScheduler:
     def _prepare(self, execution: Execution, run: Run) -> None:
         """Fail idle executions when the state that begins with this run does not fit otherwise."""
         part = execution.parts[run.task]
-        execution.used_at_s = self._table.now_s()
+        execution.life.use(self._table.now_s())
         if run.step or part.state_bytes:
             return
         needed_bytes = execution.manifest.tasks[run.task].state_bytes

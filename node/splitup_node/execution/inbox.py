@@ -102,12 +102,12 @@ class Inbox:
     def _take_chunk(self, link: Link, chunk: TensorChunk) -> None:
         """Keep a chunk of a large tensor; one that comes before its plan is not kept."""
         execution = self._table.by_id.get(chunk.execution_id)
-        if execution is not None and execution.parts and not execution.is_over:
+        if execution is not None and execution.parts and not execution.life.is_over:
             if check_chunk(execution, link.peer, chunk):
                 self._table.chunks.add(chunk)
 
     def _take_frame(self, execution: Execution, frame: Frame, seal: Seal) -> None:
-        if execution.is_over:
+        if execution.life.is_over:
             return
         if frame.kind is FrameKind.TENSOR:
             self._take_tensor(execution, frame, seal)
@@ -171,7 +171,7 @@ class Inbox:
         entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
             data = await read_tensor(execution.store, name, entry)
-            if execution.is_over:
+            if execution.life.is_over:
                 return
             self._offer(execution, port, frame.step, Tensor(frame.digest, data, time.time_ns()))
         except SplitUpError as error:
@@ -191,7 +191,7 @@ class Inbox:
 
     def _end(self, execution: Execution, signed: SignedEnd) -> None:
         """Learn how many steps there are, or that so many were delivered."""
-        if not execution.parts or execution.ended_at_s:
+        if not execution.parts or execution.life.ended_at_s:
             return  # this node was replaced, or the end comes too late
         if not signed.end.final:
             self._extend(execution, signed)
@@ -199,7 +199,7 @@ class Inbox:
         check_end(signed, execution.certificate.plan, execution.manifest)
         self._queue.end(execution.id, signed.end.steps)
         if execution.claims.end is None:
-            execution.claims.end = signed
+            execution.claims.conclude(signed)
             execution.outbox.clear()
             self._table.listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._finisher.check_complete, execution)

@@ -133,7 +133,7 @@ class StepLoop:
         """Send every run's outputs to their readers, and take them for the tasks of this node."""
         finished = []
         for (execution, run), answer in zip(batch, answers, strict=True):
-            if execution.is_over or run.task not in execution.parts:
+            if execution.life.is_over or run.task not in execution.parts:
                 continue  # the execution ended, or the task moved to another node, meanwhile
             if isinstance(answer, SplitUpError):
                 self._table.fail(run.execution_id, run.task, run.step, str(answer))
