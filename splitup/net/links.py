@@ -82,8 +82,20 @@ class Link:
             raise Unavailable(
                 f"{self.peer} reads too slowly: {self.queued_bytes} bytes wait to be sent to it"
             )
-        if self._socket is not None and not self._queue and self._write_now(self._socket, frame):
-            return
+        if self._socket is not None and not self._queue:  # without a task switch
+            writing = self._socket.send_bytes(frame)
+            try:
+                waits_for = writing.send(None)
+            except StopIteration:
+                self._remember(frame)
+                return
+            except ConnectionError:
+                pass  # the writing task meets the same error
+            else:
+                self._remember(frame)
+                self._socket, self._begun = None, _Begun(writing, waits_for)
+                self._wake.set()
+                return
         self._queue.append(frame)
         self.queued_bytes += len(frame)
         self._wake.set()
@@ -170,18 +182,6 @@ class Link:
         finally:
             self._socket = self._begun = None
 
-    def _write_now(self, socket: _Socket, frame: bytes) -> bool:
-        """Send a frame that no other waits before, without a task switch; False when it fails."""
-        try:
-            begun = _Begun(socket.send_bytes(frame))
-        except ConnectionError:
-            return False  # the writing task meets the same error
-        self._remember(frame)
-        if not begun.is_done:
-            self._socket, self._begun = None, begun
-            self._wake.set()
-        return True
-
     def rewind(self) -> None:
         """Queue the frames sent last again: the old connection may have lost them."""
         self._queue.extendleft(reversed(self._sent))
@@ -215,13 +215,9 @@ class _Refused(Unavailable):
 class _Begun:
     """A coroutine that has run until it first waits; awaiting this object runs the rest."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
         self._coroutine = coroutine
-        self.is_done = False
-        try:
-            self._waits_for = coroutine.send(None)
-        except StopIteration:
-            self.is_done = True
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, None]:
         try:

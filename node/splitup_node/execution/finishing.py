@@ -48,6 +48,7 @@ class Finisher:
 
     def record(self, batch: Sequence[FinishedRun], sent_ns: int) -> None:
         """Add runs to the logs, traces and digests; ``sent_ns`` is when their outputs left."""
+        crash_point("published")
         for one in batch:
             execution, run = one.execution, one.run
             execution.record.writer.settle()

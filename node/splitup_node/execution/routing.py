@@ -63,7 +63,7 @@ class Routing:
         self._manifest = manifest
         self._node = node
         self._executor_map = executor_map
-        self._inlets: dict[PortId, Inlet] = {}  # those that were asked for
+        self.inlets: dict[PortId, Inlet] = {}  # those that were asked for
         self._outlets: dict[int, tuple[Outlet, ...]] = {}  # by task
         self.routes: Routes = compute_routes(plan, manifest, node)
         # outputs that are gates, so that zeros leave others unsent; by task
@@ -75,8 +75,17 @@ class Routing:
 
         After a takeover, a tensor for a task that has left this node is no fault: returns None.
         """
-        known = self._inlets.get(port)
-        return self._open_inlet(port) if known is None else known
+        spec = self.routes.specs.get(port)
+        key = self._executor_map.get_key(port[0])
+        if spec is None or port[0] in self._outlets:
+            if self._executor_map.takeovers:
+                return None
+            raise PeerFault(
+                f"nobody may send port {port[1]} of task {port[0]} of "
+                f"{self._plan.request.execution_id} to this node"
+            )
+        inlet = self.inlets[port] = Inlet(key, spec.sizes)
+        return inlet
 
     def check_size(self, port: PortId, length_bytes: int) -> None:
         """Raise PeerFault for a tensor that the port, which has an inlet, cannot carry."""
@@ -87,22 +96,9 @@ class Routing:
                 f"{spec}, not {length_bytes} bytes"
             )
 
-    def _open_inlet(self, port: PortId) -> Inlet | None:
-        spec = self.routes.specs.get(port)
-        key = self._executor_map.get_key(port[0])
-        if spec is None or port[0] in self._outlets:
-            if self._executor_map.takeovers:
-                return None
-            raise PeerFault(
-                f"nobody may send port {port[1]} of task {port[0]} of "
-                f"{self._plan.request.execution_id} to this node"
-            )
-        inlet = self._inlets[port] = Inlet(key, spec.sizes)
-        return inlet
-
     def begin(self, task: int, send_from: int) -> tuple[Outlet, ...]:
         """Return the outlets of a task that this node runs from now on."""
-        self._inlets.clear()
+        self.inlets.clear()
         self._outlets[task] = tuple(
             Outlet(
                 (task, port),
@@ -123,7 +119,7 @@ class Routing:
         self.takeovers.update(takeovers)
         executors = self._executor_map.executors
         self.routes = compute_routes(self._plan, self._manifest, self._node, executors)
-        self._inlets.clear()
+        self.inlets.clear()
         for task in self._outlets:
             self._connect(task)
 

@@ -223,7 +223,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
     def record(requests: Sequence[RunRequest], handle: Any) -> None:
-        started.append((requests[0].session, len(engine._table.queue)))
+        started.append((requests[0].session, len(engine._table.queue.ready)))
         start(requests, handle)
 
     monkeypatch.setattr(node.workers, "run_together", record)
