@@ -15,9 +15,9 @@ MOST = {
     "client, after the send": (8, 4),
     "node in": (24, 12),
     "node out": (23, 11),
-    "node, off the path": (19, 10),
+    "node, off the path": (17, 10),
     "node, its rates": (3, 2),
-    "client in": (18, 8),
+    "client in": (17, 8),
 }
 
 

@@ -195,7 +195,7 @@ class ExecutionTable:
         """Free the memory that an execution takes in the queue and on the device."""
         self.queue.drop(execution.id)
         self.chunks.drop(execution.id)
-        self._workers.drop(execution.sessions)
+        self._workers.drop([part.session for part in execution.parts.values()])
 
     def forget_standby(self) -> None:
         """Make room for another plan that names this node as a fallback only."""

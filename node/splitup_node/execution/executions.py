@@ -98,11 +98,6 @@ class Execution:
         """Return the deadline, seconds since the epoch."""
         return self.certificate.plan.request.deadline
 
-    @property
-    def sessions(self) -> list[int]:
-        """Return the worker's sessions of this execution."""
-        return [part.session for part in self.parts.values()]
-
     def add_part(self, task: int, session: int, send_from: int = 0) -> Part:
         """Begin to run a task; steps before ``send_from`` were sent by another node already."""
         outlets = self.routing.begin(task, send_from)

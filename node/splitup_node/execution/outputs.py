@@ -73,7 +73,7 @@ class Outputs:
         tensors = []
         for outlet, data in zip(part.outlets, outputs, strict=True):
             if len(data) > limits.INLINE_TENSOR_BYTES:
-                execution.record.note_storing(len(data))
+                execution.record.storing_bytes += len(data)
                 self._spawn(self._publish_stored(execution, outlet, run, data, zeros, on_stored))
                 tensors.append(Tensor(b"", data, now_ns))  # readers on this node need no digest
                 continue
@@ -207,7 +207,7 @@ class Outputs:
             self._table.fail(execution.id, run.task, run.step, reason)
             return
         finally:
-            execution.record.note_storing(-len(data))
+            execution.record.storing_bytes -= len(data)
         if execution.life.failure or not _is_current(execution, outlet):
             return
         entry = LogEntry(run.step, digest, len(data), None)

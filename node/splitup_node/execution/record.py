@@ -28,10 +28,6 @@ class Record:
         self._waiting: deque[tuple[Digests, _Tensors, _Tensors, Callable[[], None]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def note_storing(self, nbytes: int) -> None:
-        """Note that a large tensor begins to be stored; below 0, that it has ended."""
-        self.storing_bytes += nbytes
-
     def add(
         self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
     ) -> None:
@@ -40,7 +36,7 @@ class Record:
         for tensor in (*inputs, *outputs):
             unknown += 0 if tensor.digest else len(tensor.data)
         if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
-            digests.add(_get_digests(inputs), _get_digests(outputs))
+            digests.add(list(map(_get_digest, inputs)), list(map(_get_digest, outputs)))
             on_done()
             return
         self._waiting.append((digests, inputs, outputs, on_done))
@@ -57,10 +53,8 @@ class Record:
     async def _work(self) -> None:
         while self._waiting:
             digests, inputs, outputs, on_done = self._waiting[0]
-            digests.add(
-                await asyncio.to_thread(_get_digests, inputs),
-                await asyncio.to_thread(_get_digests, outputs),
-            )
+            every = await asyncio.to_thread(list, map(_get_digest, (*inputs, *outputs)))
+            digests.add(every[: len(inputs)], every[len(inputs) :])
             self._waiting.popleft()
             on_done()
 
@@ -68,5 +62,5 @@ class Record:
 _Tensors = Sequence[Tensor]
 
 
-def _get_digests(tensors: _Tensors) -> list[bytes]:
-    return [tensor.digest or hashlib.sha256(tensor.data).digest() for tensor in tensors]
+def _get_digest(tensor: Tensor) -> bytes:
+    return tensor.digest or hashlib.sha256(tensor.data).digest()
