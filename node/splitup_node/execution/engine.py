@@ -123,9 +123,7 @@ class Engine:
         Raises PeerFault when the plan does not fit the model, Unavailable when the node is full.
         """
         table = self._table
-        execution = make_execution(
-            certificate, manifest, self._node, self._open_store, table.now_s()
-        )
+        execution = make_execution(certificate, manifest, self._node, self._open_store)
         mine = [task.index for task in execution.routing.routes.tasks]
         for task in mine:
             table.check_can_run(execution, task)
@@ -136,6 +134,7 @@ class Engine:
             table.forget_standby()
         for task in mine:
             execution.add_part(task, table.new_session())
+        execution.life.use(table.now_s())
         table.add(execution)
         if mine:
             table.listener.on_begun(execution)

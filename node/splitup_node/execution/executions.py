@@ -48,8 +48,8 @@ class Outbox:
 class Life:
     """When an execution was used last, and how it ends: finished, or failed for a reason."""
 
-    def __init__(self, now_s: float) -> None:
-        self.used_at_s = now_s  # when a step ran last
+    def __init__(self) -> None:
+        self.used_at_s = 0.0  # when a step ran last
         self.ended_at_s = 0.0  # when all steps had run, or it failed
         self.is_over = False  # no more frames are taken
         self.failure = ""
@@ -112,11 +112,7 @@ class Execution:
 
 
 def make_execution(
-    certificate: PlanCertificate,
-    manifest: Manifest,
-    node: str,
-    open_store: OpenStore,
-    now_s: float,
+    certificate: PlanCertificate, manifest: Manifest, node: str, open_store: OpenStore
 ) -> Execution:
     """Return a new execution without its parts.
 
@@ -139,7 +135,7 @@ def make_execution(
         claims=EarnedClaims(plan, manifest, node, executor_map, parts),
         record=Record(plan.request.execution_id, node, store),
         outbox=Outbox(),
-        life=Life(now_s),
+        life=Life(),
     )
 
 

@@ -101,9 +101,7 @@ class Recovery:
     async def _try(self, lost: Unreported) -> Execution:
         request = lost.certificate.plan.request
         manifest = await self.cache.fetch_manifest(request.model_id)
-        execution = make_execution(
-            lost.certificate, manifest, self.node, self.open_store, self.now_s()
-        )
+        execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
         for signed in lost.takeovers:
             execution.executor_map.apply(signed)
         execution.routing.renew({})

@@ -285,7 +285,7 @@ def make_reader() -> tuple[Execution, str]:
     key = generate_identity().signing_key_hex
     certificate = make_certificate(MANIFEST, entries, key, steps=2)
     store = Store()
-    execution = make_execution(certificate, MANIFEST, identities[1].address, store.open, 0.0)
+    execution = make_execution(certificate, MANIFEST, identities[1].address, store.open)
     execution.add_part(1, 1)
     return execution, identities[0].signing_key_hex
 
