@@ -193,7 +193,9 @@ class NodeDaemon:
                 task.result()
         finally:
             stopping.cancel()
-            running = sum(not one.is_over for one in self.engine.executions.values() if one.parts)
+            running = sum(
+                not one.life.is_over for one in self.engine.executions.values() if one.parts
+            )
             _log.info("stopping; executions that run here: %d", running)
             if all(not task.done() for task in loops):  # stopped on request, not by an error
                 await self.engine.leave()
@@ -459,7 +461,7 @@ class NodeDaemon:
             "queue_ms": self.engine.step_loop.queue_ms,
             "speed_mflops": self.engine.step_loop.speed_mflops,
             "bandwidth_kbps": self._cache.bandwidth_kbps,
-            "executions": sum(not e.is_over for e in self.engine.executions.values()),
+            "executions": sum(not e.life.is_over for e in self.engine.executions.values()),
             "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
             "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
             "state_limit_bytes": self._loaded_tasks.state_limit_bytes,

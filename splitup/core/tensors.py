@@ -220,7 +220,7 @@ def array_to_bytes(spec: TensorSpec, array: np.ndarray[Any, Any]) -> bytes:
 
 def bytes_to_array(spec: TensorSpec, data: bytes | memoryview) -> np.ndarray[Any, Any]:
     """Return a writable array of ``spec`` from its bytes; raises InvalidInput on another length."""
-    if not spec.accepts(len(data)):
+    if len(data) not in spec.sizes:
         raise InvalidInput(
             f"tensor '{spec.name}' came with {len(data)} bytes; {spec} has {spec.nbytes}"
         )

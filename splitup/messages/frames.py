@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -38,7 +38,7 @@ _STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag; 0 for a tensor in the p
 _FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
-_KINDS = frozenset(FrameKind)
+_KINDS = {kind.value: kind for kind in FrameKind}
 _BUNDLE = struct.Struct(">4sH64s")
 _BUNDLE_MAGIC = b"SUb1"
 _BUNDLE_DOMAIN = b"splitup/frames/v1\0"
@@ -90,15 +90,18 @@ class Frame:
 
     def encode(self, signature: bytes) -> bytes:
         """Return header ‖ signature ‖ payload."""
-        return encode_frame(self, self.signed_bytes(), signature)
+        return self.seal(lambda signed: signature)
 
-
-def encode_frame(frame: Frame, signed: bytes, signature: bytes) -> bytes:
-    """Return header ‖ signature ‖ payload; ``signed`` is the frame's ``signed_bytes``."""
-    if len(signature) != _SIGNATURE_BYTES:
-        raise BadSignature(f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}")
-    payload = b"" if frame.zeros else frame.payload
-    return b"".join((signed[len(_DOMAIN) :], signature, payload))
+    def seal(self, sign: Callable[[bytes], bytes]) -> bytes:
+        """Return header ‖ signature ‖ payload; ``sign`` gets the ``signed_bytes``."""
+        signed = self.signed_bytes()
+        signature = sign(signed)
+        if len(signature) != _SIGNATURE_BYTES:
+            raise BadSignature(
+                f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
+            )
+        payload = b"" if self.zeros else self.payload
+        return b"".join((signed[len(_DOMAIN) :], signature, payload))
 
 
 @dataclass(slots=True)
@@ -124,40 +127,6 @@ def decode_frame(data: bytes) -> tuple[Frame, Seal]:
     if not seal.is_single:
         raise PeerFault("a bundle came where a single frame was expected")
     return frames[0], seal
-
-
-def _make_frame(header: tuple[Any, ...], payload: bytes | memoryview) -> Frame:
-    """Return the frame with these header fields; raise PeerFault when the payload does not fit."""
-    magic, kind, flag, execution, task, port, step, digest, length, before = header
-    if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
-        raise PeerFault(
-            "frame with an unknown magic, kind or flag; the peer speaks another version"
-        )
-    if flag == _ZEROS:
-        if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
-            raise PeerFault("frame for a tensor of zeros needs their digest and no payload")
-        payload = bytes(length)
-    elif flag in (_STORED, _DIRECT):
-        if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
-            raise PeerFault("frame announces a tensor sent elsewhere, but is no such tensor frame")
-    elif len(payload) != length:
-        raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
-    elif hashlib.sha256(payload).digest() != digest:
-        raise PeerFault("frame payload does not match its digest")
-    return Frame(
-        kind=FrameKind(kind),
-        execution_id="0x" + execution.hex(),
-        task=task,
-        port=port,
-        step=step,
-        digest=digest,
-        length=length,
-        payload=payload,
-        stored=flag == _STORED,
-        zeros=flag == _ZEROS,
-        direct=flag == _DIRECT,
-        before=before,
-    )
 
 
 # ---- what a producer signed for the client ------------------------------------------------------
@@ -262,18 +231,60 @@ def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
     and the frames.
     """
     if data.startswith(_BUNDLE_MAGIC):
-        return _decode_bundle(data)
-    if not FRAME_HEADER_BYTES <= len(data) <= limits.MAX_FRAME_BYTES:
+        seal, headers, sizes = _read_bundle(data)
+    elif FRAME_HEADER_BYTES <= len(data) <= limits.MAX_FRAME_BYTES:
+        headers, sizes = [_HEADER.unpack_from(data)], [len(data) - FRAME_HEADER_BYTES]
+        signature = data[_HEADER.size : FRAME_HEADER_BYTES]
+        seal = Seal(_DOMAIN + data[: _HEADER.size], signature)
+    else:
         raise PeerFault(
             f"frame of {len(data)} bytes; "
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
-    frame = _make_frame(_HEADER.unpack_from(data), memoryview(data)[FRAME_HEADER_BYTES:])
-    header, signature = data[: _HEADER.size], data[_HEADER.size : FRAME_HEADER_BYTES]
-    return Seal(_DOMAIN + header, signature), [frame]
+    payloads, frames = memoryview(data)[len(data) - sum(sizes) :], []
+    header: tuple[Any, ...]
+    for header, size in zip(headers, sizes, strict=True):
+        magic, kind, flag, execution, task, port, step, digest, length, before = header
+        payload: bytes | memoryview = payloads[:size]
+        payloads = payloads[size:]
+        if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
+            raise PeerFault(
+                "frame with an unknown magic, kind or flag; the peer speaks another version"
+            )
+        if flag == _ZEROS:
+            if kind != FrameKind.TENSOR or size or not is_zero(digest, length):
+                raise PeerFault("frame for a tensor of zeros needs their digest and no payload")
+            payload = bytes(length)
+        elif flag:
+            if kind != FrameKind.TENSOR or size or length > limits.MAX_TENSOR_BYTES:
+                raise PeerFault(
+                    "frame announces a tensor sent elsewhere, but is no such tensor frame"
+                )
+        elif size != length:
+            raise PeerFault(f"frame announces {length} bytes and carries {size}")
+        elif hashlib.sha256(payload).digest() != digest:
+            raise PeerFault("frame payload does not match its digest")
+        frames.append(
+            Frame(
+                _KINDS[kind],
+                "0x" + execution.hex(),
+                task,
+                port,
+                step,
+                digest,
+                length,
+                payload,
+                stored=flag == _STORED,
+                zeros=flag == _ZEROS,
+                direct=flag == _DIRECT,
+                before=before,
+            )
+        )
+    return seal, frames
 
 
-def _decode_bundle(data: bytes) -> tuple[Seal, list[Frame]]:
+def _read_bundle(data: bytes) -> tuple[Seal, list[tuple[Any, ...]], list[int]]:
+    """Return a bundle's signature, its headers, and how many bytes follow for each of them."""
     if not _BUNDLE.size <= len(data) <= limits.MAX_FRAME_BYTES:
         raise PeerFault(
             f"bundle of {len(data)} bytes; allowed are {_BUNDLE.size} to {limits.MAX_FRAME_BYTES}"
@@ -291,11 +302,7 @@ def _decode_bundle(data: bytes) -> tuple[Seal, list[Frame]]:
     zeros = sum(header[8] for header in headers if header[2] == _ZEROS)
     if len(data) + zeros > limits.MAX_FRAME_BYTES:
         raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros beside them")
-    payloads, end, frames = memoryview(data), start, []
-    for header, size in zip(headers, sizes, strict=True):
-        frames.append(_make_frame(header, payloads[end : end + size]))
-        end += size
-    return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), frames
+    return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), headers, sizes
 
 
 # ---- chunks of tensors that are too large for a frame -----------------------------------------

@@ -18,8 +18,9 @@ import os
 import random
 import socket as system_socket
 import time
+import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import aiohttp
@@ -65,7 +66,7 @@ class Link:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._socket: _Socket | None = None  # set while it can take a frame at once
-        self._begun: _Begun | None = None  # a write that the socket has not finished
+        self._begun: Awaitable[None] | None = None  # a write that the socket has not finished
         self._serving: _Socket | None = None  # while it is connected
         self._asked_at: float | None = None  # for a sign of life, which is not there yet
         self._patience_s = tuning.ANSWER_S  # that it has to come
@@ -82,8 +83,20 @@ class Link:
             raise Unavailable(
                 f"{self.peer} reads too slowly: {self.queued_bytes} bytes wait to be sent to it"
             )
-        if self._socket is not None and not self._queue and self._write_now(self._socket, frame):
-            return
+        if self._socket is not None and not self._queue:  # without a task switch
+            writing = self._socket.send_bytes(frame)
+            try:
+                waits_for = writing.send(None)
+            except StopIteration:
+                self._remember(frame)
+                return
+            except ConnectionError:
+                pass  # the writing task meets the same error
+            else:
+                self._remember(frame)
+                self._socket, self._begun = None, _go_on(writing, waits_for)
+                self._wake.set()
+                return
         self._queue.append(frame)
         self.queued_bytes += len(frame)
         self._wake.set()
@@ -170,18 +183,6 @@ class Link:
         finally:
             self._socket = self._begun = None
 
-    def _write_now(self, socket: _Socket, frame: bytes) -> bool:
-        """Send a frame that no other waits before, without a task switch; False when it fails."""
-        try:
-            begun = _Begun(socket.send_bytes(frame))
-        except ConnectionError:
-            return False  # the writing task meets the same error
-        self._remember(frame)
-        if not begun.is_done:
-            self._socket, self._begun = None, begun
-            self._wake.set()
-        return True
-
     def rewind(self) -> None:
         """Queue the frames sent last again: the old connection may have lost them."""
         self._queue.extendleft(reversed(self._sent))
@@ -212,28 +213,19 @@ class _Refused(Unavailable):
     """No process listens at the only address of a node."""
 
 
-class _Begun:
-    """A coroutine that has run until it first waits; awaiting this object runs the rest."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._coroutine = coroutine
-        self.is_done = False
-        try:
-            self._waits_for = coroutine.send(None)
-        except StopIteration:
-            self.is_done = True
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        try:
-            while True:
-                try:
-                    sent = yield self._waits_for
-                except BaseException as error:
-                    self._waits_for = self._coroutine.throw(error)
-                else:
-                    self._waits_for = self._coroutine.send(sent)
-        except StopIteration:
-            return
+@types.coroutine
+def _go_on(writing: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Run the rest of a coroutine that has run until it first waited."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                waits_for = writing.throw(error)
+            else:
+                waits_for = writing.send(sent)
+    except StopIteration:
+        return
 
 
 # Must not block. Raising PeerFault closes the link for good; after Unavailable the peer connects

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from splitup.core import limits
-from splitup.core.tensors import NO_STEPS, is_zero
+from splitup.core.tensors import NO_STEPS, compute_zero_digest, is_zero
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.messages.base import Message
 from splitup.messages.frames import (
@@ -15,7 +15,6 @@ from splitup.messages.frames import (
     FrameKind,
     Seal,
     encode_bundle,
-    encode_frame,
     get_bundle_bytes,
     make_bundle_message,
 )
@@ -92,7 +91,7 @@ def make_entry_frame(
         entry.length,
         b"" if data is None else bytes(data),
         stored=data is None,
-        zeros=data is not None and is_zero(entry.digest, entry.length),
+        zeros=data is not None and entry.digest == compute_zero_digest(entry.length),
         before=before,
     )
 
@@ -116,14 +115,13 @@ def make_message_frame(
 
 def seal_frame(identity: Identity, frame: Frame) -> bytes:
     """Sign a frame; return its bytes, which are the same for every consumer."""
-    signed = frame.signed_bytes()
-    return encode_frame(frame, signed, identity.sign_raw(signed))
+    return frame.seal(identity.sign_raw)
 
 
 def seal_frames(identity: Identity, frames: Sequence[Frame]) -> list[bytes]:
     """Sign frames for the same readers; return as few messages (bundles) as they fit in."""
     if len(frames) == 1:
-        return [seal_frame(identity, frames[0])]
+        return [frames[0].seal(identity.sign_raw)]
     bundles: list[list[Frame]] = []
     room = 0
     for frame in frames:

@@ -11,13 +11,13 @@ from bench.measure.hop_cost import LEGS, Walk, measure
 STEPS = 30
 # leg -> calls and files that a step in the middle of an execution may make; raise one with a reason
 MOST = {
-    "client out": (31, 8),
-    "client, after the send": (10, 4),
-    "node in": (37, 12),
-    "node out": (34, 13),
-    "node, off the path": (18, 7),
-    "node, its rates": (6, 2),
-    "client in": (21, 8),
+    "client out": (25, 8),
+    "client, after the send": (8, 4),
+    "node in": (24, 12),
+    "node out": (23, 11),
+    "node, off the path": (17, 10),
+    "node, its rates": (3, 2),
+    "client in": (17, 8),
 }
 
 

@@ -24,7 +24,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.worker_pool import Workers
 
 Batch = Sequence[tuple[Execution, Run]]
-_get_data = attrgetter("data")
+get_data = attrgetter("data")
 
 
 class BatchScheduler:
@@ -50,19 +50,21 @@ class BatchScheduler:
         """
         while (run := self._queue.next()) is not None:
             execution = self._table.by_id[run.execution_id]
-            self._prepare(execution, run)
-            if execution.is_over:
+            execution.life.use(self._table.now_s())
+            if not run.step:
+                self._make_room(execution, run.task)
+            if execution.life.is_over:
                 continue
             if run.gate is not None:
                 return [(execution, run)]
-            if self._queue.has_following(run):
+            if run.is_followed:
                 if following := self._take_following(execution, run):
                     return [(execution, run), *following]
-            if not self._queue:
+            if not self._queue.ready:
                 return [(execution, run)]
             batch = [(execution, run), *self._take_others(execution, run)]
             # an execution may have been failed since, to make room for another one's state
-            batch = [(one, its_run) for one, its_run in batch if not one.is_over]
+            batch = [(one, its_run) for one, its_run in batch if not one.life.is_over]
             if batch:
                 return batch
         return []
@@ -72,17 +74,16 @@ class BatchScheduler:
         requests = []
         for execution, run in batch:
             program = self._programs[execution.manifest.tasks[run.task].task_id]
-            inputs = list(map(_get_data, run.inputs))
+            inputs = list(map(get_data, run.inputs))
             requests.append(RunRequest(execution.parts[run.task].session, program, inputs))
         return requests
 
-    def _prepare(self, execution: Execution, run: Run) -> None:
+    def _make_room(self, execution: Execution, task: int) -> None:
         """Fail idle executions when the state that begins with this run does not fit otherwise."""
-        part = execution.parts[run.task]
-        execution.used_at_s = self._table.now_s()
-        if run.step or part.state_bytes:
+        part = execution.parts[task]
+        if part.state_bytes:
             return
-        needed_bytes = execution.manifest.tasks[run.task].state_bytes
+        needed_bytes = execution.manifest.tasks[task].state_bytes
         limit_bytes = self._get_state_limit()
         executions = self._table.by_id
         while (
@@ -123,7 +124,9 @@ class BatchScheduler:
         others = []
         for run in self._queue.take_with(is_wanted):
             other = self._table.by_id[run.execution_id]
-            self._prepare(other, run)
+            other.life.use(self._table.now_s())
+            if not run.step:
+                self._make_room(other, run.task)
             others.append((other, run))
         return others
 

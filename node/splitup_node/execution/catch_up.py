@@ -68,7 +68,7 @@ class Replay:
         """Read the log of one port until the queue already has its next step."""
         if source[0] in execution.parts:  # produced here: nobody else sends what is not stored yet
             name = LogName(*source, execution.node, 0)
-            for entry in execution.writer.get_unstored(*source):
+            for entry in execution.record.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
         while self._is_current(execution, part):  # the task may have left already
             author = execution.executor_map.get_author(source[0])
@@ -131,4 +131,4 @@ class Replay:
         return self._queue.get_progress(execution.id).get(part.task, 0)
 
     def _is_current(self, execution: Execution, part: Part) -> bool:
-        return not execution.is_over and execution.parts.get(part.task) is part
+        return not execution.life.is_over and execution.parts.get(part.task) is part

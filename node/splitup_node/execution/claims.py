@@ -49,6 +49,13 @@ class EarnedClaims:
         """Return how many steps the client has received, as it signed in its latest interim end."""
         return self._interim[-1].end.steps if self._interim else 0
 
+    def conclude(self, signed: SignedEnd | None) -> None:
+        """Take what the execution is settled by: the client's end, or what stands for it.
+
+        None while there is none, as when the client's was refused.
+        """
+        self.end = signed
+
     def add_order(self, step: int, seal: Seal) -> None:
         """Keep the checked signature under the inputs of the highest step."""
         if step >= self.ordered:

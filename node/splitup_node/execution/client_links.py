@@ -69,7 +69,7 @@ class ClientLinks:
     def tell_failure(self, execution: Execution, task: int, step: int) -> None:
         """Send the execution's failure."""
         failure = TaskFailure(
-            task=task, step=step, node=self._identity.address, reason=execution.failure
+            task=task, step=step, node=self._identity.address, reason=execution.life.failure
         )
         self.tell(execution, make_message_frame(FrameKind.ERROR, execution.id, task, step, failure))
 

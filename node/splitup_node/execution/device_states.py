@@ -15,7 +15,7 @@ from splitup_node.execution.executions import Execution
 
 def compute_state_bytes(execution: Execution) -> int:
     """Return the bytes of an execution's states on the device."""
-    return 0 if execution.is_over else sum(p.state_bytes for p in execution.parts.values())
+    return 0 if execution.life.is_over else sum(p.state_bytes for p in execution.parts.values())
 
 
 def choose_idle(
@@ -31,9 +31,9 @@ def choose_idle(
     others = [
         e
         for e in holding
-        if e is not newcomer and e.used_at_s + tuning.SESSION_SPARE_S < newcomer.used_at_s
+        if e is not newcomer and e.life.used_at_s + tuning.SESSION_SPARE_S < newcomer.life.used_at_s
     ]
-    return min(others, key=lambda e: e.used_at_s, default=None)
+    return min(others, key=lambda e: e.life.used_at_s, default=None)
 
 
 def find_stale(executions: Iterable[Execution], now_s: float) -> list[Execution]:
@@ -42,7 +42,7 @@ def find_stale(executions: Iterable[Execution], now_s: float) -> list[Execution]
         execution
         for execution in executions
         if execution.parts
-        and not execution.is_over
-        and not execution.ended_at_s
-        and now_s > execution.used_at_s + tuning.SESSION_IDLE_S
+        and not execution.life.is_over
+        and not execution.life.ended_at_s
+        and now_s > execution.life.used_at_s + tuning.SESSION_IDLE_S
     ]

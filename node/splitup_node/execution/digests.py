@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from splitup.core import limits
 from splitup.core.tensors import NO_STEPS, StepsDigest, extend_steps
 from splitup.messages.completions import EMPTY_DIGEST
-from splitup.protocol.execution.task_queue import Tensor
 
 
 class Digests:
@@ -97,52 +93,3 @@ class StepsBefore:
             self._before = extend_steps(self._before, known)
             self._next += 1
         return future
-
-
-class Recorder:
-    """Adds runs to digests in order; large tensors without a digest are hashed on a thread.
-
-    Tensors that came in a frame, or left in one, have a digest.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Digests, _Tensors, _Tensors, Callable[[], None]]] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    def add(
-        self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
-    ) -> None:
-        """Add one run to the digests, then call ``on_done``."""
-        unknown = 0
-        for tensor in (*inputs, *outputs):
-            unknown += 0 if tensor.digest else len(tensor.data)
-        if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
-            digests.add(_get_digests(inputs), _get_digests(outputs))
-            on_done()
-            return
-        self._waiting.append((digests, inputs, outputs, on_done))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
-
-    async def close(self) -> None:
-        """Stop; runs that wait are not added."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _work(self) -> None:
-        while self._waiting:
-            digests, inputs, outputs, on_done = self._waiting[0]
-            digests.add(
-                await asyncio.to_thread(_get_digests, inputs),
-                await asyncio.to_thread(_get_digests, outputs),
-            )
-            self._waiting.popleft()
-            on_done()
-
-
-_Tensors = Sequence[Tensor]
-
-
-def _get_digests(tensors: _Tensors) -> list[bytes]:
-    return [tensor.digest or hashlib.sha256(tensor.data).digest() for tensor in tensors]

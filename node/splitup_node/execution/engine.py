@@ -134,7 +134,7 @@ class Engine:
             table.forget_standby()
         for task in mine:
             execution.add_part(task, table.new_session())
-        execution.used_at_s = table.now_s()
+        execution.life.use(table.now_s())
         table.add(execution)
         if mine:
             table.listener.on_begun(execution)
@@ -159,8 +159,8 @@ class Engine:
     def flush(self) -> None:
         """Begin to store log entries that are old enough."""
         for execution in self._table.by_id.values():
-            if execution.parts and not execution.is_over:
-                execution.writer.flush(age_s=tuning.SEGMENT_AGE_S)
+            if execution.parts and not execution.life.is_over:
+                execution.record.writer.flush(age_s=tuning.SEGMENT_AGE_S)
 
     def on_worker_lost(self, reason: str) -> None:
         """Pause, and fail the executions that had begun on the worker that is gone."""
@@ -176,7 +176,7 @@ class Engine:
         """Take no new work and let what runs end, for ``tuning.LEAVE_S``; then fail the rest."""
         self._table.is_leaving = True
         ends_s = time.monotonic() + tuning.LEAVE_S
-        while running := [e for e in self.executions.values() if e.parts and not e.is_over]:
+        while running := [e for e in self.executions.values() if e.parts and not e.life.is_over]:
             if time.monotonic() > ends_s:
                 for execution in running:
                     self._table.fail_slowest(execution, "the node is leaving")
@@ -200,8 +200,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for execution in self.executions.values():
-            await execution.recorder.close()
-            await execution.writer.close()
+            await execution.record.close()
 
     def _schedule(self) -> None:
         self.step_loop.schedule()

@@ -87,7 +87,7 @@ class ExecutionTable:
         """Return the tasks that executions run here, or may yet ask this node to take over."""
         used = set()
         for execution in self.by_id.values():
-            if not execution.is_over:
+            if not execution.life.is_over:
                 pairs = zip(execution.manifest.tasks, execution.certificate.plan.tasks, strict=True)
                 used |= {task.task_id for task, nodes in pairs if self._node in nodes}
         return used
@@ -107,15 +107,14 @@ class ExecutionTable:
     def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
         """Give an execution up and tell its client why; the client may choose another node."""
         execution = self.by_id.get(execution_id)
-        if execution is None or execution.is_over:
+        if execution is None or execution.life.is_over:
             return
-        execution.fail(reason[:500])
-        execution.ended_at_s = self.now_s()
+        execution.life.fail(reason[:500], self.now_s())
         _log.warning(
             "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason
         )
         self.clients.tell_failure(execution, task, step)
-        execution.writer.discard()
+        execution.record.writer.discard()
         self.release(execution)
         self.listener.on_failed(execution)
 
@@ -133,7 +132,7 @@ class ExecutionTable:
         """
         late_s = tuning.TAKEOVER_LATE_S if isinstance(error, Refused) else 0.0
         ends_s = time.monotonic() + late_s
-        while not execution.is_over and (found := find()) is not None:
+        while not execution.life.is_over and (found := find()) is not None:
             if time.monotonic() >= ends_s:
                 self.fail(execution.id, *found, f"{problem}: {error}")
                 return
@@ -171,19 +170,22 @@ class ExecutionTable:
 
     def list_unended(self, now_s: float) -> list[Execution]:
         """Return the executions whose client is gone, or leaves no time to commit after its end."""
-        running = [e for e in self.by_id.values() if not e.is_over]
+        running = [e for e in self.by_id.values() if not e.life.is_over]
         late = [e for e in running if now_s > e.deadline_s - tuning.STOP_MARGIN_S]
         return [*late, *find_stale(running, now_s)]
 
     def sweep(self, now_s: float) -> None:
         """Fail what is past its deadline or idle for long, and forget what is over."""
         for execution in list(self.by_id.values()):
-            if not execution.is_over and now_s > execution.deadline_s:
+            if not execution.life.is_over and now_s > execution.deadline_s:
                 if execution.parts:
                     self.fail_slowest(execution, "the deadline passed")
                 else:
                     self._forget(execution)
-            if execution.is_over and now_s > execution.ended_at_s + limits.EXECUTION_GRACE_S:
+            if (
+                execution.life.is_over
+                and now_s > execution.life.ended_at_s + limits.EXECUTION_GRACE_S
+            ):
                 self._forget(execution)
         for execution in find_stale(self.by_id.values(), now_s):
             reason = f"its session was idle for {tuning.SESSION_IDLE_S:g} s and its state dropped"
@@ -193,11 +195,11 @@ class ExecutionTable:
         """Free the memory that an execution takes in the queue and on the device."""
         self.queue.drop(execution.id)
         self.chunks.drop(execution.id)
-        self._workers.drop(execution.sessions)
+        self._workers.drop([part.session for part in execution.parts.values()])
 
     def forget_standby(self) -> None:
         """Make room for another plan that names this node as a fallback only."""
-        standby = [e for e in self.by_id.values() if not e.parts and not e.is_over]
+        standby = [e for e in self.by_id.values() if not e.parts and not e.life.is_over]
         if len(standby) >= tuning.MAX_STANDBY:
             self._forget(standby[0])
 

@@ -1,11 +1,16 @@
-"""One execution at one node: its plan, its part in it, and the record of what it did."""
+"""One execution at one node, by job: what was agreed, what was computed, and how it ends.
+
+``Execution`` never changes: what does has one writer each. Who sends and reads what is in
+``Routing``, the client's words are in ``EarnedClaims``, what was computed in ``Record``, how it
+ends in ``Life``, and what the client may have missed in ``Outbox``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from splitup.core import tuning
@@ -13,12 +18,11 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.storage.log_store import LogStore, LogWriter
+from splitup.storage.log_store import LogStore
 from splitup_node.execution.claims import EarnedClaims
-from splitup_node.execution.digests import Recorder
 from splitup_node.execution.parts import Part, make_part
+from splitup_node.execution.record import Record
 from splitup_node.execution.routing import Routing
-from splitup_node.execution.spans import Spans
 
 
 class Outbox:
@@ -41,32 +45,48 @@ class Outbox:
         self.nbytes = 0
 
 
-@dataclass(slots=True)
-class Execution:
-    """Everything a node holds for one execution. Without parts the node is only a fallback.
+class Life:
+    """When an execution was used last, and how it ends: finished, or failed for a reason."""
 
-    Who sends and reads what is in ``routing``, what is committed to in ``claims``.
-    """
+    def __init__(self) -> None:
+        self.used_at_s = 0.0  # when a step ran last
+        self.ended_at_s = 0.0  # when all steps had run, or it failed
+        self.is_over = False  # no more frames are taken
+        self.failure = ""
+
+    def use(self, now_s: float) -> None:
+        """Note that a step begins or ends, or that a task does."""
+        self.used_at_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Note that no step is left to run; logs may still have to be stored."""
+        self.ended_at_s = now_s
+
+    def finish(self) -> None:
+        """Note that everything is stored."""
+        self.is_over = True
+
+    def fail(self, reason: str, now_s: float) -> None:
+        """Take no more frames, for this reason."""
+        self.failure, self.is_over, self.ended_at_s = reason, True, now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Everything a node holds for one execution. Without parts the node is only a fallback."""
 
     id: str
     certificate: PlanCertificate
     manifest: Manifest
     node: str
     executor_map: ExecutorMap
+    store: LogStore
+    parts: dict[int, Part]  # by task
     routing: Routing
     claims: EarnedClaims
-    parts: dict[int, Part]  # by task
-    store: LogStore
-    writer: LogWriter
-    recorder: Recorder = field(default_factory=Recorder)
-    takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
-    publishing_bytes: int = 0  # of large tensors that are being stored
-    spans: Spans = field(default_factory=Spans)
-    outbox: Outbox = field(default_factory=Outbox)
-    failure: str = ""
-    is_over: bool = False  # finished, or failed
-    ended_at_s: float = 0.0
-    used_at_s: float = 0.0  # when the last step ran
+    record: Record
+    outbox: Outbox
+    life: Life
 
     @property
     def client_key(self) -> str:
@@ -78,20 +98,10 @@ class Execution:
         """Return the deadline, seconds since the epoch."""
         return self.certificate.plan.request.deadline
 
-    @property
-    def sessions(self) -> list[int]:
-        """Return the worker's sessions of this execution."""
-        return [part.session for part in self.parts.values()]
-
-    def fail(self, reason: str) -> None:
-        """Take no more frames, for this reason."""
-        self.failure, self.is_over = reason, True
-
     def add_part(self, task: int, session: int, send_from: int = 0) -> Part:
         """Begin to run a task; steps before ``send_from`` were sent by another node already."""
         outlets = self.routing.begin(task, send_from)
-        gates = self.routing.routes.find_gates(task)
-        part = make_part(task, self.manifest.tasks[task], session, outlets, gates)
+        part = make_part(task, self.manifest.tasks[task], session, outlets)
         self.parts[task] = part
         return part
 
@@ -99,12 +109,6 @@ class Execution:
         """Return a task's part, which another node runs from now on."""
         self.routing.end(task)
         return self.parts.pop(task)
-
-    def reroute(self) -> None:
-        """Compute who reads what again, after a takeover."""
-        self.routing.renew()
-        for task, part in self.parts.items():
-            part.gates = self.routing.routes.find_gates(task)
 
 
 def make_execution(
@@ -125,11 +129,13 @@ def make_execution(
         manifest=manifest,
         node=node,
         executor_map=executor_map,
+        store=store,
+        parts=parts,
         routing=Routing(plan, manifest, node, executor_map),
         claims=EarnedClaims(plan, manifest, node, executor_map, parts),
-        parts=parts,
-        store=store,
-        writer=LogWriter(plan.request.execution_id, node, store),
+        record=Record(plan.request.execution_id, node, store),
+        outbox=Outbox(),
+        life=Life(),
     )
 
 

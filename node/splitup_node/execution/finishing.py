@@ -16,7 +16,6 @@ from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.executions import Execution, Spawn, get_first_task
-from splitup_node.execution.parts import Part
 from splitup_node.fault_injection import crash_point
 from splitup_node.worker.worker_pool import Workers
 
@@ -49,36 +48,36 @@ class Finisher:
 
     def record(self, batch: Sequence[FinishedRun], sent_ns: int) -> None:
         """Add runs to the logs, traces and digests; ``sent_ns`` is when their outputs left."""
+        crash_point("published")
         for one in batch:
             execution, run = one.execution, one.run
-            execution.writer.settle()
+            execution.record.writer.settle()
             part = execution.parts.get(run.task)
-            if execution.failure or part is None:
+            if execution.life.failure or part is None:
                 continue
             received = one.started_ns if not run.inputs else 0
             for tensor in run.inputs:
                 received = max(received, tensor.arrived_ns)
             times = (received, one.started_ns, one.ended_ns, sent_ns)
-            execution.spans.add(run.task, run.step, times)
-            execution.used_at_s = self._table.now_s()
+            execution.record.spans.add(run.task, run.step, times)
+            execution.life.use(self._table.now_s())
             self._replay.on_run(execution, run.task)
-            execution.recorder.add(
-                part.digests, run.inputs, one.outputs, partial(self._on_recorded, execution, part)
-            )
+            on_done = partial(self._on_recorded, execution)
+            execution.record.add(part.digests, run.inputs, one.outputs, on_done)
 
     def check_complete(self, execution: Execution) -> None:
         """Finish an execution if all its steps here have run, are recorded and stored."""
-        if execution.is_over or execution.ended_at_s or not execution.parts:
+        if execution.life.is_over or execution.life.ended_at_s or not execution.parts:
             return  # or being finished already
-        if execution.publishing_bytes or not self._queue.is_complete(execution.id):
+        if execution.record.storing_bytes or not self._queue.is_complete(execution.id):
             return
         claims = execution.claims
-        if any(part.recorded < (claims.steps or 0) for part in execution.parts.values()):
+        if any(part.digests.steps < (claims.steps or 0) for part in execution.parts.values()):
             return
         assert claims.end is not None
         if claims.steps and not claims.make(claims.end.end):
             _log.warning("the client of %s ends it with inputs that it did not send", execution.id)
-            claims.end = None  # it is settled by an interim end, or by what was computed
+            claims.conclude(None)  # it is settled by an interim end, or by what was computed
             return
         self._start_finishing(execution)
 
@@ -87,7 +86,7 @@ class Finisher:
 
         The final end has not come, and will not come in time.
         """
-        if execution.is_over or execution.ended_at_s or not execution.parts:
+        if execution.life.is_over or execution.life.ended_at_s or not execution.parts:
             return
         signed = execution.claims.find_substitute()
         if signed is None:
@@ -95,15 +94,16 @@ class Finisher:
         steps = signed.end.steps
         is_late = now_s > execution.deadline_s - tuning.STOP_MARGIN_S
         why = "its deadline is near: ask for a later one" if is_late else "the client was idle"
-        execution.fail(f"{why}; the steps computed, and paid, are {steps}")
-        _log.info("execution %s: %s", execution.id, execution.failure)
+        reason = f"{why}; the steps computed, and paid, are {steps}"
+        execution.life.fail(reason, now_s)
+        _log.info("execution %s: %s", execution.id, execution.life.failure)
         self._table.clients.tell_failure(execution, get_first_task(execution), steps)
-        execution.claims.end = signed
+        execution.claims.conclude(signed)
         self._queue.drop(execution.id)
         self._start_finishing(execution)
 
     def _start_finishing(self, execution: Execution) -> None:
-        execution.ended_at_s = self._table.now_s()
+        execution.life.end(self._table.now_s())
         task = self._spawn(self._finish(execution))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
@@ -112,8 +112,7 @@ class Finisher:
         """Wait until the executions that are being finished are."""
         await asyncio.gather(*self._finishing)
 
-    def _on_recorded(self, execution: Execution, part: Part) -> None:
-        part.recorded += 1
+    def _on_recorded(self, execution: Execution) -> None:
         if execution.claims.end is not None:
             self.check_complete(execution)
 
@@ -125,16 +124,16 @@ class Finisher:
             reason = f"its final state cannot be read: {error}"
             self._table.fail(execution.id, task, steps, reason)
             return
-        for remaining, trace in execution.spans.make_traces(execution.id, execution.node):
+        for remaining, trace in execution.record.spans.make_traces(execution.id, execution.node):
             frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
             self._table.clients.tell(execution, frame)
         try:
-            await execution.writer.finish()
+            await execution.record.writer.finish()
         except SplitUpError as error:
             self._table.fail(execution.id, task, steps, f"its log cannot be stored: {error}")
             return
         crash_point("logged")
-        execution.is_over = True
+        execution.life.finish()
         self._table.release(execution)
         self._table.listener.on_finished(execution)
 

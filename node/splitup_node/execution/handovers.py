@@ -38,20 +38,19 @@ class Handovers:
 
     def take_over(self, execution: Execution, signed: SignedTakeover, sealed: bytes) -> None:
         """Let another node, or this one, run a task; ``sealed`` is the client's frame."""
-        if execution.ended_at_s:
+        if execution.life.ended_at_s:
             return  # everything has run; only its log is still being stored
         task = signed.takeover.task
         before = execution.executor_map.get_author(task)
         if not execution.executor_map.apply(signed):
             return
-        execution.takeovers[task] = sealed
         after = execution.executor_map.get_author(task)
         reader = execution.routing.find_readers((after,))
         _log.info("task %d of %s: %s takes over from %s", task, execution.id, after, before)
         self._queue.renew(execution.id, task)
         if task in execution.parts:
             self._give_up_part(execution, task)
-        execution.reroute()
+        execution.routing.renew({task: sealed})
         if after == execution.node:
             self._begin_part(execution, task, signed.takeover.first_step)
             return
@@ -65,7 +64,7 @@ class Handovers:
         part = execution.drop_part(task)
         self._queue.drop_task(execution.id, task)
         self._workers.drop([part.session])
-        execution.writer.forget(task)
+        execution.record.writer.forget(task)
         if not execution.parts:
             self._table.listener.on_failed(execution)
         else:
@@ -85,12 +84,14 @@ class Handovers:
             self._table.fail(execution.id, task, first_step, str(error))
             return
         execution.add_part(task, self._table.new_session(), send_from=first_step)
-        execution.used_at_s = self._table.now_s()
+        execution.life.use(self._table.now_s())
         if not had_parts:
             self._table.listener.on_begun(execution)
         self._outputs.open_links(execution)
         outlets = execution.parts[task].outlets
         readers = tuple(sorted({reader for outlet in outlets for reader in outlet.readers}))
-        for sealed in execution.takeovers.values():  # before any tensor that follows from them
+        for (
+            sealed
+        ) in execution.routing.takeovers.values():  # before any tensor that follows from them
             self._outputs.send(readers, sealed)
         self._replay.start(execution, task)

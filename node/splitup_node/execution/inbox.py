@@ -102,16 +102,11 @@ class Inbox:
     def _take_chunk(self, link: Link, chunk: TensorChunk) -> None:
         """Keep a chunk of a large tensor; one that comes before its plan is not kept."""
         execution = self._table.by_id.get(chunk.execution_id)
-        if execution is not None and execution.parts and not execution.is_over:
+        if execution is not None and execution.parts and not execution.life.is_over:
             if check_chunk(execution, link.peer, chunk):
                 self._table.chunks.add(chunk)
 
-    def _take_frame(self, execution: Execution, frame: Frame, seal: Seal) -> None:
-        if execution.is_over:
-            return
-        if frame.kind is FrameKind.TENSOR:
-            self._take_tensor(execution, frame, seal)
-            return
+    def _take_message(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         if frame.task != CLIENT:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
         verify_seal(seal, execution.client_key)
@@ -128,13 +123,18 @@ class Inbox:
 
     # ---- tensors -------------------------------------------------------------------------------
 
-    def _take_tensor(self, execution: Execution, frame: Frame, seal: Seal) -> None:
-        port = (frame.task, frame.port)
-        inlet = execution.routing.find_inlet(port)
+    def _take_frame(self, execution: Execution, frame: Frame, seal: Seal) -> None:
+        if execution.life.is_over:
+            return
+        if frame.kind is not FrameKind.TENSOR:
+            self._take_message(execution, frame, seal)
+            return
+        port, routing = (frame.task, frame.port), execution.routing
+        inlet = routing.inlets.get(port) or routing.find_inlet(port)
         if inlet is None:
             return
         if frame.length not in inlet.sizes:
-            execution.routing.check_size(port, frame.length)
+            routing.check_size(port, frame.length)
         try:
             verify_seal(seal, inlet.key)
         except BadSignature:
@@ -148,7 +148,11 @@ class Inbox:
             payload = self._table.chunks.take(execution.id, port, frame.step, frame.digest)
         if payload is not None:
             tensor = Tensor(frame.digest, payload, time.time_ns())
-            self._offer(execution, port, frame.step, tensor)
+            try:
+                self._queue.offer(execution.id, port, frame.step, tensor)
+            except Unavailable as error:
+                reader = next(t.index for t in routing.routes.tasks if port in t.inputs)
+                self._table.fail(execution.id, reader, frame.step, str(error))
         elif frame.stored and self._is_missing(execution, port, frame.step):
             author = execution.executor_map.get_author(frame.task)
             self._spawn(self._fetch_stored(execution, frame, author))
@@ -157,13 +161,6 @@ class Inbox:
         readers = [task.index for task in execution.routing.routes.tasks if port in task.inputs]
         return not all(self._queue.has(execution.id, port, step, reader) for reader in readers)
 
-    def _offer(self, execution: Execution, port: PortId, step: int, tensor: Tensor) -> None:
-        try:
-            self._queue.offer(execution.id, port, step, tensor)
-        except Unavailable as error:
-            reader = next(t.index for t in execution.routing.routes.tasks if port in t.inputs)
-            self._table.fail(execution.id, reader, step, str(error))
-
     async def _fetch_stored(self, execution: Execution, frame: Frame, author: str) -> None:
         """Fetch a large tensor from the object store."""
         port = (frame.task, frame.port)
@@ -171,9 +168,10 @@ class Inbox:
         entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
             data = await read_tensor(execution.store, name, entry)
-            if execution.is_over:
+            if execution.life.is_over:
                 return
-            self._offer(execution, port, frame.step, Tensor(frame.digest, data, time.time_ns()))
+            tensor = Tensor(frame.digest, data, time.time_ns())
+            self._queue.offer(execution.id, port, frame.step, tensor)
         except SplitUpError as error:
 
             def find_reader() -> tuple[int, int] | None:
@@ -191,7 +189,7 @@ class Inbox:
 
     def _end(self, execution: Execution, signed: SignedEnd) -> None:
         """Learn how many steps there are, or that so many were delivered."""
-        if not execution.parts or execution.ended_at_s:
+        if not execution.parts or execution.life.ended_at_s:
             return  # this node was replaced, or the end comes too late
         if not signed.end.final:
             self._extend(execution, signed)
@@ -199,7 +197,7 @@ class Inbox:
         check_end(signed, execution.certificate.plan, execution.manifest)
         self._queue.end(execution.id, signed.end.steps)
         if execution.claims.end is None:
-            execution.claims.end = signed
+            execution.claims.conclude(signed)
             execution.outbox.clear()
             self._table.listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._finisher.check_complete, execution)

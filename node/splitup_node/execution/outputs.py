@@ -68,18 +68,19 @@ class Outputs:
         else.
         """
         part, now_ns = execution.parts[run.task], time.time_ns()
-        zeros = {port for port in part.gates if holds_zeros(outputs[port])} if part.gates else ()
+        gates = execution.routing.gates[run.task]
+        zeros = {port for port in gates if holds_zeros(outputs[port])} if gates else ()
         tensors = []
         for outlet, data in zip(part.outlets, outputs, strict=True):
             if len(data) > limits.INLINE_TENSOR_BYTES:
-                execution.publishing_bytes += len(data)
+                execution.record.storing_bytes += len(data)
                 self._spawn(self._publish_stored(execution, outlet, run, data, zeros, on_stored))
                 tensors.append(Tensor(b"", data, now_ns))  # readers on this node need no digest
                 continue
             tensor = Tensor(hashlib.sha256(data).digest(), data, now_ns)
             tensors.append(tensor)
             entry = LogEntry(run.step, tensor.digest, len(data), data)
-            execution.writer.append(*outlet.source, entry)
+            execution.record.writer.append(*outlet.source, entry)
             if outlet.before is not None:
                 before = outlet.before.add(run.step, tensor.digest)
                 if before.done():
@@ -147,7 +148,7 @@ class Outputs:
         """
         targets = execution.routing.routes.targets
         tasks = [port[0] for port in targets if link.peer in targets[port]]
-        if link.has_connected or not tasks or execution.ended_at_s:
+        if link.has_connected or not tasks or execution.life.ended_at_s:
             return
         step = self._table.queue.get_progress(execution.id).get(min(tasks), 0)
         reason = f"this node cannot connect to node {link.peer}"
@@ -176,7 +177,7 @@ class Outputs:
 
     def resend(self, execution: Execution, source: PortId, reader: Readers) -> None:
         """Send a new reader the entries of an output that are not in the store yet."""
-        for entry in execution.writer.get_unstored(*source):
+        for entry in execution.record.writer.get_unstored(*source):
             frame = make_entry_frame(execution.id, source, entry)
             if not self.send(reader, seal_frame(self._identity, frame)):
                 return
@@ -206,12 +207,12 @@ class Outputs:
             self._table.fail(execution.id, run.task, run.step, reason)
             return
         finally:
-            execution.publishing_bytes -= len(data)
-        if execution.failure or not _is_current(execution, outlet):
+            execution.record.storing_bytes -= len(data)
+        if execution.life.failure or not _is_current(execution, outlet):
             return
         entry = LogEntry(run.step, digest, len(data), None)
-        execution.writer.append(*source, entry)
-        execution.writer.settle()
+        execution.record.writer.append(*source, entry)
+        execution.record.writer.settle()
         self.send_entry(execution, outlet, entry, zeros, earlier)
         on_stored()
 
@@ -228,7 +229,7 @@ class Outputs:
         No links while the store is too far behind: readers then wait for the store.
         """
         most = self._direct_bytes
-        if execution.publishing_bytes > most:
+        if execution.record.storing_bytes > most:
             return []
         readers, is_result = outlet.route(step, zeros)
         links = find_direct_links(self._pool, readers, nbytes, most)

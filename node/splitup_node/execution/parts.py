@@ -32,24 +32,19 @@ class Part:
     task: int
     session: int  # in the worker, where it holds the task's state
     outlets: tuple[Outlet, ...]  # by output
-    gates: frozenset[int]  # outputs that are gates, so that zeros leave others unsent
     digests: Digests
     symbols: tuple[RowSymbol, ...]
     full_bytes: int  # of a step's inputs with all the rows that the task's flops are for
-    recorded: int = 0  # how many runs are in the digests
     state_bytes: int = 0  # on the device, once the first step has run
 
 
-def make_part(
-    index: int, task: Task, session: int, outlets: tuple[Outlet, ...], gates: frozenset[int]
-) -> Part:
+def make_part(index: int, task: Task, session: int, outlets: tuple[Outlet, ...]) -> Part:
     """Return the part of a task that begins."""
     specs = [port.spec for port in task.inputs]
     return Part(
         index,
         session,
         outlets,
-        gates,
         Digests(len(task.inputs), len(task.outputs)),
         _find_symbols(specs),
         sum(spec.nbytes for spec in specs),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from splitup.core.errors import PeerFault
@@ -63,17 +63,29 @@ class Routing:
         self._manifest = manifest
         self._node = node
         self._executor_map = executor_map
-        self._inlets: dict[PortId, Inlet] = {}  # those that were asked for
+        self.inlets: dict[PortId, Inlet] = {}  # those that were asked for
         self._outlets: dict[int, tuple[Outlet, ...]] = {}  # by task
         self.routes: Routes = compute_routes(plan, manifest, node)
+        # outputs that are gates, so that zeros leave others unsent; by task
+        self.gates: dict[int, frozenset[int]] = {}
+        self.takeovers: dict[int, bytes] = {}  # the client's frames, by task
 
     def find_inlet(self, port: PortId) -> Inlet | None:
         """Return the inlet of a port; raise PeerFault for one that nobody may send to this node.
 
         After a takeover, a tensor for a task that has left this node is no fault: returns None.
         """
-        known = self._inlets.get(port)
-        return self._open_inlet(port) if known is None else known
+        spec = self.routes.specs.get(port)
+        key = self._executor_map.get_key(port[0])
+        if spec is None or port[0] in self._outlets:
+            if self._executor_map.takeovers:
+                return None
+            raise PeerFault(
+                f"nobody may send port {port[1]} of task {port[0]} of "
+                f"{self._plan.request.execution_id} to this node"
+            )
+        inlet = self.inlets[port] = Inlet(key, spec.sizes)
+        return inlet
 
     def check_size(self, port: PortId, length_bytes: int) -> None:
         """Raise PeerFault for a tensor that the port, which has an inlet, cannot carry."""
@@ -84,22 +96,9 @@ class Routing:
                 f"{spec}, not {length_bytes} bytes"
             )
 
-    def _open_inlet(self, port: PortId) -> Inlet | None:
-        spec = self.routes.specs.get(port)
-        key = self._executor_map.get_key(port[0])
-        if spec is None or port[0] in self._outlets:
-            if self._executor_map.takeovers:
-                return None
-            raise PeerFault(
-                f"nobody may send port {port[1]} of task {port[0]} of "
-                f"{self._plan.request.execution_id} to this node"
-            )
-        inlet = self._inlets[port] = Inlet(key, spec.sizes)
-        return inlet
-
     def begin(self, task: int, send_from: int) -> tuple[Outlet, ...]:
         """Return the outlets of a task that this node runs from now on."""
-        self._inlets.clear()
+        self.inlets.clear()
         self._outlets[task] = tuple(
             Outlet(
                 (task, port),
@@ -108,24 +107,26 @@ class Routing:
             )
             for port in range(len(self._manifest.tasks[task].outputs))
         )
-        self._connect(self._outlets[task])
+        self._connect(task)
         return self._outlets[task]
 
     def end(self, task: int) -> None:
         """Note that another node runs a task from now on."""
         self._outlets.pop(task, None)
 
-    def renew(self) -> None:
-        """Compute the readers of every output again, after a takeover."""
+    def renew(self, takeovers: Mapping[int, bytes]) -> None:
+        """Compute who reads what again, after takeovers: the client's frames, by task."""
+        self.takeovers.update(takeovers)
         executors = self._executor_map.executors
         self.routes = compute_routes(self._plan, self._manifest, self._node, executors)
-        self._inlets.clear()
-        for outlets in self._outlets.values():
-            self._connect(outlets)
+        self.inlets.clear()
+        for task in self._outlets:
+            self._connect(task)
 
-    def _connect(self, outlets: Sequence[Outlet]) -> None:
+    def _connect(self, task: int) -> None:
         takeovers = self._executor_map.takeovers
-        for outlet in outlets:
+        self.gates[task] = self.routes.find_gates(task)
+        for outlet in self._outlets[task]:
             outlet.readers = self.find_readers(self.routes.targets[outlet.source])
             outlet.gates = tuple(self.routes.gates[outlet.source].items())
             if takeovers:

@@ -19,10 +19,8 @@ from splitup.core import limits
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.core.throughput import Rate
 from splitup.net.links import Link
-from splitup.protocol.execution.task_queue import Run, Tensor
-from splitup_node.execution.batches import Batch, BatchScheduler, compute_gated_step
+from splitup_node.execution.batches import Batch, BatchScheduler, compute_gated_step, get_data
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution
 from splitup_node.execution.finishing import FinishedRun, Finisher
 from splitup_node.execution.inbox import Inbox
 from splitup_node.execution.outputs import Outputs
@@ -80,7 +78,6 @@ class StepLoop:
         self._is_busy = False
         self._is_paused = False
         self._idle = asyncio.Event()
-        self._idle.set()
         self._run_ns = 0  # moving average of the duration of one run
         self.live = WorkCount()
         self.background = WorkCount()
@@ -91,16 +88,18 @@ class StepLoop:
     def on_frame(self, link: Link, data: bytes) -> None:
         """Take the inputs in one message of a peer, then schedule."""
         self._inbox.take(link, data)
-        if self._queue.executions == 1:  # nothing could join a batch
+        if self._is_busy:
+            return
+        if len(self._queue.executions) == 1:  # nothing could join a batch
             self.schedule()
-        elif not (self._is_schedule_due or self._is_busy):
+        elif not self._is_schedule_due:
             # all that arrived together is read first: it may go into one batch
             self._is_schedule_due = True
             asyncio.get_running_loop().call_soon(self._schedule_due)
 
     def schedule(self) -> None:
         """Start the batch that is due first, unless one is running already."""
-        while not (self._is_busy or self._is_paused) and (self._queue or self._background):
+        while not (self._is_busy or self._is_paused) and (self._queue.ready or self._background):
             if not self._workers.is_running:
                 return
             batch = self._scheduler.take_batch()
@@ -109,21 +108,18 @@ class StepLoop:
                 return
             execution, run = batch[0]
             if run.gate is None:
-                self._run(batch)
+                self._is_busy = True
+                crash_point("run")
+                requests = self._scheduler.make_requests(batch)
+                self._workers.run_together(requests, partial(self._on_answers, batch))
             else:  # the gate is zero: the outputs are known without a run
                 run, answer = compute_gated_step(execution, run, run.gate)
                 self._publish([(execution, run)], [answer])
 
-    def _run(self, batch: Batch) -> None:
-        """Send a batch to the worker, which answers to ``_on_answers``."""
-        self._set_busy(True)
-        crash_point("run")
-        requests = self._scheduler.make_requests(batch)
-        self._workers.run_together(requests, partial(self._on_answers, batch))
-
     def _on_answers(self, batch: Batch, answers: Sequence[Answer]) -> None:
         """Publish what the worker computed, then schedule."""
-        self._set_busy(False)
+        self._is_busy = False
+        self._idle.set()
         self._publish(batch, answers)
         self.schedule()
         # readers and the worker do not wait for it
@@ -133,7 +129,7 @@ class StepLoop:
         """Send every run's outputs to their readers, and take them for the tasks of this node."""
         finished = []
         for (execution, run), answer in zip(batch, answers, strict=True):
-            if execution.is_over or run.task not in execution.parts:
+            if execution.life.is_over or run.task not in execution.parts:
                 continue  # the execution ended, or the task moved to another node, meanwhile
             if isinstance(answer, SplitUpError):
                 self._table.fail(run.execution_id, run.task, run.step, str(answer))
@@ -145,17 +141,13 @@ class StepLoop:
             )
         self._outputs.flush()
         sent_ns = time.time_ns()
-        crash_point("published")
         for one in finished:
-            self._offer_outputs(one.execution, one.run, one.outputs)
+            try:
+                self._queue.finish(one.run, one.outputs)
+            except Unavailable as error:
+                self._table.fail(one.execution.id, one.run.task, one.run.step, str(error))
         if finished:
             asyncio.get_running_loop().call_soon(self._finisher.record, finished, sent_ns)
-
-    def _offer_outputs(self, execution: Execution, run: Run, outputs: Sequence[Tensor]) -> None:
-        try:
-            self._queue.finish(run, outputs)
-        except Unavailable as error:
-            self._table.fail(execution.id, run.task, run.step, str(error))
 
     # ---- when to schedule ----------------------------------------------------------------------
 
@@ -174,23 +166,19 @@ class StepLoop:
 
     async def wait_idle(self) -> None:
         """Wait until no run is under way."""
-        await self._idle.wait()
+        while self._is_busy:
+            self._idle.clear()
+            await self._idle.wait()
 
     def on_worker_lost(self, reason: str) -> None:
         """Pause, and fail the background runs that wait."""
         self._is_paused = True
-        self._set_busy(False)
+        self._is_busy = False
+        self._idle.set()
         waiting, self._background = self._background, deque()
         for _, future in waiting:
             if not future.done():
                 future.set_exception(WorkerLost(reason))
-
-    def _set_busy(self, is_busy: bool) -> None:
-        self._is_busy = is_busy
-        if is_busy:
-            self._idle.clear()
-        else:
-            self._idle.set()
 
     # ---- background runs -----------------------------------------------------------------------
 
@@ -209,14 +197,15 @@ class StepLoop:
             requests, future = self._background.popleft()
             if future.done():
                 continue
-            self._set_busy(True)
+            self._is_busy = True
             self._workers.run_together(requests, partial(self._on_background, future))
             return
 
     def _on_background(
         self, future: asyncio.Future[list[RunAnswer]], answers: Sequence[Answer]
     ) -> None:
-        self._set_busy(False)
+        self._is_busy = False
+        self._idle.set()
         computed = [answer for answer in answers if isinstance(answer, RunAnswer)]
         for answer in computed:
             self.background.add((answer.ended_ns - answer.started_ns) // len(answers))
@@ -231,12 +220,12 @@ class StepLoop:
 
     def has_executions(self) -> bool:
         """Return whether a token may have to wait for a background run."""
-        return self._queue.executions > 0
+        return bool(self._queue.executions)
 
     @property
     def queue_ms(self) -> int:
         """Return the estimated duration of the runs that wait, in milliseconds."""
-        return (len(self._queue) + len(self._background)) * self._run_ns // 1_000_000
+        return (len(self._queue.ready) + len(self._background)) * self._run_ns // 1_000_000
 
     @property
     def speed_mflops(self) -> int:
@@ -251,5 +240,5 @@ class StepLoop:
             self.live.add(duration_ns)
             self._run_ns = (7 * self._run_ns + duration_ns) // 8 if self._run_ns else duration_ns
             part = execution.parts.get(run.task)
-            if part and sum(len(tensor.data) for tensor in run.inputs) == part.full_bytes:
+            if part and sum(map(len, map(get_data, run.inputs))) == part.full_bytes:
                 self.speed.add(execution.manifest.tasks[run.task].flops, duration_ns)

@@ -104,26 +104,26 @@ class Recovery:
         execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
         for signed in lost.takeovers:
             execution.executor_map.apply(signed)
-        execution.reroute()
-        execution.claims.end = lost.end
+        execution.routing.renew({})
+        execution.claims.conclude(lost.end)
         patience = LogPatience(is_drawn=False, now_s=self.now_s)
         for local in execution.routing.routes.tasks:
             async with self.loaded_tasks.use(request.model_id, local.index) as program:
                 await self._run_task(execution, local, program, patience)
-        await execution.writer.finish()
+        await execution.record.writer.finish()
         return execution
 
     async def _run_task(
         self, execution: Execution, local: LocalTask, program: int, patience: LogPatience
     ) -> None:
         task = local.index
-        first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
+        first = [await execution.record.writer.resume(task, port) for port in range(local.outputs)]
 
         async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
             for port, data in enumerate(outputs):
                 if step >= first[port]:
                     name = LogName(task, port, execution.node, step, apart=True)
-                    await append_output(execution.writer, execution.store, name, data)
+                    await append_output(execution.record.writer, execution.store, name, data)
 
         part = execution.add_part(task, self.engine.new_session())
         replay = TaskReplay(

@@ -121,8 +121,11 @@ def decode_answer(body: memoryview) -> RunAnswer:
     """Parse the answer to a run; small outputs are copied, so that they keep no buffer alive."""
     started_ns, ended_ns, count = _ANSWER.unpack_from(body)
     outputs: list[bytes | memoryview] = []
-    for view in _split(body, _ANSWER.size, count):
-        outputs.append(view if len(view) > limits.INLINE_TENSOR_BYTES else bytes(view))
+    start = _ANSWER.size + 8 * count
+    for length in struct.unpack_from(f"<{count}Q", body, _ANSWER.size):
+        view = body[start : start + length]
+        start += length
+        outputs.append(view if length > limits.INLINE_TENSOR_BYTES else bytes(view))
     return RunAnswer(started_ns, ended_ns, outputs)
 
 

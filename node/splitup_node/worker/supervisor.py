@@ -103,6 +103,7 @@ class Supervisor:
         self._compiler = CompileServer(compiler, self._device_index, cache)
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
+        self.is_running = False  # requests can be sent
         self._files: socket.socket | None = None  # hands open files to the worker
         self._resources = contextlib.ExitStack()  # of the present worker
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
@@ -122,11 +123,6 @@ class Supervisor:
         self.restarts = 0
         self.problem = ""  # why there is no worker
         self.report: dict[str, str] = {}  # the device report of the present worker
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether requests can be sent."""
-        return self._connection is not None
 
     @property
     def pid(self) -> int | None:
@@ -299,14 +295,14 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         if self._connection is not None:
-            self._connection.abort()
+            self._connection.transport.abort()
         self._on_lost(reason)
 
     async def close(self) -> None:
         """Let the worker finish its request, then end it."""
         self._closing = True
         if self._connection is not None:
-            self._connection.abort()
+            self._connection.transport.abort()
         await self._reap()
         self._compiler.close()
         self._resources.close()
@@ -358,7 +354,7 @@ class Supervisor:
         _, self._connection = await loop.create_unix_connection(
             lambda: _Connection(self._on_message, self._on_lost), sock=ours
         )
-        connection = self._connection
+        connection, self.is_running = self._connection, True
 
         def on_stopped() -> None:
             if self._connection is connection:
@@ -406,7 +402,7 @@ class Supervisor:
             self._pending[self._next_id] = pending
             if len(self._pending) == 1:
                 self._start_timer()
-        self._connection.write(encode_message(kind, self._next_id, parts))
+        self._connection.transport.writelines(encode_message(kind, self._next_id, parts))
 
     def _start_timer(self) -> None:
         """Watch the oldest request from now on.
@@ -464,7 +460,7 @@ class Supervisor:
     def _on_lost(self, reason: str) -> None:
         if self._connection is None:
             return
-        self._connection = None
+        self._connection, self.is_running = None, False
         self.problem = reason
         if not self._closing:
             _log.warning("the worker died: %s", reason)
@@ -518,10 +514,10 @@ class _Connection(asyncio.Protocol):
         self._on_message = on_message
         self._on_lost = on_lost
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport  # set before the connection is handed out
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -537,11 +533,3 @@ class _Connection(asyncio.Protocol):
         self._on_lost(
             str(error) if error else "its process ended (out of memory, or a crash in a kernel)"
         )
-
-    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
-        assert self._transport is not None  # set before the connection is handed out
-        self._transport.writelines(buffers)
-
-    def abort(self) -> None:
-        assert self._transport is not None
-        self._transport.abort()

@@ -192,7 +192,7 @@ class OutputCollector:
             )
         key = (frame.task, frame.port, frame.step)
         executor = self.executor_map.get_author(frame.task)
-        if not spec.accepts(frame.length):
+        if frame.length not in spec.sizes:
             raise PeerFault(
                 f"node {executor} sent {frame.length} bytes for an output of {spec}",
                 peer=executor,

@@ -65,6 +65,7 @@ class Run:
     step: int
     inputs: tuple[Tensor, ...]
     gate: Tensor | None = None
+    is_followed: bool = field(default=False, compare=False)  # something of the next step is here
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +118,8 @@ class _Lane:
         shut = None if self.task.gate is None else self.find_shut(step)
         tensors = self.waiting.get(step, {})
         inputs = () if shut is not None else tuple(map(tensors.__getitem__, self.task.inputs))
-        return Run(self.execution.id, self.task.index, step, inputs, shut)
+        is_followed = step + 1 in self.waiting
+        return Run(self.execution.id, self.task.index, step, inputs, shut, is_followed)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,19 +150,11 @@ class TaskQueue:
         self.buffered_bytes = 0  # of all tensors
         self.tell_surplus: Callable[[str], object] = lambda _: None  # before one gives way
         self._executions: dict[str, _Execution] = {}
-        # due, minus head start, sequence, lane, step
-        self._ready: list[tuple[int, int, int, _Lane, int]] = []
+        self.executions = self._executions.keys()  # those that have tasks here
+        # a heap of the runs that are ready: due, minus head start, sequence, lane, step
+        self.ready: list[tuple[int, int, int, _Lane, int]] = []
         self._sequence = 0
         self._now = 0  # when the last run was due
-
-    def __len__(self) -> int:
-        """Return how many runs are ready."""
-        return len(self._ready)
-
-    @property
-    def executions(self) -> int:
-        """Return how many executions have tasks here."""
-        return len(self._executions)
 
     def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
         """Accept tasks of an execution; may be called again, known tasks are ignored.
@@ -246,8 +240,8 @@ class TaskQueue:
 
     def next(self) -> Run | None:
         """Return the run to start now, None when nothing is ready."""
-        while self._ready:
-            due, _, _, lane, step = heapq.heappop(self._ready)
+        while self.ready:
+            due, _, _, lane, step = heapq.heappop(self.ready)
             if lane.is_due(step):
                 self._now = max(self._now, due)
                 return lane.make_run(step)
@@ -260,16 +254,16 @@ class TaskQueue:
         position: ``next`` always returns the run that is due first.
         """
         taken = []
-        for entry in sorted(self._ready):
+        for entry in sorted(self.ready):
             lane, step = entry[3:]
             if not lane.is_due(step):
                 continue
             run = lane.make_run(step)
             if run.gate is None and is_wanted(run):
                 taken.append(run)
-                self._ready.remove(entry)
+                self.ready.remove(entry)
         if taken:
-            heapq.heapify(self._ready)
+            heapq.heapify(self.ready)
         return taken
 
     def take_following(self, run: Run, is_wanted: Callable[[Run], bool]) -> list[Run]:
@@ -290,12 +284,6 @@ class TaskQueue:
                 break
             taken.append(following)
         return taken
-
-    def has_following(self, run: Run) -> bool:
-        """Return whether anything of the step behind a run is here."""
-        execution = self._executions.get(run.execution_id)
-        lane = None if execution is None else execution.lanes.get(run.task)
-        return lane is not None and run.step + 1 in lane.waiting
 
     def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
         """Release a run's inputs and give its outputs to their local readers.
@@ -346,8 +334,8 @@ class TaskQueue:
         execution = self._executions.pop(execution_id, None)
         if execution is not None:
             self.buffered_bytes -= execution.buffered_bytes
-            self._ready = [entry for entry in self._ready if entry[3].execution is not execution]
-            heapq.heapify(self._ready)
+            self.ready = [entry for entry in self.ready if entry[3].execution is not execution]
+            heapq.heapify(self.ready)
             # lanes refer to their execution: their tensors would stay until the next full
             # collection, which an idle process does not come to
             execution.lanes.clear()
@@ -432,14 +420,14 @@ class TaskQueue:
             return
         if not lane.ports and execution.end is None:
             return  # the number of steps of a task without inputs is not known yet
-        if len(lane.waiting.get(step, ())) < len(lane.ports) and not lane.is_ready(step):
+        is_shut = lane.task.gate is not None and lane.find_shut(step) is not None
+        if not is_shut and len(lane.waiting.get(step, ())) < len(lane.ports):
             return
         lane.busy = True
         self._sequence += 1
-        is_shut = lane.task.gate is not None and lane.find_shut(step) is not None
         due = max(self._now, execution.due)
         execution.due = due + (0 if is_shut else _STEP // len(execution.lanes))
-        heapq.heappush(self._ready, (due, -lane.task.head_start, self._sequence, lane, step))
+        heapq.heappush(self.ready, (due, -lane.task.head_start, self._sequence, lane, step))
 
 
 @dataclass(slots=True)

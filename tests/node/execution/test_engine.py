@@ -201,7 +201,7 @@ async def test_s38_tensors_of_one_execution_do_not_fail_another(
             )
     await pair.client.connect(other)
     assert np.array_equal(await pair.run(other, xs), compute_reference(xs, TASKS))
-    assert "fill the node's buffers" in node.engine.executions[execution_id].failure
+    assert "fill the node's buffers" in node.engine.executions[execution_id].life.failure
 
 
 async def test_executions_of_one_node_interleave_with_separate_states(pair: Pair) -> None:
@@ -223,7 +223,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
     def record(requests: Sequence[RunRequest], handle: Any) -> None:
-        started.append((requests[0].session, len(engine._table.queue)))
+        started.append((requests[0].session, len(engine._table.queue.ready)))
         start(requests, handle)
 
     monkeypatch.setattr(node.workers, "run_together", record)
@@ -275,7 +275,7 @@ async def test_failed_step_is_reported_to_the_client_by_task_and_node(pair: Pair
     assert (failure.task, failure.step) == (0, 0)
     assert failure.node == pair.nodes[0].identity.address
     assert "kernel went wrong" in failure.reason
-    assert (await pair.nodes[0].failed.get()).failure
+    assert (await pair.nodes[0].failed.get()).life.failure
 
 
 async def test_f25_a_worker_crash_fails_only_executions_that_had_begun(own_pair: Pair) -> None:
@@ -363,7 +363,7 @@ async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
         assert await mallory.closed.get() is link
     assert isinstance(link.error, PeerFault)
     await mallory.pool.close()
-    assert not node.engine.executions[ids[1]].spans
+    assert not node.engine.executions[ids[1]].record.spans
 
 
 async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> None:
@@ -425,10 +425,10 @@ async def test_an_execution_fails_at_its_deadline_and_is_forgotten_after_the_gra
     engine = pair.nodes[0].engine
     execution = engine.start(certificate, MANIFEST)
     engine.sweep(execution.deadline_s - 1)
-    assert not execution.failure
+    assert not execution.life.failure
     engine.sweep(execution.deadline_s + 1)
-    assert "deadline" in execution.failure
-    engine.sweep(execution.ended_at_s + limits.EXECUTION_GRACE_S + 1)
+    assert "deadline" in execution.life.failure
+    engine.sweep(execution.life.ended_at_s + limits.EXECUTION_GRACE_S + 1)
     assert execution.id not in engine.executions and engine.is_known(execution.id)
 
 
@@ -526,7 +526,7 @@ async def test_what_was_computed_is_committed_to_though_no_end_comes(pair: Pair)
             await pair.client.progress.get()  # and they have what was sent before
     for node, execution in zip(pair.nodes, executions, strict=True):
         node.engine.sweep(execution.deadline_s - tuning.STOP_MARGIN_S - 1)
-        assert not execution.ended_at_s, "there is time for an end"
+        assert not execution.life.ended_at_s, "there is time for an end"
         node.engine.sweep(execution.deadline_s - tuning.STOP_MARGIN_S + 1)
         async with asyncio.timeout(HANG_S):
             while await node.finished.get() is not execution:

@@ -25,7 +25,7 @@ from splitup_node.worker.ipc import RunRequest
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import Manifest, Task, get_task_key, get_weights_key
 from splitup.messages.base import CLIENT
-from splitup.messages.frames import Frame
+from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
 from splitup.storage.log_patience import LogPatience
@@ -117,13 +117,14 @@ def watch(moe: Moe) -> None:
 
         node.workers.run_together = run_together  # type: ignore[method-assign]
     engine = moe.nodes[1].engine
-    take = engine._inbox._take_tensor
+    take = engine._inbox._take_frame
 
     def take_tensor(execution: Any, frame: Frame, signature: bytes) -> None:
-        moe.frames.append(frame)
+        if frame.kind is FrameKind.TENSOR:
+            moe.frames.append(frame)
         take(execution, frame, signature)
 
-    engine._inbox._take_tensor = take_tensor  # type: ignore[method-assign]
+    engine._inbox._take_frame = take_tensor  # type: ignore[method-assign]
 
 
 async def load(node: TestNode, compiled: CompiledModel, tasks: Sequence[Task]) -> None:

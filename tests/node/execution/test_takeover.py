@@ -148,7 +148,7 @@ async def test_f26_task_goes_on_elsewhere_with_the_same_bytes(scene: Scene, stor
         scene.submit(step)
         await scene.receive(step)
     if stored:  # half of what the newcomer needs is in the store, half with its producer
-        await scene.nodes[0].engine.executions[scene.execution_id].writer.finish()
+        await scene.nodes[0].engine.executions[scene.execution_id].record.writer.finish()
         for step in range(6, 8):
             scene.submit(step)
             await scene.receive(step)
@@ -227,6 +227,14 @@ class RefusingLogs(StoredLogs):
         return await super().read(name, max_bytes, digest)
 
 
+def refuse_reads(scene: Scene, node: int, task: int = 0) -> RefusingLogs:
+    """Let a node read no log of a producer from now on."""
+    logs = RefusingLogs(scene.store, scene.execution_id, task)
+    execution = scene.nodes[node].engine.executions[scene.execution_id]
+    object.__setattr__(execution, "store", logs)  # it is frozen
+    return logs
+
+
 async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_task(
     scene: Scene,
 ) -> None:
@@ -236,7 +244,7 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
         scene.submit(step)
         await scene.receive(step)
     execution = scene.nodes[2].engine.executions[scene.execution_id]
-    execution.store = logs = RefusingLogs(scene.store, scene.execution_id)
+    logs = refuse_reads(scene, 2)
     scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
     async with asyncio.timeout(HANG_S):
         await logs.refused.wait()
@@ -244,7 +252,7 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
     for step in range(4, STEPS):
         scene.submit(step)
         await scene.receive(step)
-    assert sorted(execution.parts) == [2] and not execution.failure
+    assert sorted(execution.parts) == [2] and not execution.life.failure
     await finish(scene, 0, 1, 2)
 
 
@@ -252,7 +260,7 @@ async def test_f26_a_refused_input_of_a_task_that_has_left_costs_no_other_task(
     scene: Scene,
 ) -> None:
     execution = scene.nodes[0].engine.executions[scene.execution_id]
-    execution.store = logs = RefusingLogs(scene.store, scene.execution_id, CLIENT)
+    logs = refuse_reads(scene, 0, CLIENT)
     node = scene.nodes[0].identity.address
     scene.client.send_stored(scene.certificate, 0, scene.xs[0], {node})
     async with asyncio.timeout(HANG_S):
@@ -261,7 +269,7 @@ async def test_f26_a_refused_input_of_a_task_that_has_left_costs_no_other_task(
     for step in range(STEPS):
         scene.submit(step, 2)
         await scene.receive(step)
-    assert sorted(execution.parts) == [2] and not execution.failure
+    assert sorted(execution.parts) == [2] and not execution.life.failure
     await finish(scene, 0, 1, 2)
 
 
@@ -269,8 +277,7 @@ async def test_f25_a_node_that_may_not_read_its_inputs_fails(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "TAKEOVER_LATE_S", 0.1)
-    execution = scene.nodes[2].engine.executions[scene.execution_id]
-    execution.store = RefusingLogs(scene.store, scene.execution_id)
+    refuse_reads(scene, 2)
     scene.client.take_over(scene.certificate, 1, 1, 0)  # b to c
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()
@@ -306,7 +313,7 @@ async def test_f25_failed_task_is_reported_and_the_next_candidate_goes_on(scene:
         failure = await scene.client.failures.get()
     assert failure.node == scene.nodes[0].identity.address and failure.step == 1
     execution = scene.nodes[0].engine.executions[scene.execution_id]
-    assert execution.failure and not execution.writer.get_unstored(0, 0)
+    assert execution.life.failure and not execution.record.writer.get_unstored(0, 0)
 
 
 async def test_nodes_report_their_progress(scene: Scene) -> None:
@@ -346,7 +353,7 @@ async def test_a_damaged_log_fails_the_new_executor_and_not_the_execution(scene:
     scene.submit(0)
     await scene.receive(0)
     producer = scene.nodes[0]
-    await producer.engine.executions[scene.execution_id].writer.finish()
+    await producer.engine.executions[scene.execution_id].record.writer.finish()
     key = next(k for k in scene.store.objects if f"{scene.execution_id[2:]}/t0000.0/" in k)
     scene.store.objects[key] = scene.store.objects[key][:-1]
     scene.client.take_over(scene.certificate, 1, 1, 1)
@@ -354,7 +361,7 @@ async def test_a_damaged_log_fails_the_new_executor_and_not_the_execution(scene:
         failure = await scene.client.failures.get()
     assert failure.node == scene.nodes[2].identity.address
     assert "past inputs cannot be read" in failure.reason
-    assert not producer.engine.executions[scene.execution_id].failure
+    assert not producer.engine.executions[scene.execution_id].life.failure
 
 
 async def test_the_least_recently_used_session_is_dropped_for_a_new_one(
@@ -370,7 +377,7 @@ async def test_the_least_recently_used_session_is_dropped_for_a_new_one(
     )
     node.state_limit_bytes = 8 * SIZE * (TASKS - 1)  # the newcomer's states alone
     try:
-        held.used_at_s -= tuning.SESSION_SPARE_S + 1
+        held.life.used_at_s -= tuning.SESSION_SPARE_S + 1
         node.engine.start(certificate, MANIFEST)
         await other.connect(certificate)
         other.send(certificate, 0, scene.xs[0], {node.identity.address})
@@ -380,7 +387,7 @@ async def test_the_least_recently_used_session_is_dropped_for_a_new_one(
     finally:
         node.state_limit_bytes = 10**9
         await other.pool.close()
-    assert "make room" in failure.reason and held.failure
+    assert "make room" in failure.reason and held.life.failure
 
 
 async def test_a_node_that_leaves_finishes_its_executions_or_fails_them(
@@ -419,7 +426,7 @@ async def test_an_idle_session_is_dropped_with_a_reason(scene: Scene) -> None:
     scene.nodes[0].engine.sweep(time.time() + tuning.SESSION_IDLE_S / 10)
     assert scene.client.failures.empty()
     execution = scene.nodes[0].engine.executions[scene.execution_id]
-    execution.used_at_s -= tuning.SESSION_IDLE_S
+    execution.life.used_at_s -= tuning.SESSION_IDLE_S
     scene.nodes[0].engine.sweep(time.time() + 1)
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()

@@ -133,7 +133,7 @@ async def test_a_node_loads_no_task_where_other_programs_take_the_memory(
     supervisors = [Supervisor(tmp_path, memory_bytes=20 * GB, device=f"CUDA:{n}") for n in (0, 1)]
     for number, supervisor in enumerate(supervisors):
         supervisor.report = {"device": f"CUDA:{number}"}  # as its worker would say
-        cast(Any, supervisor)._connection = object()
+        supervisor.is_running = True
 
     async def fetch_manifest(model_id: str) -> Any:
         return SimpleNamespace(

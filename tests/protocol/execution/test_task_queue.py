@@ -498,7 +498,7 @@ def test_a_gate_that_a_successor_opens_again_makes_the_step_wait_for_the_rest() 
     queue, one = TaskQueue(), make_tensor((0, 1), 1)
     queue.assign(FIRST, [GATED], 3)
     queue.offer(FIRST, (0, 1), 0, Tensor(hashlib.sha256(bytes(4)).digest(), bytes(4)))
-    assert len(queue) == 1
+    assert len(queue.ready) == 1
     queue.renew(FIRST, 0)  # another node produces the gate, and sends other bytes
     queue.offer(FIRST, (0, 1), 0, one)
     assert queue.next() is None
