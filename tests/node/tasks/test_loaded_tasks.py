@@ -27,7 +27,7 @@ from splitup.crypto.keys import generate_identity
 from splitup.graph.cost import compute_state_bytes
 from splitup.graph.ir import Graph
 from splitup.storage.task_cache import TaskCache
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_accumulator
 from tests.node.network import get_pids
 
@@ -75,7 +75,7 @@ async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
                 tmp_path,
                 memory_bytes=count * TASK_BYTES,
                 device="CPU:X86",
-                cache_directory=tmp_path / "kernels",
+                cache_directory=KERNELS,
             )
             for count in (1, 2)
         ]
@@ -138,7 +138,7 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
     size = 4_000_000  # elements, of 4 bytes each in x, y and the state
     room = 16 * size + TASK_BYTES
     workers = Workers(
-        [Supervisor(tmp_path, memory_bytes=2 * room, device="CPU:X86", cache_directory=tmp_path)]
+        [Supervisor(tmp_path, memory_bytes=2 * room, device="CPU:X86", cache_directory=KERNELS)]
     )
     await workers.start()
     try:
