@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 
+from splitup.config import find_cache_directory
 from splitup.core import limits
 from splitup.core.errors import Unavailable
 from splitup.devnet.ports import find_free_ports
@@ -32,6 +33,10 @@ FOREIGN_CLASS = "tinygrad 0.14.0/CUDA:PTX/sm_90"
 # What is waited for takes milliseconds, and with processes seconds. The bound is loose, so that a
 # machine with other work passes, and still catches work that is quadratic or never ends.
 HANG_S = 60.0
+
+# Where all tests keep what they compile, as a devnet does, unless they are about compiling: most
+# load the same few tasks, and to start a compiler takes a second of a processor.
+KERNELS = find_cache_directory() / "kernels"
 
 
 def anybody(key: str, execution_id: str) -> bool:

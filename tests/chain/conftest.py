@@ -1,4 +1,4 @@
-"""A real chain for the tests of this folder: one Anvil, and fresh contracts for every test."""
+"""A real chain for the tests of this folder: one Anvil, which goes back after every test."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.builders import find_free_port
 from tests.local_chain import start_anvil
 
 MNEMONIC = "test test test test test test test test test test test junk"
+KEYS = [derive_key(MNEMONIC, index) for index in range(9)]
 MODEL = "0x" + "4d" * 32
 PRICE_MICRO_USDC = 2_020_000
 ROOT = "0x" + "11" * 32
@@ -154,28 +155,31 @@ class Network:
         await self.rpc.request("anvil_mine", "0x1")
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def deployment(rpc_url: str) -> Deployment:
+    return await deploy_market(rpc_url)
+
+
 @pytest_asyncio.fixture
-async def network(rpc_url: str) -> AsyncIterator[Network]:
-    keys = [derive_key(MNEMONIC, index) for index in range(9)]
-    deployment = await deploy(rpc_url, keys[0])
-    async with contextlib.AsyncExitStack() as stack:
+async def network(rpc_url: str, deployment: Deployment) -> AsyncIterator[Network]:
+    """The market as it was deployed: the chain forgets what a test did."""
+    async with open_network(rpc_url, deployment) as network:
+        before = await network.rpc.request("evm_snapshot")
+        yield network
+        assert await network.rpc.request("evm_revert", before)
 
-        async def connect(key: bytes) -> Chain:
-            chain = await Chain.connect(rpc_url, deployment, private_key=key)
-            return await stack.enter_async_context(chain)
 
-        owner = await connect(keys[0])
-        members = sorted(
-            (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
-        )
-        nodes = [await connect(key) for key in keys[5:8]]
-        client = await connect(keys[8])
+async def deploy_market(url: str) -> Deployment:
+    """Deploy the contracts, with all that ``Network`` promises: three dozen transactions."""
+    deployment = await deploy(url, KEYS[0])
+    async with open_network(url, deployment) as network:
+        owner, client = network.owner, network.client
         await owner.send(
             "committee",
             "setMembers",
-            [(m.address, m.signing_key_hex, "http://127.0.0.1:1") for m in members],
+            [(m.address, m.signing_key_hex, "http://127.0.0.1:1") for m in network.members],
         )
-        for index, node in enumerate(nodes):
+        for index, node in enumerate(network.nodes):
             await owner.send("usdc", "mint", node.address, 2_200_000_000)
             await node.send("usdc", "approve", deployment.nodes, 2_200_000_000)
             await node.send("nodes", "register", f"0x{index + 1:064x}", 12, f"http://n{index}")
@@ -185,5 +189,22 @@ async def network(rpc_url: str) -> AsyncIterator[Network]:
         await owner.send("usdc", "mint", client.address, 50_000_000)
         await client.send("usdc", "approve", deployment.market, 10_000_000)
         await client.send("market", "deposit", 10_000_000)
-        rpc = await stack.enter_async_context(Rpc(rpc_url))
-        yield Network(rpc_url, deployment, owner, members, nodes, client, rpc)
+    return deployment
+
+
+@contextlib.asynccontextmanager
+async def open_network(url: str, deployment: Deployment) -> AsyncIterator[Network]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def connect(key: bytes) -> Chain:
+            chain = await Chain.connect(url, deployment, private_key=key)
+            return await stack.enter_async_context(chain)
+
+        owner = await connect(KEYS[0])
+        members = sorted(
+            (Identity.from_private_key(key) for key in KEYS[1:5]), key=lambda m: m.address
+        )
+        nodes = [await connect(key) for key in KEYS[5:8]]
+        client = await connect(KEYS[8])
+        rpc = await stack.enter_async_context(Rpc(url))
+        yield Network(url, deployment, owner, members, nodes, client, rpc)

@@ -16,10 +16,17 @@ from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, Trail
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
-from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
+from tests.chain.conftest import (
+    MNEMONIC,
+    MODEL,
+    PRICE_MICRO_USDC,
+    Network,
+    deploy_market,
+    open_network,
+)
 from tests.chain.lagging import LaggingRpc
 from tests.chain.proxy import Proxy
-from tests.local_chain import mine
+from tests.local_chain import mine, start_anvil
 
 # ---- the trail, without a chain ----------------------------------------------------------------
 
@@ -99,6 +106,19 @@ def test_blocks_without_a_pace_are_seen_within_a_second_and_late_ones_sooner(
 
 
 # ---- on a chain --------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rpc_url() -> AsyncIterator[str]:
+    """A chain of our own: Anvil goes back to no state before a reorganisation."""
+    async with start_anvil(find_free_port(), mnemonic=MNEMONIC, accounts=12) as anvil:
+        yield anvil.url
+
+
+@pytest_asyncio.fixture
+async def network(rpc_url: str) -> AsyncIterator[Network]:
+    async with open_network(rpc_url, await deploy_market(rpc_url)) as network:
+        yield network
 
 
 async def take(events: AsyncIterator[ChainEvent], until: str) -> list[ChainEvent]:

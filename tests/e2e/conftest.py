@@ -288,6 +288,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         network.start()
         network.register()
         yield network
+        assert network.stop() == 0
     finally:
         if network.process is not None and network.process.poll() is None:
             network.stop()

@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Result
 from splitup.core import limits
@@ -76,6 +78,7 @@ async def _execute_until_slashed(network: Network, liar: str) -> None:
     ]
 
 
+@pytest.mark.long  # in small: chain/test_anvil.py, storage/test_s3_server.py, devnet/test_state.py
 async def test_same_chain_objects_and_keys_after_a_restart(network: Network) -> None:
     async with SplitUp.connect(network.config) as net:
         head = await net.chain.fetch_head()

@@ -159,11 +159,16 @@ def measure(work: Callable[[], object], size: int) -> tuple[float, float]:
         return time.process_time() - begun
 
     best = min(run() for _ in range(_RUNS))
+    return best * 1e6 / size, measure_memory(run, size)
+
+
+def measure_memory(work: Callable[[], object], size: int) -> float:
+    """Return bytes of memory for each of ``size`` bytes."""
     tracemalloc.start()
-    run()
+    work()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return best * 1e6 / size, peak / size
+    return peak / size
 
 
 def measure_ordinary(size: int) -> float:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from functools import cache, partial
+from typing import Any
+
 import pytest
 
 from splitup.core import limits
@@ -31,13 +34,22 @@ def test_s20_the_first_wrong_entry_ends_a_check(kind: type[LaxRecord]) -> None:
 
 @pytest.mark.parametrize("kind", costs.find_kinds(), ids=lambda kind: kind.__name__)
 def test_s20_no_class_takes_much_memory(kind: type[LaxRecord]) -> None:
-    names = ("[0.5, …]", '{"1000":0, …}')
-    values = {}
-    for name in names:
-        text = costs.make_fillings(SIZE)[name]
-        values[name] = parse_json(text), *costs.measure(lambda t=text: parse_json(t), SIZE)
-    cost = costs.measure_kind(kind, values, SIZE)
-    assert cost.memory <= MOST, f"{cost.largest}: {cost.memory:.1f} bytes for one"
+    for place in costs.find_places(kind):
+        for name, (filling, parsed) in parse_shapes().items():
+            value = costs.put(place, filling)
+            memory = parsed + costs.measure_memory(partial(costs.count_errors, kind, value), SIZE)
+            assert memory <= MOST, f"{name} at {place}: {memory:.1f} bytes for one"
+
+
+@cache
+def parse_shapes() -> dict[str, tuple[Any, float]]:
+    """Return a list and an object as they are read, and what memory that took for each byte."""
+    fillings = costs.make_fillings(SIZE)
+    texts = {name: fillings[name] for name in ("[0.5, …]", '{"1000":0, …}')}
+    return {
+        name: (parse_json(text), costs.measure_memory(partial(parse_json, text), SIZE))
+        for name, text in texts.items()
+    }
 
 
 @pytest.mark.parametrize("door", costs.find_doors())

@@ -48,7 +48,7 @@ from splitup.messages.verification import (
 )
 from splitup.net.http import M, SignedClient, add_routes, make_app, read_message, serve_app
 from splitup.protocol.settlement.attestations import sign_attestation
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
 
@@ -201,7 +201,7 @@ class NodeMarket:
             )
             .replace("devices = []", 'devices = ["CPU:X86"]')
             .replace("offer_relay = false", "offer_relay = true")
-            .replace('kernel_cache = ""', f'kernel_cache = "{self.root / "kernels"}"')
+            .replace('kernel_cache = ""', f'kernel_cache = "{KERNELS}"')
         )
         return NodeConfig.load(path)
 

@@ -58,7 +58,7 @@ from splitup.protocol.execution.log_segments import LogReader
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
-from tests.builders import HANG_S, wait_open
+from tests.builders import HANG_S, KERNELS, wait_open
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
@@ -240,7 +240,7 @@ class TestNode:
             directory,
             memory_bytes=10**8,
             device="CPU:X86",
-            cache_directory=directory.parent / "kernels",
+            cache_directory=KERNELS,
             worker_argv=worker_argv,
             **options,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +27,7 @@ from splitup.core.errors import InvalidModel, SplitUpError, TooSlow
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph, Symbol
 from splitup.graph.rules import CheckedGraph, check_graph, load_graph
-from tests.graph.graphs import make_legal
+from tests.graph.graphs import make_legal, make_running_sum
 from tests.graph.hostile import (
     make_functions,
     make_moves,
@@ -187,3 +189,19 @@ def test_launch_sizes_are_plain_data() -> None:
     assert read_size(12) == 12
     with pytest.raises(InvalidModel, match="launch size"):
         read_size(rows.sin())
+
+
+def test_what_a_process_compiled_before_changes_no_byte() -> None:
+    """A node compiles in forks of a process that has prepared tinygrad, and others need not."""
+    data, device = make_running_sum(8).to_bytes(), select_device().device
+    alone = f"""
+import sys
+from splitup.backend.compiler import compile_process
+from splitup.backend.devices.device_choice import select_device
+from splitup.graph.rules import load_graph
+compile_process._prepare = lambda device: None
+load = lambda: load_graph({data!r})
+sys.stdout.buffer.write(compile_process.compile_to_bytes(load, select_device().device))
+"""
+    made = subprocess.run([sys.executable, "-c", alone], capture_output=True, check=True).stdout
+    assert compile_to_bytes(lambda: load_graph(data), device) == made

@@ -19,6 +19,7 @@ from splitup.core.errors import ConfigurationError, InvalidModel
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
 from splitup.storage.task_cache import TaskCache
+from tests.builders import KERNELS
 from tests.node.cli.test_config import write
 from tests.node.graphs import make_reference
 from tests.node.network import make_manifest
@@ -61,7 +62,7 @@ async def open_loaded_tasks(
         root,
         memory_bytes=10**8,
         device="CPU:X86",
-        cache_directory=root.parent / "kernels",
+        cache_directory=KERNELS,
         worker_argv=argv,
     )
     workers = Workers([supervisor])

@@ -27,11 +27,11 @@ from splitup.crypto.keys import generate_identity
 from splitup.graph.cost import compute_state_bytes
 from splitup.graph.ir import Graph
 from splitup.storage.task_cache import TaskCache
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_accumulator
 from tests.node.network import get_pids
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = "0x" + "11" * 32
 TASK_BYTES = 1_000_000  # what each task says that it takes
 
@@ -67,22 +67,32 @@ class LocalCache:
         return None
 
 
-@pytest_asyncio.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
-    running = Workers(
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    """Two workers: to start them takes two seconds."""
+    directory = tmp_path_factory.mktemp("workers")
+    workers = Workers(
         [
             Supervisor(
-                tmp_path,
+                directory,
                 memory_bytes=count * TASK_BYTES,
                 device="CPU:X86",
-                cache_directory=tmp_path / "kernels",
+                cache_directory=KERNELS,
             )
             for count in (1, 2)
         ]
     )
-    await running.start()
+    await workers.start()
+    yield workers
+    await workers.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def workers(running: Workers) -> AsyncIterator[Workers]:
+    """The workers, with nothing loaded."""
     yield running
-    await running.close()
+    for program in list(running._programs):
+        await running.unload(program)
 
 
 async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_died(
@@ -138,7 +148,7 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
     size = 4_000_000  # elements, of 4 bytes each in x, y and the state
     room = 16 * size + TASK_BYTES
     workers = Workers(
-        [Supervisor(tmp_path, memory_bytes=2 * room, device="CPU:X86", cache_directory=tmp_path)]
+        [Supervisor(tmp_path, memory_bytes=2 * room, device="CPU:X86", cache_directory=KERNELS)]
     )
     await workers.start()
     try:

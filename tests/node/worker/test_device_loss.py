@@ -21,7 +21,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import SplitUpError
 from splitup.graph.rules import load_graph
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_accumulator
 from tests.node.network import get_pids
 
@@ -97,7 +97,7 @@ async def test_a_node_computes_on_with_the_devices_that_are_left(tmp_path: Path)
                 tmp_path,
                 memory_bytes=10**7,
                 device="CPU:X86",
-                cache_directory=tmp_path / "kernels",
+                cache_directory=KERNELS,
                 worker_argv=(sys.executable, "-c", AWAY.format(path=str(mark))),
             )
             for _ in range(2)

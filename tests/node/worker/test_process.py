@@ -23,7 +23,7 @@ from splitup.core.errors import SplitUpError, Unavailable
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph
 from splitup.graph.rules import load_graph
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.cpu.test_cache_writes import make_cache
 from tests.graph.graphs import make_running_sum
 from tests.graph.hostile import make_shifts, make_swelling
@@ -61,7 +61,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             tmp_path,
             memory_bytes=options.pop("memory_bytes", 10**8),
             device="CPU:X86",
-            cache_directory=tmp_path / "kernels",
+            cache_directory=KERNELS,
             worker_argv=FRAGILE,
             **options,
         )
@@ -396,7 +396,7 @@ async def test_answer_survives_its_encoding() -> None:
 
 
 async def test_runs_of_several_sessions_share_a_batch_and_fail_separately(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86")
+    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86", cache_directory=KERNELS)
     try:
         await supervisor.start()
         loaded = await load(supervisor, tmp_path, make_running_sum(8))

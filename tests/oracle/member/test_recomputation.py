@@ -31,10 +31,19 @@ from tests.node.graphs import make_accumulator, make_sum
 
 STEPS, SIZE = 3, 4
 CLASS = select_device().determinism_class
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def recomputer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recomputer]:
+    """With processes that serve all tests: to start them takes a second."""
+    with closing(Recomputer(KernelCache(tmp_path_factory.mktemp("kernels")))) as made:
+        yield made
 
 
 @pytest.fixture
-def recomputer(tmp_path: Path) -> Iterator[Recomputer]:
+def fresh(tmp_path: Path) -> Iterator[Recomputer]:
+    """One that has started no process and compiled nothing."""
     with closing(Recomputer(KernelCache(tmp_path / "kernels"))) as made:
         yield made
 
@@ -212,15 +221,15 @@ async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(
 
 
 async def test_time_is_bounded(
-    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     monkeypatch.setattr(limits, "RULING_S", 0.05)
     monkeypatch.setattr(limits, "RULING_STEP_S", 0.0)
     with pytest.raises(Unavailable, match="no answer within"):
-        await recomputer.replay(job)
+        await fresh.replay(job)
     monkeypatch.undo()
-    assert await recomputer.replay(job), "the next question starts another process"
+    assert await fresh.replay(job), "the next question starts another process"
 
 
 async def test_a_second_look_starts_no_process_and_compiles_nothing(
@@ -241,23 +250,23 @@ async def test_a_second_look_starts_no_process_and_compiles_nothing(
 
 
 async def test_s10_a_task_that_breaks_its_process_leaves_the_next_one_alone(
-    recomputer: Recomputer, tmp_path: Path
+    fresh: Recomputer, tmp_path: Path
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
-    first = await recomputer.replay(job)
+    first = await fresh.replay(job)
     kernels = KernelCache(tmp_path / "kernels")
     task_id, device = compute_digest(job.task.read_bytes()), "CPU"
     good = kernels.load(task_id, CLASS, device)
     assert good is not None
     kernels.store(task_id, CLASS, device, good[:-64])  # as if the code generator had a fault
     with pytest.raises((InvalidInput, Unavailable)):
-        await recomputer.replay(job)
+        await fresh.replay(job)
     kernels.store(task_id, CLASS, device, good)
-    assert await recomputer.replay(job) == first
+    assert await fresh.replay(job) == first
 
 
 async def test_memory_is_bounded_and_no_secret_gets_in(
-    recomputer: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Recomputer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = make_job(tmp_path, make_sum(SIZE), 2)
     given: dict[str, Any] = {}
@@ -271,7 +280,7 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
     monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(Unavailable, match=r"MemoryError|Cannot allocate memory"):
-        await recomputer.replay(job)
+        await fresh.replay(job)
     assert "secret" not in given["env"].values()
 
 

@@ -38,7 +38,7 @@ from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
 from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogWriter, open_logs, open_verification_logs
-from tests.builders import COMMON_CLASS, FOREIGN_CLASS, make_tolerant
+from tests.builders import COMMON_CLASS, FOREIGN_CLASS, KERNELS, make_tolerant
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import Network, run_network
 
@@ -178,7 +178,7 @@ async def court(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Court
         await store_model(network, [MANIFEST, TOLERANT], GRAPHS)
         member: Identity = network.committee.members[0]
         async with SignedClient(member) as http, network.open(member) as gateway:
-            with closing(Recomputer(KernelCache(root / "kernels"))) as recomputer:
+            with closing(Recomputer(KernelCache(KERNELS))) as recomputer:
                 rulings = Rulings(http, gateway, recomputer, root / "replays")
                 yield Court(network, recomputer, rulings)
 
