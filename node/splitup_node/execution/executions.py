@@ -1,7 +1,7 @@
 """One execution at one node, by job: what was agreed, what was computed, and how it ends.
 
 ``Execution`` never changes: what does has one writer each. Who sends and reads what is in
-``Routing``, the client's words are in ``EarnedClaims``, what was computed in ``Record``, how it
+``Routing``, the client's words are in ``EarnedClaims``, what was computed in ``ExecutionRecord``, how it
 ends in ``Life``, and what the client may have missed in ``Outbox``.
 """
 
@@ -21,7 +21,7 @@ from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.log_store import LogStore
 from splitup_node.execution.claims import EarnedClaims
 from splitup_node.execution.parts import Part, make_part
-from splitup_node.execution.record import Record
+from splitup_node.execution.record import ExecutionRecord
 from splitup_node.execution.routing import Routing
 
 
@@ -84,7 +84,7 @@ class Execution:
     parts: dict[int, Part]  # by task
     routing: Routing
     claims: EarnedClaims
-    record: Record
+    record: ExecutionRecord
     outbox: Outbox
     life: Life
 
@@ -133,7 +133,7 @@ def make_execution(
         parts=parts,
         routing=Routing(plan, manifest, node, executor_map),
         claims=EarnedClaims(plan, manifest, node, executor_map, parts),
-        record=Record(plan.request.execution_id, node, store),
+        record=ExecutionRecord(plan.request.execution_id, node, store),
         outbox=Outbox(),
         life=Life(),
     )

@@ -14,7 +14,7 @@ from splitup_node.execution.digests import Digests
 from splitup_node.execution.spans import Spans
 
 
-class Record:
+class ExecutionRecord:
     """Logs for who reads later, digests for the commitment, and times for the client.
 
     Digests are added in order; large tensors without one are hashed on a thread. Tensors that came
