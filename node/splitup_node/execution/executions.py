@@ -1,8 +1,8 @@
-"""One execution at one node, by job: what was agreed, what was computed, and how it ends.
+"""An execution on its node: what was agreed, and the objects that own what changes.
 
 ``Execution`` never changes: what does has one writer each. Who sends and reads what is in
-``Routing``, the client's words are in ``EarnedClaims``, what was computed in ``ExecutionRecord``, how it
-ends in ``Life``, and what the client may have missed in ``Outbox``.
+``Routing``, the client's words are in ``EarnedClaims``, what was computed in
+``ExecutionRecord``, how it ends in ``Life``, and what the client may have missed in ``Outbox``.
 """
 
 from __future__ import annotations
