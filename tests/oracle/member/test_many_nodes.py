@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ class Board:
     """Takes what members bring to the chain, and tells them of the first snapshot."""
 
     deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE, confirmations=0)
+    clock = SimpleNamespace(now_s=time.time)
 
     def __init__(self) -> None:
         self.roots: list[str] = []
