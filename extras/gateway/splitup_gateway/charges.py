@@ -49,9 +49,8 @@ class Charge:
     caller: Caller = field(default_factory=Caller)  # who waits for the answer
     id: str = ""
     server: str = ""
-    orders: list[OrderedSteps] = field(
-        default_factory=list
-    )  # beside what another server has ordered
+    # what was ordered here, beside what an earlier server has ordered
+    orders: list[OrderedSteps] = field(default_factory=list)
     earlier: int = 0  # what that costs
     noting: asyncio.Task[None] | None = None
 
