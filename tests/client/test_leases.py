@@ -338,7 +338,9 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         sessions.gate.clear()  # as when all nodes have stopped: no plan, and no refusal
         with pytest.raises(Unavailable, match="no nodes could be found for model model"):
             await use(pool)
-        assert all(one.is_stalled for one in pool._openings) and pool._openings
+        await settle(lambda: all(one.is_stalled for one in pool._openings))
+        assert pool._openings
+        monkeypatch.setattr(tuning, "LEASE_WAIT_S", HANG_S)
         hanging, sessions.gate = sessions.gate, asyncio.Event()
         sessions.gate.set()  # nodes are back; what was asked for before is never planned
         await use(pool)
