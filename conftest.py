@@ -86,8 +86,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For ``-n auto``: the cores; whole networks are processes of their own beside them."""
-    return os.cpu_count() or 1
+    """For ``-n auto``: one more than cores, as the one that drives networks mostly waits."""
+    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
