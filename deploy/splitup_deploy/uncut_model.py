@@ -24,7 +24,7 @@ from splitup_deploy.cutting.build import prepare
 from splitup_deploy.frontends.source_model import Sizes
 
 
-def load_reference(model: str, sizes: Sizes | None = None) -> TaskProgram:
+def load_reference(model: str, sizes: Sizes | None = None, threads: int = 1) -> TaskProgram:
     """Compile a whole model for this process's device, without cutting it.
 
     Inputs and outputs are the model's own. On one device and code generator its results equal those
@@ -35,7 +35,7 @@ def load_reference(model: str, sizes: Sizes | None = None) -> TaskProgram:
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))
 
-    return TaskProgram.from_graph(check_graph(traced.graph), get_bytes)
+    return TaskProgram.from_graph(check_graph(traced.graph), get_bytes, threads=threads)
 
 
 def replay(

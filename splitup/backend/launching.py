@@ -22,7 +22,7 @@ from splitup.backend.compiler.launch_sizes import compute_sizes
 from splitup.backend.compiler.schedule import Executable, Launch, Place
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.cpu import kernel_sequence
-from splitup.cpu.kernel_sequence import LaunchFunction, Native
+from splitup.cpu.kernel_sequence import LaunchFunction, Native, Parts
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
 # other code generators assume that a buffer begins at a multiple of 16 bytes
@@ -49,11 +49,12 @@ class Word(Protocol):
 
 
 class Cell(NamedTuple):
-    """The word that holds the address of a place."""
+    """The word that holds the address of a place, or of a part ``offset`` behind it."""
 
     value: Word
     start: Any
     place: Place
+    offset: int
 
 
 @runtime_checkable
@@ -66,10 +67,10 @@ class Joinable(Protocol):
 
 
 class Bound(NamedTuple):
-    """A kernel on certain memory: a function, its machine code if it has any, its cells."""
+    """A kernel on certain memory: a function, its machine code by part if it has any, its cells."""
 
     launch: LaunchFunction
-    native: Native | None
+    parts: Parts
     cells: list[Cell]
 
 
@@ -126,14 +127,14 @@ class ExecutableCall:
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
             cells = _list_cells([[address] for address in addresses], self._places)
             native = Native(self._runtime.addr, (*addresses, *bound))
-            return Bound(functools.partial(self._runtime.fxn, *native.arguments), native, cells)
+            return Bound(functools.partial(self._runtime.fxn, *native.arguments), [native], cells)
         if hasattr(self._runtime, "make_launch"):
             sizes = executable.global_size, executable.local_size
             joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes)
             cells = self._runtime.is_movable and _list_cells(
                 [[one] for one in joinable.addresses], self._places
             )
-            return Bound(joinable, None, cells or [])
+            return Bound(joinable, [], cells or [])
         if not bound:
             launch_fixed = functools.partial(
                 self._runtime,
@@ -141,7 +142,7 @@ class ExecutableCall:
                 global_size=executable.global_size,
                 local_size=executable.local_size,
             )
-            return Bound(launch_fixed, None, [])
+            return Bound(launch_fixed, [], [])
 
         def launch() -> None:
             values = {name: self._rows[name].value for name in executable.variables}
@@ -152,7 +153,7 @@ class ExecutableCall:
                 vals=tuple(values.values()),
             )
 
-        return Bound(launch, None, [])
+        return Bound(launch, [], [])
 
 
 class NativeCall:
@@ -192,8 +193,8 @@ class NativeCall:
         addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
         state = (states.copies, self.updated or 0, states.parity)
         bound = self._native.bind_kernel(self._kernel, addresses, self._rows, self._threads, state)
-        native = None if bound.native is None else Native(*bound.native)
-        return Bound(bound, native, _list_cells(bound.addresses, self._places))
+        parts = [Native(*native) for native in bound.natives]
+        return Bound(bound, parts, _list_cells(bound.addresses, self._places))
 
 
 class RowViews:
@@ -217,33 +218,31 @@ class RowViews:
             return
         self.is_moved = bool(slot or first)
         self._where = (slot, first)
-        for value, start, place in self._cells:
+        for value, start, place, offset in self._cells:
             if place.rows:
                 value.value = start + first.get(place.rows, 0) * place.row_bytes
+            elif slot:
+                own = find_own(slot, place)
+                value.value = own + offset if offset else own
             else:
-                value.value = find_own(slot, place) if slot else start
+                value.value = start
 
 
-def join_launches(bound: Sequence[Bound]) -> list[LaunchFunction]:
+def join_launches(bound: Sequence[Bound], threads: int) -> list[LaunchFunction]:
     """Return functions that launch the kernels in order; what is machine code goes together."""
     if bound and isinstance(first := bound[0].launch, Joinable):
         with DRIVER_TURN:
             return [first.join([one.launch for one in bound])]
     return kernel_sequence.join_launches(
-        [one.launch for one in bound], [one.native for one in bound]
+        [one.launch for one in bound], [one.parts for one in bound], threads
     )
 
 
-def encode_record(bound: Bound) -> bytes | None:
-    """Return what ``launch_records`` runs the kernel by; None unless it is machine code."""
-    if bound.native is None or not kernel_sequence.is_supported():
+def encode_records(bound: Bound, threads: int) -> tuple[bytes, ...] | None:
+    """Return what ``make_launch`` runs the kernel by; None unless it is machine code."""
+    if not bound.parts or not kernel_sequence.is_supported():
         return None
-    return kernel_sequence.encode_record(bound.native)
-
-
-def launch_records(records: Sequence[bytes]) -> None:
-    """Run kernels one after the other, at least one."""
-    kernel_sequence.launch_records(records)
+    return kernel_sequence.encode_records(bound.parts, threads)
 
 
 def load_executable(device: str, executable: Executable) -> Any:
@@ -259,10 +258,10 @@ def load_executable(device: str, executable: Executable) -> Any:
 
 def _list_cells(addresses: Sequence[Sequence[Word]], places: Sequence[Place]) -> list[Cell]:
     return [
-        Cell(value, value.value, place)
+        Cell(value, value.value, place, value.value - values[0].value if part else 0)
         for values, place in zip(addresses, places, strict=True)
         if place.rows or place.is_own
-        for value in values
+        for part, value in enumerate(values)
     ]
 
 

@@ -70,10 +70,13 @@ class StepLaunches:
 
     __slots__ = ("_bound", "blocks")
 
-    def __init__(self, blocks: Sequence[Block], bound: tuple[list[Bound], list[Bound]]) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], bound: tuple[list[Bound], list[Bound]], threads: int
+    ) -> None:
         self._bound = bound  # keeps the words that machine code reads its arguments from
         self.blocks = [
-            [join_launches(one[block.first : block.end]) for block in blocks] for one in bound
+            [join_launches(one[block.first : block.end], threads) for block in blocks]
+            for one in bound
         ]
 
 

@@ -11,7 +11,7 @@ CPUs; another device's would stand beside it in ``find_native_code``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from tinygrad.uop.ops import UOp
@@ -59,8 +59,8 @@ class BoundKernel(Protocol):
         ...
 
     @property
-    def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
-        """Return the address of its function and the arguments, None if several threads run it."""
+    def natives(self) -> Sequence[tuple[int, list[ctypes.c_uint64]]]:
+        """Return the address of its function and the arguments, for each of its parts."""
         ...
 
     def __call__(self) -> None:
@@ -101,6 +101,10 @@ class NativeCode(Protocol):
         """Return what is known of the rows of fresh states."""
         ...
 
+    def count_threads(self, kernels: Iterable[NativeKernel], threads: int) -> int:
+        """Return how many threads are worth waking for kernels that run in sequence."""
+        ...
+
     def bind_kernel(
         self,
         kernel: NativeKernel,
@@ -109,9 +113,10 @@ class NativeCode(Protocol):
         threads: int,
         state: Any,
     ) -> BoundKernel:
-        """Return a kernel on certain memory. ``rows`` holds the value of each symbol.
+        """Return a kernel on certain memory, in at most a part for each of the threads.
 
-        ``state`` is (copies, state, which of the two copies is the old one).
+        ``rows`` holds the value of each symbol. ``state`` is (copies, state, which of the two
+        copies is the old one).
         """
         ...
 

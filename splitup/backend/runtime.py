@@ -47,9 +47,8 @@ from splitup.backend.launching import (
     NativeCall,
     RowViews,
     States,
-    encode_record,
+    encode_records,
     join_launches,
-    launch_records,
     load_executable,
 )
 from splitup.backend.merging import MergedSteps, StepLaunches
@@ -59,6 +58,7 @@ from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.cpu.kernel_sequence import make_launch
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
 from splitup.graph.gates import check_gate
 from splitup.graph.memory import round_up
@@ -118,7 +118,7 @@ class State:
         native = program._native
         self._copies = None if native is None else native.make_copies(len(buffers[0]))
         bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
-        self._launches = tuple(join_launches(row) for row in bound)
+        self._launches = tuple(join_launches(row, program._threads) for row in bound)
         self._apart = tuple([one.launch for one in row] for row in bound)  # one by one, in a batch
         self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
@@ -239,7 +239,9 @@ class TaskProgram:
             call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # never moved
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
-        self._shared_records = [None if one is None else encode_record(one) for one in self._shared]
+        self._shared_records = [
+            None if one is None else encode_records(one, self._threads) for one in self._shared
+        ]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._spare: list[State] = []
         updated = {call.updated for call in self._calls if isinstance(call, NativeCall)} - {None}
@@ -400,7 +402,7 @@ class TaskProgram:
         if state._merged is None:
             copies = [States(state._buffers, state._copies, parity) for parity in (0, 1)]
             bound = self._bind(copies[0]), self._bind(copies[1])
-            state._merged = StepLaunches(self._merging.blocks, bound)
+            state._merged = StepLaunches(self._merging.blocks, bound, self._threads)
         self._step = None  # the next one sets its own rows
         parity = state._parity
         order = [state._merged.blocks[(parity + place) % 2] for place in range(len(steps))]
@@ -441,10 +443,10 @@ class TaskProgram:
         apart = [state._records[state._parity] for state in states]
         if is_even and all(apart):
             # a layer has dozens of kernels, and a launch from Python takes a microsecond
-            records: list[bytes] = []
+            records: list[tuple[bytes, ...]] = []
             for position, record in enumerate(self._shared_records):
                 records += [one[position] for one in apart] if record is None else [record]
-            launch_records(records)
+            make_launch(records)()
             return
         launches = [state._apart[state._parity] for state in states]
         for position, shared in enumerate(self._shared):
@@ -456,9 +458,10 @@ class TaskProgram:
                     _set_words(self._rows, count)
                 one[position]()
 
-    def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
+    def _encode_apart(self, bound: Sequence[Bound]) -> list[tuple[bytes, ...]]:
         """Return the records of a state's kernels; none unless all of a batch is machine code."""
-        records = [record for one in bound if (record := encode_record(one)) is not None]
+        encoded = [encode_records(one, self._threads) for one in bound]
+        records = [record for record in encoded if record is not None]
         return records if self.width > 1 and len(records) == len(bound) else []
 
     def compute_state_digest(self, state: State) -> str:
@@ -475,6 +478,11 @@ class TaskProgram:
     def _prepare(self, schedule: Schedule) -> list[Call]:
         """Load the machine code; returns the kernels in order with the buffers they take."""
         runtimes = [load_executable(self.device, item) for item in schedule.executables]
+        if self._native is not None:
+            kernels = [
+                schedule.natives[one.index] for one in schedule.launches if one.kind != "executable"
+            ]
+            self._threads = self._native.count_threads(kernels, self._threads)
         calls: list[Call] = []
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]

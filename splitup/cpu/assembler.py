@@ -80,6 +80,19 @@ class Assembler:
         """Call the function at the address in a register."""
         self.code += (b"\x41" if reg > 7 else b"") + bytes([0xFF, 0xD0 | reg & 7])
 
+    def pause(self) -> None:
+        """Tell the processor that this is a loop that waits."""
+        self.code += b"\xf3\x90"
+
+    def call_system(self) -> None:
+        """Call the kernel; RAX is the number of the call, and RCX and R11 are lost."""
+        self.code += b"\x0f\x05"
+
+    def increment_shared(self, target: Mem) -> None:
+        """Add 1 to 64 bits of memory that other threads change as well."""
+        self.code += b"\xf0"
+        self._plain(0xFF, 0, target)
+
     def load(self, reg: int, source: Mem | int) -> None:
         """Move 64 bits from memory or a register."""
         self._plain(0x8B, reg, source)

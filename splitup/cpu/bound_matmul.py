@@ -1,4 +1,4 @@
-"""A matmul bound to memory: its machine code, and one block of arguments per thread."""
+"""A matmul bound to memory: its machine code, and a block of arguments for each part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from splitup.cpu.assembler import MachineCode
 from splitup.cpu.matmul_codegen import assemble
 from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import ARGUMENTS, ITEM_BYTES, MatmulShape
-from splitup.cpu.threads import KernelThreads
+from splitup.cpu.threads import cut
 
-THREAD_WORK: Final = 2**20  # multiplications below which handing work to threads costs more
+THREAD_WORK: Final = 2**15  # multiplications below which waiting for threads costs more
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -26,17 +26,16 @@ def _load_code(shape: MatmulShape) -> MachineCode:
 class BoundMatmul:
     """A matmul on certain buffers. A call computes it."""
 
-    __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
+    __slots__ = ("_code", "_keep", "addresses", "natives")
 
     def __init__(
         self,
         matmul: Matmul,
         addresses: Sequence[int],
-        pool: KernelThreads,
+        threads: int,
         rows: Mapping[str, ctypes.c_uint64],
     ) -> None:
         """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        self._pool = pool
         lookup = matmul.shape.lookup
         bound = rows[matmul.symbol] if matmul.symbol else None
         t = ctypes.c_uint64(matmul.t) if bound is None or lookup is not None else bound
@@ -49,7 +48,7 @@ class BoundMatmul:
         numbers = others[0] if others else 0
         number_step = lookup.step if lookup is not None and matmul.shape.style == "dot" else 0
         blocks = []
-        for first, count, entry, entries in _divide_work(matmul, pool.threads):
+        for first, count, entry, entries in _divide_work(matmul, threads):
             values = (
                 out + first * matmul.shape.out_n,
                 a,
@@ -64,7 +63,9 @@ class BoundMatmul:
                 0 if lookup is None else lookup.largest,
             )
             blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
-        self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
+        self.natives = [
+            (self._code.address, [ctypes.c_uint64(ctypes.addressof(block))]) for block in blocks
+        ]
         # the words of out, a, b and numbers in every block, which may be changed between calls
         self.addresses = [
             [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
@@ -73,16 +74,9 @@ class BoundMatmul:
         self._keep = (table, t, row)
 
     def __call__(self) -> None:
-        """Compute."""
-        if len(self._blocks) == 1:
-            self._code.function(self._blocks[0])
-        else:
-            self._pool.run(self._code.function, self._blocks)
-
-    @property
-    def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
-        """Return the function's address and its argument, None where several threads compute it."""
-        return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
+        """Compute, one part after the other."""
+        for _, arguments in self.natives:
+            self._code.function(*arguments)
 
 
 def _get_b_step(shape: MatmulShape) -> int:
@@ -96,17 +90,8 @@ def _divide_work(matmul: Matmul, threads: int) -> list[tuple[int, int, int, int]
         return [(0, matmul.n, 0, entries)]
     unit = 8 * matmul.shape.n_unit  # whole tiles
     if matmul.n >= 2 * unit * threads or entries == 1:
-        edges = _cut(-(-matmul.n // unit), threads)
         return [
-            (unit * one, min(unit * two, matmul.n) - unit * one, 0, entries)
-            for one, two in itertools.pairwise(edges)
+            (unit * first, min(unit * end, matmul.n) - unit * first, 0, entries)
+            for first, end in cut(-(-matmul.n // unit), threads)
         ]
-    return [
-        (0, matmul.n, one, two - one) for one, two in itertools.pairwise(_cut(entries, threads))
-    ]
-
-
-def _cut(length: int, parts: int) -> list[int]:
-    """Return the edges of at most ``parts`` nearly equal parts."""
-    parts = min(parts, length)
-    return [length * part // parts for part in range(parts + 1)]
+    return [(0, matmul.n, first, end - first) for first, end in cut(entries, threads)]

@@ -243,7 +243,7 @@ class Copies:
 class BoundWrite:
     """A cache write on certain buffers. A call computes it."""
 
-    __slots__ = ("_block", "_code", "_keep", "addresses", "native")
+    __slots__ = ("_block", "_code", "_keep", "addresses", "natives")
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class BoundWrite:
         self.addresses = [
             [ctypes.c_uint64.from_buffer(block, 8 * place)] for place in range(OPERANDS)
         ]
-        self.native = self._code.address, [self._block]
+        self.natives = [(self._code.address, [self._block])]
         self._keep: Any = (block, count, copies)
 
     def __call__(self) -> None:

@@ -9,6 +9,9 @@ The loop reads a record of 64-bit words for each kernel,
 
 each of them to the word whose value at launch is the argument: first those of the registers in
 order, then those of the stack, the last argument first (System V ABI, AMD64 supplement, 3.2.3).
+
+Several threads run such a loop each. A kernel that is divided has a record for each of them, with
+records before and after it at which they wait for each other.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from splitup.cpu.assembler import (
     MachineCode,
     Mem,
 )
+from splitup.cpu.threads import get_kernel_threads
 
 LaunchFunction = Callable[[], Any]
 _ARGUMENT_REGISTERS: Final = (RDI, RSI, RDX, RCX, R8, R9)
@@ -53,6 +57,10 @@ class Native(NamedTuple):
     arguments: Sequence[ctypes.c_uint64]
 
 
+# a kernel, or what each thread computes of it; nothing for what is not machine code
+Parts = Sequence[Native]
+
+
 @functools.cache
 def is_supported() -> bool:
     """Return whether this machine runs the loop."""
@@ -60,44 +68,52 @@ def is_supported() -> bool:
 
 
 def join_launches(
-    launches: Sequence[LaunchFunction], natives: Sequence[Native | None]
+    launches: Sequence[LaunchFunction], kernels: Sequence[Parts], threads: int = 1
 ) -> list[LaunchFunction]:
     """Return functions that do the same in order; neighbours in machine code are one call."""
     joined: list[LaunchFunction] = []
-    pairs = zip(launches, natives, strict=True)
-    for is_native, group in itertools.groupby(pairs, lambda pair: pair[1] is not None):
+    pairs = zip(launches, kernels, strict=True)
+    for is_native, group in itertools.groupby(pairs, lambda pair: bool(pair[1])):
         if is_native and is_supported():
-            joined.append(_join([native for _, native in group if native is not None]))
+            records = [encode_records(parts, threads) for _, parts in group]
+            joined.append(make_launch(records))
         else:
             joined += [launch for launch, _ in group]
     return joined
 
 
-def _join(natives: Sequence[Native]) -> LaunchFunction:
-    words = [word for native in natives for word in _make_record(native)]
-    records = (ctypes.c_uint64 * len(words))(*words)
-    return functools.partial(_load_loop().function, records, ctypes.c_uint64(len(natives)))
+def encode_records(parts: Parts, threads: int) -> tuple[bytes, ...]:
+    """Return the records of a kernel for ``make_launch``, by thread; ``parts`` have to stay alive.
+
+    The first thread computes what is not divided.
+    """
+    if len(parts) == 1:
+        return (_encode(*parts[0]), *[b""] * (threads - 1))
+    team = get_kernel_threads(threads)
+    meetings = [_encode(*team.get_meeting(thread)) for thread in range(threads)]
+    own = [_encode(*part) for part in parts] + [b""] * (threads - len(parts))
+    return tuple(meeting + part + meeting for meeting, part in zip(meetings, own, strict=True))
 
 
-def encode_record(native: Native) -> bytes:
-    """Return the record of a kernel for ``launch_records``; ``native`` has to stay alive."""
-    words = _make_record(native)
-    return struct.pack(f"<{len(words)}Q", *words)
+def make_launch(records: Sequence[tuple[bytes, ...]]) -> LaunchFunction:
+    """Return what runs kernels one after the other, each in its threads."""
+    by_thread = [b"".join(parts) for parts in zip(*records, strict=True)]
+    calls = [(part, ctypes.c_uint64(len(part))) for part in by_thread]
+    function = _load_loop().function
+    if not any(by_thread[1:]):
+        return functools.partial(function, *calls[0])
+    return functools.partial(get_kernel_threads(len(calls)).run, function, calls)
 
 
-def launch_records(records: Sequence[bytes]) -> None:
-    """Run kernels one after the other, at least one."""
-    _load_loop().function(b"".join(records), ctypes.c_uint64(len(records)))
-
-
-def _make_record(native: Native) -> list[int]:
+def _encode(address: int, arguments: Sequence[ctypes.c_uint64]) -> bytes:
     nothing = ctypes.addressof(_NOTHING)
-    pointers = [ctypes.addressof(word) for word in native.arguments]
+    pointers = [ctypes.addressof(word) for word in arguments]
     registers = pointers[: len(_ARGUMENT_REGISTERS)]
     registers += [nothing] * (len(_ARGUMENT_REGISTERS) - len(registers))
     stack = pointers[len(_ARGUMENT_REGISTERS) :]
     stack += [nothing] * (len(stack) % 2)  # the ABI aligns rsp to 16 bytes at a call
-    return [native.address, len(stack), *registers, *reversed(stack)]
+    words = [address, len(stack), *registers, *reversed(stack)]
+    return struct.pack(f"<{len(words)}Q", *words)
 
 
 @functools.cache
@@ -106,12 +122,13 @@ def _load_loop() -> MachineCode:
 
 
 def assemble_loop() -> bytes:
-    """Return the code of a function of the first record and the number of them, at least 1."""
+    """Return the code of a function of the first record and how many bytes all of them have."""
     asm = Assembler()
     for reg in (RBX, RBP, R12):
         asm.push(reg)
     asm.load(RBX, RDI)  # the record
-    asm.load(R12, RSI)  # how many are left
+    asm.load(R12, RDI)
+    asm.add(R12, RSI)  # the end of the last one
     asm.load(RBP, RSP)
     asm.label("record")
     asm.load(R10, Mem(RBX, 8))
@@ -133,8 +150,8 @@ def assemble_loop() -> bytes:
     asm.load(RBX, R11)
     asm.call(RAX)
     asm.load(RSP, RBP)
-    asm.add_const(R12, -1)
-    asm.jump("jnz", "record")
+    asm.compare(RBX, R12)
+    asm.jump("jl", "record")
     for reg in (R12, RBP, RBX):
         asm.pop(reg)
     asm.ret()

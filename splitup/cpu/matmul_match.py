@@ -84,8 +84,8 @@ class Matmul:
 
     @property
     def work(self) -> int:
-        """Return the largest number of multiplications."""
-        return self.n * self.shape.length * len(self.table) * self.t * self.rows
+        """Return the number of multiplications for one row of a step."""
+        return self.n * self.shape.length * len(self.table)
 
 
 def match_matmul(sink: UOp) -> Matmul | None:

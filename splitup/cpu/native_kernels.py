@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from splitup.cpu.kernel_parts import split_reduction
 from splitup.cpu.matmul_match import Matmul, match_matmul
 from splitup.cpu.matmul_shape import BlockDecoder, LookupShape, MatmulShape
 from splitup.cpu.row_copies import BoundRowCopy, CopyShape, RowCopy, match_row_copy
-from splitup.cpu.threads import get_kernel_threads
 from splitup.cpu.vector_codegen import Pointer, VectorShape
 from splitup.cpu.vector_match import BoundVectors, VectorKernel, match_vectors
 from splitup.graph.rules import CheckedGraph
@@ -31,6 +30,7 @@ from splitup.graph.rules import CheckedGraph
 MATMULS_VERSION: Final = 4  # goes up with any change of the order of a sum
 # part of the determinism class, whose names are compared between machines
 CLASS_PART: Final = f"products {MATMULS_VERSION}"
+SEQUENCE_WORK: Final = 2**21  # multiplications below which waking threads costs more
 _FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
 
 
@@ -100,6 +100,12 @@ def _freeze(value: Any) -> Any:
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
+def count_threads(kernels: Iterable[Hashable], threads: int) -> int:
+    """Return how many threads are worth waking for kernels that run in sequence."""
+    work = sum(kernel.work for kernel in kernels if isinstance(kernel, Matmul))
+    return threads if work >= SEQUENCE_WORK else 1
+
+
 def bind_kernel(
     kernel: Hashable,
     addresses: Sequence[int],
@@ -115,11 +121,11 @@ def bind_kernel(
     if isinstance(kernel, CacheWrite):
         return BoundWrite(kernel, addresses, state, rows)
     if isinstance(kernel, VectorKernel):
-        return BoundVectors(kernel, addresses, rows)
+        return BoundVectors(kernel, addresses, threads, rows)
     if isinstance(kernel, RowCopy):
         return BoundRowCopy(kernel, addresses, rows)
     assert isinstance(kernel, Matmul)
-    return BoundMatmul(kernel, addresses, get_kernel_threads(threads), rows)
+    return BoundMatmul(kernel, addresses, threads, rows)
 
 
 def make_copies(states: int) -> Copies:

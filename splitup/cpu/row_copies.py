@@ -70,7 +70,7 @@ class RowCopy:
 class BoundRowCopy:
     """A kernel on certain buffers. A call computes it."""
 
-    __slots__ = ("_block", "_code", "_sizes", "addresses", "native")
+    __slots__ = ("_block", "_code", "_sizes", "addresses", "natives")
 
     def __init__(
         self, kernel: RowCopy, addresses: Sequence[int], rows: Mapping[str, ctypes.c_uint64]
@@ -85,11 +85,11 @@ class BoundRowCopy:
         self.addresses = [
             [ctypes.c_uint64.from_buffer(self._block, 8 * place)] for place in range(len(addresses))
         ]
-        self.native = self._code.address, [ctypes.c_uint64(ctypes.addressof(self._block))]
+        self.natives = [(self._code.address, [ctypes.c_uint64(ctypes.addressof(self._block))])]
 
     def __call__(self) -> None:
         """Copy."""
-        self._code.function(*self.native[1])
+        self._code.function(*self.natives[0][1])
 
 
 @functools.lru_cache(maxsize=1_024)

@@ -13,8 +13,8 @@ next eight numbers are the same as the last ones; and a sum passes over eight ze
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from splitup.cpu.assembler import (
@@ -39,11 +39,13 @@ from splitup.cpu.assembler import (
 )
 from splitup.cpu.decoder_codegen import Constants
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES, VECTOR_REGISTERS
+from splitup.cpu.threads import cut
 
 POINTER_REGISTERS: Final = (R8, R9, R10, R11, R13, R14, RBX, RBP)
 COUNTER_REGISTERS: Final = (RSI, RDX, RCX, R12)
 ROW_LOADS: Final = ("float32", "float16", "one float32")
 REGISTERS: Final = VECTOR_REGISTERS - 3  # for instructions
+THREAD_WORK: Final = 2**12  # instructions of one row of a step below which waiting costs more
 LONG: Final = 16  # instructions from which on equal numbers are looked for
 _KEPT, _LAST, _OTHER = range(REGISTERS, VECTOR_REGISTERS)
 
@@ -57,6 +59,7 @@ class Pointer:
     argument: int
     step: int  # from one number of a row to the next, 0 if all read the same one
     strides: tuple[int, ...]  # along the loops around rows
+    start: int = 0  # its distance from the argument at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,39 @@ class VectorShape:
     instructions: tuple[tuple[Any, ...], ...]
 
 
+def divide_vectors(shape: VectorShape, threads: int) -> list[VectorShape]:
+    """Return at most so many kernels that together do what this one does."""
+    work = math.prod(filter(None, shape.sizes)) * shape.vectors * len(shape.instructions)
+    if threads < 2 or work < THREAD_WORK:
+        return [shape]
+    for level, size in enumerate(shape.sizes):
+        if size >= threads:
+            strides = [pointer.strides[level] for pointer in shape.pointers]
+            return [
+                _take_part(shape, strides, first, sizes=_replace(shape.sizes, level, end - first))
+                for first, end in cut(size, threads)
+            ]
+    if shape.reduction or shape.vectors < threads:
+        return [shape]
+    steps = [LANES * pointer.step for pointer in shape.pointers]
+    return [
+        _take_part(shape, steps, first, vectors=end - first)
+        for first, end in cut(shape.vectors, threads)
+    ]
+
+
+def _take_part(shape: VectorShape, strides: Sequence[int], first: int, **sizes: Any) -> VectorShape:
+    pointers = [
+        replace(pointer, start=first * stride)
+        for pointer, stride in zip(shape.pointers, strides, strict=True)
+    ]
+    return replace(shape, pointers=tuple(pointers), **sizes)
+
+
+def _replace(sizes: Sequence[int], level: int, size: int) -> tuple[int, ...]:
+    return (*sizes[:level], size, *sizes[level + 1 :])
+
+
 def assemble_vectors(shape: VectorShape) -> bytes:
     """Return a function of the address of a block: arguments, and the address of the symbol."""
     asm, constants = Assembler(), Constants()
@@ -85,6 +121,7 @@ def assemble_vectors(shape: VectorShape) -> bytes:
     constants.emit_address(asm)
     for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
         asm.load(register, Mem(RDI, 8 * pointer.argument))
+        asm.add_const(register, pointer.start)
     for level, size in enumerate(shape.sizes):
         counter = COUNTER_REGISTERS[level]
         if size:

@@ -40,6 +40,7 @@ from splitup.cpu.vector_codegen import (
     Reduction,
     VectorShape,
     assemble_vectors,
+    divide_vectors,
 )
 
 MAX_STRIDE_BYTES: Final = 2**30  # of a loop with all that it contains; constants have 32 bits
@@ -80,28 +81,37 @@ class VectorKernel:
 class BoundVectors:
     """A kernel on certain buffers. A call computes it."""
 
-    __slots__ = ("_block", "_code", "_symbol", "addresses", "native")
+    __slots__ = ("_keep", "addresses", "natives")
 
     def __init__(
         self,
         kernel: VectorKernel,
         addresses: Sequence[int],
+        threads: int,
         rows: Mapping[str, ctypes.c_uint64],
     ) -> None:
         """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        self._code = _load_code(kernel.shape)
-        self._symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
-        self._block = (ctypes.c_uint64 * (len(addresses) + 1))(
-            *addresses, ctypes.addressof(self._symbol)
-        )
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(self._block, 8 * place)] for place in range(len(addresses))
+        symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
+        parts = divide_vectors(kernel.shape, threads)
+        codes = [_load_code(part) for part in parts]
+        blocks = [
+            (ctypes.c_uint64 * (len(addresses) + 1))(*addresses, ctypes.addressof(symbol))
+            for _ in parts
         ]
-        self.native = self._code.address, [ctypes.c_uint64(ctypes.addressof(self._block))]
+        self.addresses = [
+            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
+            for place in range(len(addresses))
+        ]
+        self.natives = [
+            (code.address, [ctypes.c_uint64(ctypes.addressof(block))])
+            for code, block in zip(codes, blocks, strict=True)
+        ]
+        self._keep = (codes, blocks, symbol)
 
     def __call__(self) -> None:
-        """Compute."""
-        self._code.function(*self.native[1])
+        """Compute, one part after the other."""
+        for code, (_, arguments) in zip(self._keep[0], self.natives, strict=True):
+            code.function(*arguments)
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -13,6 +13,7 @@ from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
+from splitup.cpu import native_kernels
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder, make_running_sum
@@ -114,6 +115,45 @@ def make_product_with_state(n: int, k: int) -> Graph:
     y = b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))
     one = b.const("float32", encode_float(1.0))
     return b.graph({"y": y}, [b.store("float32", b.add("ADD", "float32", s, one))])
+
+
+def make_vector_with_state(n: int, k: int) -> tuple[Graph, Builder]:
+    """y = 2 x + w s, and s' = s + 1: x float32 [T, n], w float32 [n, k], s float32 [k]."""
+    b = Builder()
+    x, s = b.rows("x", "float32", "T", MOST, n), b.state("s", "float32", k)
+    weights = np.random.default_rng(3).random((n, k), np.float32)
+    many = b.add("EXPAND", "float32", s, arg=(n,))
+    product = b.add("MUL", "float32", b.weight("w", weights), many)
+    product = b.add("PERMUTE", "float32", product, arg=(1, 0))
+    total = b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))
+    total = b.add("EXPAND", "float32", total, arg=("T",))
+    doubled = b.store("float32", b.add("ADD", "float32", x, x))  # which a batch shares
+    y = b.store("float32", b.add("ADD", "float32", doubled, total))
+    one = b.const("float32", encode_float(1.0))
+    return b.graph({"y": y}, [b.store("float32", b.add("ADD", "float32", s, one))]), b
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_parts_of_threads_lie_in_the_buffers_of_their_own_steps(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_kernels, "SEQUENCE_WORK", 0)
+    graph, b = make_vector_with_state(512, 64)
+    weights = {name: memoryview(value) for name, value in b.weight_bytes.items()}
+    program = TaskProgram.from_graph(check_graph(graph), weights.__getitem__, threads=threads)
+    one_thread = TaskProgram.from_graph(check_graph(graph), weights.__getitem__)
+    together = [program.new_state() for _ in range(3)]
+    alone = [one_thread.new_state() for _ in range(3)]
+    for state, steps in ((0, 1), (1, 3)):  # each state has other numbers
+        for _ in range(steps):
+            inputs = [np.zeros((1, 512), np.float32).tobytes()]
+            program.run(together[state], inputs)
+            one_thread.run(alone[state], inputs)
+    for rows in ((1, 1, 1), (3, 1, 4)):
+        inputs = [[np.zeros((count, 512), np.float32).tobytes()] for count in rows]
+        expected = [one_thread.run(s, data) for s, data in zip(alone, inputs, strict=True)]
+        assert program.run_together(list(zip(together, inputs, strict=True))) == expected
+    assert len({tuple(one) for one in expected}) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from splitup.backend.compiler.schedule import compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import Bound, LookupShape, MatmulShape, ProductKind
 from splitup.cpu.native_kernels import is_supported
-from splitup.cpu.threads import KernelThreads
 from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
@@ -57,7 +57,7 @@ def call(
     rows: Any = None,
 ) -> np.ndarray:
     addresses = [array.ctypes.data for array in (out, a, b)]
-    BoundMatmul(matmul, addresses, KernelThreads(threads), rows or {})()
+    BoundMatmul(matmul, addresses, threads, rows or {})()
     return out
 
 
@@ -146,7 +146,7 @@ def look_up(
     shape = MatmulShape(style, kind, k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
     matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
-    BoundMatmul(matmul, addresses, KernelThreads(threads), {})()
+    BoundMatmul(matmul, addresses, threads, {})()
     return out
 
 
@@ -229,6 +229,7 @@ def make_layer(rows: int, k: int, n: int, dtype: str = "float16") -> tuple[Build
 
 def find_natives(graph: Graph) -> list[type | None]:
     """Return what native code computes each kernel of a graph, None for tinygrad's."""
+    select_device()
     schedule = compile_graph(check_graph(graph), "CPU")
     return [
         type(schedule.natives[one.index]) if one.kind == "native" else None

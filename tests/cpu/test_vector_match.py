@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
+from splitup.cpu import native_kernels, vector_codegen
 from splitup.cpu.native_kernels import decode_kernel, encode_kernel, is_supported
 from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph, encode_float
@@ -35,8 +36,12 @@ def constant(b: Builder, value: float) -> int:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
+def _device() -> Iterator[None]:
     select_device()
+    with pytest.MonkeyPatch.context() as patch:  # small kernels are divided among threads, too
+        patch.setattr(native_kernels, "SEQUENCE_WORK", 0)
+        patch.setattr(vector_codegen, "THREAD_WORK", 0)
+        yield
 
 
 def find_kernels(graph: Graph) -> list[Any]:
@@ -47,13 +52,19 @@ def find_kernels(graph: Graph) -> list[Any]:
 
 
 def run(graph: Graph, *inputs: np.ndarray, native: bool = True) -> bytes:
-    program = TaskProgram.from_graph(
-        check_graph(graph), lambda name: memoryview(b""), uses_native_code=native
-    )
+    """Return what one thread gives, and so do three."""
     data = [array.tobytes() for array in inputs]
-    first, again = (bytes(program.run(program.new_state(), data)[0]) for _ in range(2))
-    assert first == again
-    return first
+    found = set()
+    for threads in (1, 3):
+        program = TaskProgram.from_graph(
+            check_graph(graph),
+            lambda name: memoryview(b""),
+            uses_native_code=native,
+            threads=threads,
+        )
+        found |= {bytes(program.run(program.new_state(), data)[0]) for _ in range(2)}
+    (only,) = found
+    return only
 
 
 def make_rows(width: int, make: Callable[[Builder, int, int], int]) -> Graph:

@@ -4,10 +4,10 @@
     PYTHONPATH=.:node:oracle:deploy python -m tests.fuzz.guard_pages --graph N
 
 A **case** is one step, batch or pass of one graph. Each runs twice, with every buffer right behind
-a page that may not be touched and right before one, and with other bytes around. Each has to give
-the same bytes both times, in a batch or pass those that it gives alone, and with and without native
-code what the reference allows. A find prints the line that replays its graph; the exit code is then
-1.
+a page that may not be touched and right before one, with other bytes around, in one thread and in
+two. Each has to give the same bytes both times, in a batch or pass those that it gives alone, and
+with and without native code what the reference allows. A find prints the line that replays its
+graph; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.cpu import bound_matmul, native_kernels, vector_codegen
 from splitup.graph.arrays import Array, decode_array
 from splitup.graph.error_bound import compute_bounds, is_within
 from splitup.graph.ir import bind_rows
@@ -100,6 +101,15 @@ class _Backend:
 
 def try_case(case: Case, chance: random.Random) -> tuple[str, int]:
     """Run one graph; return its kind, or "refused", and the number of cases. Raises Find."""
+    with (
+        patch.object(native_kernels, "SEQUENCE_WORK", 0),
+        patch.object(bound_matmul, "THREAD_WORK", 0),
+        patch.object(vector_codegen, "THREAD_WORK", 0),
+    ):
+        return _try_case(case, chance)
+
+
+def _try_case(case: Case, chance: random.Random) -> tuple[str, int]:
     try:
         backends = _load(case)
     except InvalidModel:
@@ -122,7 +132,7 @@ def _load(case: Case) -> list[_Backend]:
 
 def _load_backend(case: Case, name: str, schedule: Schedule) -> _Backend:
     memories, programs = [], []
-    for around in AROUND:
+    for threads, around in enumerate(AROUND, 1):
         memory, moved = GuardedMemory(around), move_values(schedule, around)
 
         def get_schedule(*args: object, moved: Schedule = moved, **options: object) -> Schedule:
@@ -138,6 +148,7 @@ def _load_backend(case: Case, name: str, schedule: Schedule) -> _Backend:
                 case.graph,
                 lambda weight: memoryview(case.weights[weight]),
                 uses_native_code=name == "native code",
+                threads=threads,
             )
         watch_values(memory, program, moved)
         memories.append(memory)
