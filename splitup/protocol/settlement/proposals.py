@@ -11,7 +11,8 @@ from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.context import MemberContext, SigningGuard
-from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
+from splitup.protocol.committee.peer_messages import SettlementSignature
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.evidence import (

@@ -39,9 +39,9 @@ from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     PlanRequest,
     SettlementMessage,
-    SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
@@ -351,6 +351,9 @@ class SettlementAgreement:
         except PeerFault as error:
             del state.proposals[sender]
             return [Fault(sender, f"proposed a settlement with false evidence: {error}")]
+        # what was taken is not kept twice: a member may propose in every open execution
+        taken = {"completions": (), "results": (), "attestations": ()}
+        state.proposals[sender] = proposal.model_copy(update=taken)
         return []
 
     # ---- time -------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.committee.peer_messages import SettlementProposal
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.planning.exposure import Economics, compute_exposures
 from splitup.protocol.settlement.attestations import Attestations
