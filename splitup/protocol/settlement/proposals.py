@@ -47,6 +47,7 @@ class Proposals:
             return []
         settlement = self._compute(state, phase)
         settlement_hash = quorum.settlement_hash(settlement)
+        phase.computed.add(settlement_hash)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
             if proposal.settlement_hash == settlement_hash:

@@ -183,7 +183,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Check what a node reveals, or keep it until the draw; raise PeerFault if it differs."""
         state = self._find_state(completion.execution_id)
-        if state is None:
+        if state is None or state.is_frozen:
             return []
         node, plan = completion.node, state.require_certificate().plan
         if plan.node_of(node).signing_key != signing_key:
@@ -248,7 +248,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
-        if state is None:
+        if state is None or state.is_frozen:
             return []
         state.check_validator(result, signing_key)
         state.add_answer(ValidatorAnswer(result, token))
