@@ -120,6 +120,8 @@ ROWS: Final = {
     "S39": "a node that reports times to its client for ever",
     "S40": "answers about progress that hold up a client, or put the blame on others",
     "S41": "silent validators or members, and a task of so many steps that time runs out",
+    "S42": "evidence of the largest execution, too large for its message or its fields",
+    "S43": "answers told to some members before each proposal, until no round is left",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -1165,6 +1165,28 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "late answers while members agree",
+        "splitup/protocol/settlement/settlement_agreement.py",
+        " or state.is_frozen:\n            return []\n        state.check_validator(result",
+        ":\n            return []\n        state.check_validator(result",
+        "tests/protocol/settlement/test_late_answers.py::test_s43_answers_that_trickle_in_do_not_use_up_the_rounds_of_all_proposers",
+        is_quick=False,
+    ),
+    Mutant(
+        "statements of a packed attestation",
+        "splitup/protocol/committee/settlement_proposals.py",
+        "len(set(numbers)) != len(numbers) or ",
+        "",
+        "tests/protocol/committee/test_settlement_proposals.py::test_s42_an_attestation_unpacks_to_no_more_than_its_proposal_holds",
+    ),
+    Mutant(
+        "room for every liar",
+        "splitup/messages/verification.py",
+        "Field(max_length=limits.MAX_ASKED + 1)",
+        "Field(max_length=limits.MAX_ASKED)",
+        "tests/messages/test_largest.py::test_s42_every_validator_of_a_task_may_be_found_lying_with_its_executor",
+    ),
+    Mutant(
         "signature of a frame",
         "splitup/net/signed_frames.py",
         "        verify_raw(signing_key, seal.signed, seal.signature)\n",

@@ -42,7 +42,9 @@ LOG_OBJECTS: Final = 64  # log objects in one request to the gateway
 
 # ---- messages ----------------------------------------------------------------------------------
 
-MAX_MESSAGE_BYTES: Final = 4 * MIB  # a plan of 1,024 tasks with 8 nodes each is ~0.5 MB of JSON
+# A plan of 1,024 tasks with 8 nodes each is 2 MB of JSON, with the longest endpoints 4.3 MB, and
+# 4.7 MB in a request for logs.
+MAX_MESSAGE_BYTES: Final = 5 * MIB
 MAX_ENDPOINT_CHARS: Final = 256  # the NodeRegistry's bound
 MAX_SPEED_MFLOPS: Final = 10**10  # ten PFLOP/s: more than three times any device of today
 MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
@@ -156,6 +158,9 @@ MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
 CHUNKED_MESSAGE_NODES: Final = (
     1_000  # with more nodes, observations and proposals are sent in chunks, apart from gossip
 )
+# A larger message between members is sent in chunks, too: a settlement of 1,024 disputed tasks
+# takes 46 MB. Commitments that members share are divided below it.
+GOSSIP_BYTES: Final = 3 * MIB
 MESSAGE_CHUNK_BYTES: Final = 2 * MIB
 MAX_CHUNKED_MESSAGE_BYTES: Final = (
     128 * MIB
@@ -192,6 +197,7 @@ RULING_STEP_S: Final = 0.5  # more for every step: a member's machine may be slo
 RULING_BYTES_PER_S: Final = 2 * 10**9  # speed of reading the task's memory, if that takes longer
 RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which verdicts are waited for
 MAX_ASKED: Final = 8  # validators of one task; if none of them answers, members recompute it
+MAX_ATTESTATION_BYTES: Final = 8 * MIB  # statements on 1,024 tasks, all of them disputed
 MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
 # grow with that number, because what is to be answered in them is seen so much later
@@ -204,7 +210,9 @@ SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 INTERIM_STEPS: Final = 16  # between two interim ends of a client
 UNPAID_STEPS: Final = 64  # the most that a node computes beyond its client's latest end
 INTERIM_ENDS: Final = UNPAID_STEPS // INTERIM_STEPS + 1  # kept: nodes have one of them in common
-MAX_COMMITMENT_BYTES: Final = 512 * KIB  # of an executor's, as signed: a member passes it on
+# Of an executor's, as signed, since members pass it on: 1,024 takeovers, an end with 256 inputs and
+# outputs, and an order.
+MAX_COMMITMENT_BYTES: Final = 768 * KIB
 MAX_SHARED: Final = 1_024  # commitments that a member passes on in one message
 MAX_ENDS: Final = 8  # of one client that a node commits to: the final one, and five interim ones
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects

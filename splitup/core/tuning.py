@@ -282,7 +282,8 @@ MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this memb
 MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
 SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
 MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
-MAX_CHUNKED_MESSAGES: Final = 4  # offered at once: an observation, a proposal, and those before
+# Offered at once: an observation, a snapshot, those before, and some settlements, which come again.
+MAX_CHUNKED_MESSAGES: Final = 16
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each

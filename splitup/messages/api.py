@@ -112,6 +112,7 @@ ATTESTATION: Final = Route[Message](
     "node",
     reply=SignedAttestation,
     timeout_s=tuning.MEMBER_REPLY_S,
+    max_reply_bytes=limits.MAX_ATTESTATION_BYTES,
 )
 HEARTBEAT: Final = Route(
     "POST",

@@ -164,9 +164,9 @@ class TaskVerdict(Message):
     outcome: Literal[
         "honest", "lied", "withheld", "contradicted", "outvoted", "undecided", "unresolved"
     ]
-    validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
-    liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
-    silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)
+    validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_ASKED)
+    liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_ASKED + 1)  # and the executor
+    silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_ASKED)
     close: bool = False  # the outputs are wrong, but within the task's tolerance
 
 

@@ -23,9 +23,9 @@ from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     PlanPartial,
     PlanVote,
-    SettlementProposal,
     encode_gossip,
 )
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.member import CommitteeMember
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,

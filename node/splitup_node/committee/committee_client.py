@@ -154,7 +154,11 @@ class CommitteeClient:
         self, execution_id: str, member: MemberView, committee: CommitteeView
     ) -> SignedAttestation:
         url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
-        value = await self._http.get_json(url, timeout_s=api.ATTESTATION.timeout_s)
+        value = await self._http.get_json(
+            url,
+            timeout_s=api.ATTESTATION.timeout_s,
+            max_bytes=api.ATTESTATION.max_reply_bytes,
+        )
         signed = SignedAttestation.from_value(value)
         if signed.attestation.execution_id != execution_id:
             raise PeerFault("the attestation is about another execution", peer=member.account)

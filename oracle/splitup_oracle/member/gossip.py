@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from splitup.core import limits, tuning
@@ -42,7 +42,7 @@ class Peer:
     endpoint: str
     is_up: bool = True
     outstanding: int = 0
-    is_sending: bool = False  # a chunked message to us
+    announced: dict[str, ChunkedMessage] = field(default_factory=dict)  # to be fetched, in order
 
 
 class GossipTransport:
@@ -85,8 +85,12 @@ class GossipTransport:
         """Send a message to these members; a large one is announced, and they fetch it."""
         if count_nodes(command.message) > limits.CHUNKED_MESSAGE_NODES:
             self._background.spawn(self._announce(command, accounts))
+            return
+        body = encode_gossip(command.message, command.configuration)
+        if len(accounts) and len(encode_canonical(body)) > limits.GOSSIP_BYTES:
+            self._background.spawn(self._announce(command, accounts))
         else:
-            self._post_all(accounts, encode_gossip(command.message, command.configuration))
+            self._post_all(accounts, body)
 
     async def _announce(self, command: Gossip, accounts: list[str]) -> None:
         message = command.message
@@ -132,25 +136,40 @@ class GossipTransport:
     # ---- fetching ---------------------------------------------------------------------------
 
     def receive_chunked_message(self, account: str, chunked_message: ChunkedMessage) -> None:
-        """Fetch a large message that a member announced; one at a time of each, none twice."""
-        peer, key = self._peers.get(account), (account, chunked_message.packed_digest)
-        if peer is None or peer.is_sending or key in self._fetched:
+        """Fetch a large message that a member announced, after those that it announced before.
+
+        Lists of nodes, which members repeat every second, are fetched once. Other messages are
+        repeated because an answer is missing, so each repetition is taken.
+        """
+        peer, digest = self._peers.get(account), chunked_message.packed_digest
+        if peer is None or (account, digest) in self._fetched or digest in peer.announced:
             return
-        peer.is_sending = True
-        self._background.spawn(self._fetch(peer, chunked_message))
+        if len(peer.announced) >= tuning.MAX_CHUNKED_MESSAGES:
+            return  # it offers no more at once
+        peer.announced[digest] = chunked_message
+        if len(peer.announced) == 1:
+            self._background.spawn(self._fetch_all(peer))
+
+    async def _fetch_all(self, peer: Peer) -> None:
+        try:
+            while peer.announced:
+                digest, chunked_message = next(iter(peer.announced.items()))
+                await self._fetch(peer, chunked_message)
+                del peer.announced[digest]
+        finally:
+            peer.announced.clear()  # an error that nobody expected must not end all fetching
 
     async def _fetch(self, peer: Peer, chunked_message: ChunkedMessage) -> None:
         try:
             data = await fetch_chunked_message(self._http, peer.endpoint, chunked_message)
             message, configuration = await asyncio.to_thread(_parse, data)
-            self._fetched[peer.account, chunked_message.packed_digest] = None
+            if count_nodes(message):
+                self._fetched[peer.account, chunked_message.packed_digest] = None
             while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
                 self._fetched.popitem(last=False)
             self._feed_peer(GossipReceived(peer.account, message, configuration))
         except (PeerFault, Refused, Unavailable) as error:
             log.warning("a large message of member %s was not accepted: %s", peer.account, error)
-        finally:
-            peer.is_sending = False
 
 
 def _parse(data: bytes) -> tuple[GossipMessage, int]:

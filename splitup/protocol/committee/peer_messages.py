@@ -13,7 +13,7 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import AddressField, Bytes32Field, Count, Message
-from splitup.messages.completions import Completion, SignedEnd, SignedTakeover
+from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
 from splitup.protocol.committee.observations import (
@@ -23,10 +23,16 @@ from splitup.protocol.committee.observations import (
     pack_proposal,
     unpack_proposal,
 )
+from splitup.protocol.committee.settlement_proposals import (
+    PackedSettlement,
+    RoundField,
+    SettlementProposal,
+    pack_settlement,
+    unpack_settlement,
+)
 
 QuorumSignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]  # ECDSA, r ‖ s ‖ v
 PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signature by one share
-TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
 CommitmentTokenField = Annotated[str, Field(max_length=limits.MAX_COMMITMENT_BYTES)]
 
 
@@ -163,26 +169,11 @@ class Attested(Message):
     attestation: SignedAttestation
 
 
-class SettlementProposal(Message):
-    """All evidence of an execution, from which every member computes the same settlement.
-
-    ``results`` are the validators' own tokens; ``settlement_hash`` is of the proposer's settlement.
-    """
-
-    execution_id: Bytes32Field
-    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
-    draw: Draw
-    completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
-    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
-    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
-    settlement_hash: Bytes32Field
-
-
 class SettlementSignature(Message):
     """A member's signature under a proposed settlement, for its proposer."""
 
     execution_id: Bytes32Field
-    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
+    round: RoundField
     settlement_hash: Bytes32Field
     signature: QuorumSignatureField
 
@@ -204,7 +195,7 @@ SettlementMessage = (
 )
 GossipMessage = SnapshotMessage | PlanMessage | Equivocation | SettlementMessage
 
-_KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
+_KINDS: Final[dict[str, type[GossipMessage | PackedProposal | PackedSettlement]]] = {
     "epoch-timeout-vote": EpochTimeoutVote,
     "observation-request": ObservationRequest,
     "observation": ObservationShare,
@@ -223,7 +214,7 @@ _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "draw-partial": DrawPartial,
     "draw-made": DrawMessage,
     "attested": Attested,
-    "settlement-proposal": SettlementProposal,
+    "settlement-proposal": PackedSettlement,
     "settlement-signature": SettlementSignature,
 }
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
@@ -242,7 +233,11 @@ def count_nodes(message: GossipMessage) -> int:
 
 def encode_gossip(message: GossipMessage, configuration: int) -> dict[str, Any]:
     """Return the JSON body that carries a message between members of a configuration."""
-    packed = pack_proposal(message) if isinstance(message, SnapshotProposal) else message
+    packed: GossipMessage | PackedProposal | PackedSettlement = message
+    if isinstance(message, SnapshotProposal):
+        packed = pack_proposal(message)
+    elif isinstance(message, SettlementProposal):
+        packed = pack_settlement(message)
     return {
         "configuration": configuration,
         "kind": _NAMES[type(packed)],
@@ -261,4 +256,6 @@ def parse_gossip(body: dict[str, Any]) -> tuple[GossipMessage, int]:
     message = message_type.from_value(body["message"])
     if isinstance(message, PackedProposal):
         message = unpack_proposal(message)
+    elif isinstance(message, PackedSettlement):
+        message = unpack_settlement(message)
     return message, configuration

@@ -11,7 +11,8 @@ from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.context import MemberContext, SigningGuard
-from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
+from splitup.protocol.committee.peer_messages import SettlementSignature
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.evidence import (
@@ -46,6 +47,7 @@ class Proposals:
             return []
         settlement = self._compute(state, phase)
         settlement_hash = quorum.settlement_hash(settlement)
+        phase.computed.add(settlement_hash)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
             if proposal.settlement_hash == settlement_hash:

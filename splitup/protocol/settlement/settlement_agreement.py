@@ -39,9 +39,9 @@ from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     PlanRequest,
     SettlementMessage,
-    SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
@@ -183,7 +183,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Check what a node reveals, or keep it until the draw; raise PeerFault if it differs."""
         state = self._find_state(completion.execution_id)
-        if state is None:
+        if state is None or state.is_frozen:
             return []
         node, plan = completion.node, state.require_certificate().plan
         if plan.node_of(node).signing_key != signing_key:
@@ -248,7 +248,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
-        if state is None:
+        if state is None or state.is_frozen:
             return []
         state.check_validator(result, signing_key)
         state.add_answer(ValidatorAnswer(result, token))
@@ -351,6 +351,9 @@ class SettlementAgreement:
         except PeerFault as error:
             del state.proposals[sender]
             return [Fault(sender, f"proposed a settlement with false evidence: {error}")]
+        # what was taken is not kept twice: a member may propose in every open execution
+        taken = {"completions": (), "results": (), "attestations": ()}
+        state.proposals[sender] = proposal.model_copy(update=taken)
         return []
 
     # ---- time -------------------------------------------------------------------------------

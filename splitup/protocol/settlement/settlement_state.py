@@ -25,7 +25,7 @@ from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Draw, Evidence, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
-from splitup.protocol.committee.peer_messages import SettlementProposal
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
 from splitup.protocol.planning.exposure import Economics, compute_exposures
 from splitup.protocol.settlement.attestations import Attestations
@@ -99,6 +99,7 @@ class Proposing:
     propose_at: float
     own: OwnProposal | None = None  # once it was our turn
     evidence: dict[str, Evidence] = field(default_factory=dict)  # by root: late answers change it
+    computed: set[str] = field(default_factory=set)  # hashes of the settlements that followed
 
 
 Phase = Requested | Planned | Committing | Drawing | Verifying | Proposing
@@ -163,6 +164,17 @@ class SettlementState:
     def verification(self) -> Verification | None:
         """The verification, once there is a draw."""
         return self.phase.verification if isinstance(self.phase, Verifying | Proposing) else None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether what nodes reveal now comes too late to change the settlement.
+
+        A node that committed to many answers could send some members one before each proposal, so
+        that they never agree, until no proposer has a round left. What other members propose with
+        is still taken: so all come to the same evidence, with half of the rounds.
+        """
+        most = limits.MAX_SETTLEMENT_ROUNDS // 2
+        return isinstance(self.phase, Proposing) and len(self.phase.computed) >= most
 
     def require_certificate(self) -> PlanCertificate:
         """Return the certified plan; raise Unavailable while it is not known."""

@@ -15,7 +15,8 @@ from splitup.protocol.committee.commands import (
     SubmitSettlement,
 )
 from splitup.protocol.committee.context import SigningGuard
-from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
+from splitup.protocol.committee.peer_messages import SettlementSignature
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Proposing, SettlementState, Verifying
 from splitup.protocol.settlement.settlement_transitions import DrawMade, move

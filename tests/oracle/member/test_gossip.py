@@ -1,0 +1,76 @@
+"""Large messages between two members, whose requests are calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from splitup_oracle.member.background import BackgroundTasks
+from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND, GossipTransport
+
+from splitup.core import limits, tuning
+from splitup.net.chunked_messages import ChunkedMessage
+from splitup.protocol.committee.commands import Gossip
+from splitup.protocol.committee.events import Event, GossipReceived
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
+from tests.builders import HANG_S
+from tests.protocol.committee.test_settlement_proposals import make_proposal
+from tests.protocol.committees import make_committee
+
+
+class Wire:
+    """Stands for both members' HTTP: a post is noted, a chunk is read from the sender."""
+
+    def __init__(self) -> None:
+        self.posted: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sender: GossipTransport
+
+    async def post_signed(self, _: Any, endpoint: str, account: str, body: dict[str, Any]) -> None:
+        self.posted.put_nowait(body)
+
+    async def get_bytes(self, url: str, *, max_bytes: int, timeout_s: float) -> bytes:
+        digest, index = url.split("/")[-2:]
+        data = self.sender.chunked_messages.find_chunk(digest, int(index))
+        assert data is not None and len(data) <= max_bytes
+        return data
+
+
+async def test_s42_large_settlements_arrive_in_chunks_each_time_they_are_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GOSSIP_BYTES", 2_000)
+    monkeypatch.setattr(limits, "MESSAGE_CHUNK_BYTES", 100)
+    _, view = make_committee()
+    ours, theirs = view.members[:2]
+    wire, background = Wire(), BackgroundTasks()
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    transports = [
+        GossipTransport(wire, background, heard.put_nowait, heard.put_nowait)  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    sender, receiver = transports
+    wire.sender = sender
+    sender.set_peers([theirs])
+    receiver.set_peers([ours])
+
+    async def pass_on(proposals: list[SettlementProposal]) -> list[Event]:
+        for proposal in proposals:
+            sender.send(Gossip(None, proposal), [theirs.account])
+        async with asyncio.timeout(HANG_S):
+            for body in [await wire.posted.get() for _ in proposals]:
+                assert body["kind"] == CHUNKED_MESSAGE_KIND
+                announced = ChunkedMessage.from_value(body["message"])
+                receiver.receive_chunked_message(ours.account, announced)
+            return [await heard.get() for _ in proposals]
+
+    proposals = [make_proposal(tasks) for tasks in range(8, 8 + tuning.MAX_CHUNKED_MESSAGES)]
+    try:
+        for _ in range(2):  # the answer to the first was lost
+            events = await pass_on(proposals)
+            assert all(GossipReceived(ours.account, one) in events for one in proposals)
+        sender.send(Gossip(None, make_proposal(1, 1)), [theirs.account])
+        small = await wire.posted.get()
+        assert small["kind"] == "settlement-proposal", "at once"
+    finally:
+        await background.close()
