@@ -111,7 +111,7 @@ async def _read_conversation(
         raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
     toolbox = asked.make_toolbox(chat.template)
     text = await _render_chat(model, chat, asked, toolbox, principal)
-    marks = await model.tokenizer.run(partial(find_marks, chat.template, text, model.tokenizer))
+    marks = await find_marks(chat.template, text, model.tokenizer)
     tokens = await _encode_chat(model, text, len(images), principal)
     return _Conversation(tokens, images, toolbox, marks)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from splitup.client.text.grammar import Grammar
@@ -77,18 +78,23 @@ def name_marks(template: str) -> tuple[str, str] | None:
     return next((marks for marks in _MARKS if marks[0] in template), None)
 
 
-def find_marks(template: str, prompt: str, tokenizer: ModelTokenizer) -> ThoughtMarks | None:
-    """Return the marks of a template, whose prompt may have begun a thought. Blocks."""
+async def find_marks(template: str, prompt: str, tokenizer: ModelTokenizer) -> ThoughtMarks | None:
+    """Return the marks of a template, whose prompt may have begun a thought."""
     if (named := name_marks(template)) is None:
         return None
     begin, end = named
-    specials: dict[int, str] = {}
-    for token in tokenizer.encode(begin + end, add_special_tokens=False):
+    specials = await tokenizer.run(partial(_find_specials, begin + end, tokenizer))
+    return ThoughtMarks(begin, end, specials, prompt.rstrip(_SPACE).endswith(begin))
+
+
+def _find_specials(marks: str, tokenizer: ModelTokenizer) -> dict[int, str]:
+    """Return the names of the special tokens within marks, by their ids. Blocks."""
+    found = {}
+    for token in tokenizer.encode(marks, add_special_tokens=False):
         name = tokenizer.decode([token], skip_special_tokens=False)
-        if name and name in begin + end and not tokenizer.decode([token]):
-            specials[token] = name
-    is_begun = prompt.rstrip(_SPACE).endswith(begin)
-    return ThoughtMarks(begin, end, specials, is_begun)
+        if name and name in marks and not tokenizer.decode([token]):
+            found[token] = name
+    return found
 
 
 class _Place(Enum):

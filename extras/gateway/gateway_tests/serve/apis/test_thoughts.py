@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anthropic
 import ollama
 import openai
@@ -31,6 +34,7 @@ from splitup_gateway.apis.thoughts import (
 
 from splitup.client.text.grammar import Grammar, Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
+from tests.builders import HANG_S
 
 # as that of Qwen 3: thoughts of earlier turns are left out, and an empty one switches thinking off;
 # ``opens`` begins the thought, as templates of models do that always think
@@ -52,6 +56,10 @@ CALL = '<tool_call>\n{"name": "paint", "arguments": {"colour": "red"}}\n</tool_c
 TOOL: Any = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}
 OPENS = {"chat_template_kwargs": {"opens": True}}
 MARKS = ThoughtMarks("<think>", "</think>")
+HARMONY = (
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
 BEGUN = ThoughtMarks("<think>", "</think>", is_begun=True)
 
 
@@ -141,6 +149,7 @@ def test_what_is_certain_is_told_at_once() -> None:
         ("{{ '<seed:think>' }}", ("<seed:think>", "</seed:think>")),
         ("[THINK]{{ thought }}[/THINK]", ("[THINK]", "[/THINK]")),
         (r"{{ '<|channel>thought\n<channel|>' }}", ("<|channel>thought", "<channel|>")),
+        ("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}", HARMONY),
         ("{{ messages }}", None),
     ],
 )
@@ -148,14 +157,14 @@ def test_the_template_names_the_marks(template: str, marks: tuple[str, str] | No
     assert name_marks(template) == marks
 
 
-def test_the_prompt_says_whether_a_thought_is_begun() -> None:
+async def test_the_prompt_says_whether_a_thought_is_begun() -> None:
     with closing(ModelTokenizer(FILE, NAME)) as tokenizer:
         for prompt, is_begun in [
             ("user: <think>\nassistant: ", False),
             ("assistant: <think>\n", True),
             ("assistant: <think>\n\n</think>\n\n", False),
         ]:
-            assert find_marks(TEMPLATE, prompt, tokenizer) == ThoughtMarks(
+            assert await find_marks(TEMPLATE, prompt, tokenizer) == ThoughtMarks(
                 "<think>", "</think>", {}, is_begun
             )
 
@@ -168,11 +177,15 @@ CHANNEL = ThoughtMarks("<|mask|>thought", "<|pad|>", SPECIALS)
 
 def test_marks_may_be_special_tokens() -> None:
     assert {LIBRARY.token_to_id(name): name for name in SPECIALS.values()} == SPECIALS
-    for said, thought, text in [
-        ([(1, ""), (9, "thought"), (8, "\nso "), (2, ""), (7, "yes"), (2, "")], "so", "yes"),
-        ([(1, ""), (9, "final"), (8, " yes"), (1, "")], "", "final yes"),
+    names = {1: "<|channel|>", 2: "<|message|>", 3: "<|end|>", 4: "<|start|>"}
+    analysis = [(1, ""), (9, "analysis"), (2, ""), (8, "so"), (3, ""), (4, ""), (9, "assistant")]
+    final = [(1, ""), (9, "final"), (2, ""), (8, "yes")]
+    for marks, said, thought, text in [
+        (CHANNEL, [(1, ""), (9, "thought"), (8, "\nso "), (2, ""), (7, "yes")], "so", "yes"),
+        (CHANNEL, [(1, ""), (9, "final"), (8, " yes"), (1, "")], "", "final yes"),
+        (ThoughtMarks(*HARMONY, names), analysis + final, "so", "yes"),
     ]:
-        parser = ThoughtParser(CHANNEL)
+        parser = ThoughtParser(marks)
         parts = [part for token in said for part in parser.push(*token)]
         parts += parser.finish()
         assert "".join(part.text for part in parts if isinstance(part, Thought)) == thought
@@ -424,3 +437,33 @@ async def test_completions_are_told_as_they_are(thinker: ScriptedModel) -> None:
         )
     assert answer.choices[0].text == SAID
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("told", [3, 12, 28])  # within the thought, within the text
+async def test_another_server_goes_on_with_a_thought(
+    thinker: ScriptedModel, tmp_path: Path, told: int
+) -> None:
+    body = {**ask(), "stream": True}
+    thinker.say(SAID)
+    async with (
+        serve_script(thinker, streams=tmp_path) as url,
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(HANG_S),
+    ):
+        thinker.free_steps = told
+        async with http.post(f"{url}/v1/chat/completions", json=body) as reply:
+            stream, kept = reply.headers["x-splitup-stream"], b""
+            while kept.count(b'"is":"token"') + kept.count(b'"is": "token"') < told:
+                await reply.content.readany()
+                kept = (tmp_path / stream).read_bytes()
+            thinker.lose()
+            thinker.say(SAID, told=told)
+            thinker.release(None)
+            async with serve_script(thinker, streams=tmp_path) as second:
+                async with http.get(f"{second}/v1/streams/{stream}") as again:
+                    lines = (await again.text()).splitlines()
+            (tmp_path / stream).write_bytes(kept)  # it was its own
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
+    assert "".join(delta.get("content") or "" for delta in deltas) == ANSWER
